@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson, nbytes
+from blobstore.cli.options import AsJson
 from blobstore.cli.output import counted, print_error, print_json, progress_bar, say
 from blobstore.core.errors import ServerBusyError
 from blobstore.core.text import size
 
 if TYPE_CHECKING:
-    from blobstore.releases import Plan, Published
+    from blobstore.releases import Plan
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
 Releases = Annotated[
-    Path, typer.Option("--output", "-o", help="The release folder; an existing one is extended.", readable=False)
+    str,
+    typer.Option(
+        "--output", "-o", metavar="DIR|URL", help="The release folder, or s3://…; an existing one is extended."
+    ),
 ]
 Name = Annotated[str, typer.Option(help="Name of the product.")]
 Version = Annotated[str, typer.Option(help="Version of the release; each is published once.")]
-MaxFile = Annotated[
-    str | None, typer.Option(metavar="BYTES", help="Cut data files above this size (1GiB); others must not be larger.")
-]
 Sign = Annotated[
     Path | None,
     typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).", readable=False),
 ]
 _NOTICED = 2  # seconds of a wait that people are told of
 
-Plain = Annotated[bool, typer.Option("--plain", help="No forms with fewer bytes on the way.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Decode nothing, and fetch whole files.")]
 
 
 @app.command()
@@ -53,88 +52,59 @@ def publish(
     output: Releases,
     name: Name,
     version: Version,
-    base: Annotated[
-        str | None, typer.Option(help="The version that devices have (1.3 or NAME:1.3): only what is new is written.")
-    ] = None,
-    max_file: MaxFile = None,
     executorch: Annotated[str, typer.Option(help="The first version of ExecuTorch that runs the programs.")] = "1.5",
     sign: Sign = None,
-    plain: Plain = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Also store every file whole, for clients that decode nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish files as a release: immutable files named by digest, and an index."""
+    """Publish files as a release: contents that the release folder lacks, and an index."""
     from blobstore.releases import publish as run
 
-    _publish(
-        partial(run, inputs, output, base=base, executorch=executorch),
-        name=name,
-        version=version,
-        max_file=max_file,
-        sign=sign,
-        plain=plain,
-        as_json=as_json,
-        has_base=base is not None,
-    )
-
-
-@app.command()
-@exits.handled
-def compact(
-    output: Releases,
-    name: Name,
-    version: Version,
-    base: Annotated[str, typer.Option(help="The version whose contents the release has.")],
-    max_file: MaxFile = None,
-    sign: Sign = None,
-    plain: Plain = False,
-    as_json: AsJson = False,
-) -> None:
-    """Publish a release again with one file for each data set, after a few deltas."""
-    from blobstore.releases import compact as run
-
-    _publish(
-        partial(run, output, base=base),
-        name=name,
-        version=version,
-        max_file=max_file,
-        sign=sign,
-        plain=plain,
-        as_json=as_json,
-        has_base=True,
-    )
-
-
-def _publish(
-    run: Callable[..., Published],
-    *,
-    name: str,
-    version: str,
-    max_file: str | None,
-    sign: Path | None,
-    plain: bool,
-    as_json: bool,
-    has_base: bool,
-) -> None:
-    """Publish in one of the two ways, and say what came out."""
-    limit = None if max_file is None else nbytes("--max-file", max_file)
     with progress_bar(hidden=as_json) as progress:
-        done = run(name=name, version=version, max_file=limit, sign=sign, encoded=not plain, progress=progress)
+        done = run(
+            inputs,
+            output,
+            name=name,
+            version=version,
+            executorch=executorch,
+            sign=sign,
+            plain=plain,
+            progress=progress,
+        )
     if as_json:
         print_json(done)
         return
     say(
-        f"{done.path}: {counted(done.files, 'file')} with {size(done.release_bytes)}, {size(done.new_bytes)} of them new"
+        f"{done.index}: {counted(done.files, 'file')} with {size(done.release_bytes)}, {size(done.new_bytes)} of them new, "
+        f"stored in {size(done.stored_bytes)}"
     )
-    if has_base:
-        say(f"Devices with the base fetch {size(done.travelling_bytes)} for the new files.")
-    else:
-        say(f"A new device fetches {size(done.travelling_bytes + done.path.stat().st_size)}.")
-    if done.removed_keys:
-        say(
-            f"Older files still have {counted(done.removed_keys, 'key')} that the inputs no longer have; "
-            "`blobstore compact` does not drop them."
-        )
+    say(f"A new device fetches {size(done.first_bytes)}.")
+    if done.update_bytes is not None:
+        say(f"A device with the release before fetches {size(done.update_bytes)}.")
     say(f"Index: sha256:{done.sha256}" + (", signed" if done.signed else ""))
+
+
+@app.command("convert-releases")
+@exits.handled
+def convert_releases(
+    old: Annotated[Path, typer.Argument(help="A release folder of version 0.1.", readable=False)],
+    output: Releases,
+    sign: Sign = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish all releases of an older release folder again, in a new one."""
+    from blobstore.releases import convert_releases as run
+
+    with progress_bar(hidden=as_json) as progress:
+        done = run(old, output, sign=sign, progress=progress)
+    if as_json:
+        print_json(done)
+        return
+    for one in done:
+        say(f"{one.index}: {counted(one.files, 'file')} with {size(one.release_bytes)}")
+    say(f"Converted {counted(done, 'release')}.")
 
 
 @app.command()
@@ -174,9 +144,6 @@ def pull(
     allow_rollback: Annotated[
         bool, typer.Option("--allow-rollback", help="Accept a release that is older than the installed one.")
     ] = False,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Leave one file of each data set, for runtimes that take one path.")
-    ] = False,
     plain: Plain = False,
     executorch: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The ExecuTorch of the device; default: the installed one.")
@@ -208,10 +175,8 @@ def pull(
     """
     from blobstore import releases
 
-    if fetched is not None and (only_plan or merge or plain):
-        raise typer.BadParameter(
-            "the plan has decided how; give it without --plan, --merge and --plain", param_hint="--commit"
-        )
+    if fetched is not None and (only_plan or plain):
+        raise typer.BadParameter("the plan has decided how; give it without --plan and --plain", param_hint="--commit")
     if verify and (only_plan or fetched is not None):
         raise typer.BadParameter("it is for a pull of its own", param_hint="--verify")
     trying = releases.Patience(seconds=patience, notice=_say_wait)
@@ -222,7 +187,6 @@ def pull(
                 directory,
                 key=key,
                 allow_rollback=allow_rollback,
-                merge=merge,
                 plain=plain,
                 executorch=executorch,
                 patience=trying,
@@ -246,7 +210,6 @@ def pull(
                 directory,
                 key=key,
                 allow_rollback=allow_rollback,
-                merge=merge,
                 plain=plain,
                 executorch=executorch,
                 verify=verify,
@@ -298,11 +261,23 @@ def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:
 @app.command()
 @exits.handled
 def gc(
-    directory: Annotated[Path, typer.Argument(help="The folder of a device.", readable=False)],
-    keep: Annotated[int, typer.Option(help="How many releases stay, with the current one.")] = 1,
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR|URL", help="The folder of a device, or a release folder, also in a bucket.")
+    ],
+    keep: Annotated[int, typer.Option(help="How many releases stay on a device, with the current one.")] = 1,
+    hours: Annotated[
+        float, typer.Option(help="How long a release folder keeps what nothing refers to any more, for devices.")
+    ] = 24,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what neither the newest releases nor a living process needs from a folder that releases are pulled into."""
+    """Remove what is no longer needed.
+
+    On a device, that is what neither the newest releases nor a living process needs. In a release folder, it is what no release
+    needs (drop versions with `blobstore pool drop`), and forms that only an older release had.
+    """
+    if "://" in directory or Path(directory, "pool.json").exists():
+        _sweep(directory, hours, as_json)
+        return
     from blobstore.releases import gc as run
 
     done = run(directory, keep=keep)
@@ -312,3 +287,16 @@ def gc(
     say(f"Removed {counted(done.releases, 'release')} and {counted(done.files, 'file')} with {size(done.nbytes)}.")
     if done.in_use:
         say(f"Kept {counted(done.in_use, 'older release')} that a process uses.")
+
+
+def _sweep(releases: str, hours: float, as_json: bool) -> None:
+    from blobstore.releases import sweep
+
+    done = sweep(releases, keep=hours * 3600)
+    if as_json:
+        print_json(done)
+        return
+    removed = counted(done.objects + done.pool.packs, "object")
+    say(f"Removed {removed} with {size(done.freed + done.pool.freed)}; {done.waiting + done.pool.waiting} wait.")
+    if done.withdrawn:
+        say(f"Withdrew {counted(done.withdrawn, 'release')} whose version was dropped.")

@@ -6,13 +6,35 @@ with Pool("models", create=True) as pool:
     pool.get("llama/chat@7", "restored")
 """
 
-from blobstore.pool.adding import Added
-from blobstore.pool.collecting import Collected
-from blobstore.pool.contents import PoolDataMap
-from blobstore.pool.pool import Pool, PoolStats, Shared
-from blobstore.pool.versions import Version
+from __future__ import annotations
+
+from blobstore.core.lazy import lazily
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from blobstore.pool.adding import Added
+    from blobstore.pool.collecting import Collected
+    from blobstore.pool.contents import PoolDataMap
+    from blobstore.pool.pool import Pool, PoolStats, Shared
+    from blobstore.pool.versions import Version
 
 __all__ = ["Added", "Collected", "Pool", "PoolDataMap", "PoolStats", "Shared", "Version"]
+
+_HOME = {
+    "Added": "adding",
+    "Collected": "collecting",
+    "Pool": "pool",
+    "PoolDataMap": "contents",
+    "PoolStats": "pool",
+    "Shared": "pool",
+    "Version": "versions",
+}
+
+
+if not TYPE_CHECKING:  # devices decode what a pool encodes, and have none of its packages
+
+    def __getattr__(name: str) -> object:
+        return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -97,6 +97,10 @@ class Objects:
         """A whole small object; None if there is none."""
         return self._present(path, lambda: bytes(obstore.get(self._opened(), path).bytes()))
 
+    def size(self, path: str) -> int | None:
+        """Bytes of an object; None if there is no such object."""
+        return self._present(path, lambda: int(obstore.head(self._opened(), path)["size"]))
+
     def read(self, path: str, start: int, length: int) -> memoryview | None:
         """A range of an object, of a local one as a map of it; None if there is no such object.
 
@@ -109,7 +113,7 @@ class Objects:
             return map_file(place)[start : start + length]
         if length <= REQUEST:
             return self._range(path, start, length)
-        size = self._present(path, lambda: int(obstore.head(self._opened(), path)["size"]))
+        size = self.size(path)
         if size is None:
             return None
         whole = bytearray(max(min(length, size - start), 0))  # a damaged index may ask for anything

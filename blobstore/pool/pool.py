@@ -91,6 +91,9 @@ class Pool:
         **options: of the store, such as `aws_endpoint`, of its client, such as `allow_http` or `timeout`, and `max_retries`;
             the environment's count where they are left out.
 
+    Attributes:
+        objects, tables: what it consists of.
+
     Raises:
         PoolError: there is no pool, or something else, or one of a newer format.
         FileAccessError, TransferError: the store refuses, here and in any method.
@@ -105,29 +108,29 @@ class Pool:
         cache: str | os.PathLike[str] | None = None,
         **options: str,
     ) -> None:
-        self._objects = Objects(url, options)
-        self._tables = Tables(self._objects, as_path(cache) if cache is not None else _default_cache())
+        self.objects = Objects(url, options)
+        self.tables = Tables(self.objects, as_path(cache) if cache is not None else _default_cache())
         described = self._description()
         if described is None:
             if not create:
                 raise PoolError(
-                    f"{self._objects.url}: there is no pool here; `blobstore pool add` or create=True makes one"
+                    f"{self.objects.url}: there is no pool here; `blobstore pool add` or create=True makes one"
                 )
-            self._objects.make()
-            self._tables.create()
-            self._objects.create("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n")
+            self.objects.make()
+            self.tables.create()
+            self.objects.create("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n")
             described = self._description()
         if described != _FORMAT:
-            raise PoolError(f"{self._objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
-        self._tables.fresh()
+            raise PoolError(f"{self.objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
+        self.tables.fresh()
 
     @property
     def url(self) -> str:
         """Where the pool is."""
-        return self._objects.url
+        return self.objects.url
 
     def __repr__(self) -> str:
-        return line("Pool", self.url, "closed" if self._tables.closed else "")
+        return line("Pool", self.url, "closed" if self.tables.closed else "")
 
     def __enter__(self) -> Pool:
         return self
@@ -139,7 +142,7 @@ class Pool:
 
     def close(self) -> None:
         """Free the memory of queries. After this, every method is a ClosedError; data maps that were opened need it, too."""
-        self._tables.close()
+        self.tables.close()
 
     def add(
         self,
@@ -170,18 +173,28 @@ class Pool:
                 the message says that this is not known, because the store did not answer to the very last request.
         """
         name, version = parse_reference(reference)
+        return self.add_files(_expand(as_paths(paths)), name, version, executor, progress)
+
+    def add_files(
+        self,
+        files: Sequence[tuple[str, str]],
+        name: str,
+        version: str,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> Added:
+        """As `add`, of files that have other names in the version: paths, and these names."""
         check_progress(progress)
-        files = _expand(as_paths(paths))
         with _workers(executor) as workers:
-            added = add_version(self._objects, self._tables, files, name, version, workers, progress)
+            added = add_version(self.objects, self.tables, files, name, version, workers, progress)
         with contextlib.suppress(BlobStoreError):  # the version is there; the next one tidies
-            self._tables.tidy()
+            self.tables.tidy()
         return added
 
     def versions(self) -> list[Version]:
         """The versions that are there, by name, the oldest first."""
-        self._tables.fresh()
-        return live_versions(self._tables)
+        self.tables.fresh()
+        return live_versions(self.tables)
 
     def open(self, reference: str) -> PoolDataMap:
         """The tensors of a version as a data map. Bytes are read when they are asked for.
@@ -189,7 +202,7 @@ class Pool:
         Raises:
             PoolError: there is no such version.
         """
-        return PoolDataMap(self._objects, self._tables, self._find(reference))
+        return PoolDataMap(self.objects, self.tables, self._find(reference))
 
     def get(
         self,
@@ -217,7 +230,7 @@ class Pool:
         """
         check_progress(progress)
         version = self._find(reference)
-        return restore(self._objects, self._tables, version, as_path(directory), force=force, progress=progress)
+        return restore(self.objects, self.tables, version, as_path(directory), force=force, progress=progress)
 
     def cat(self, reference: str, file: str) -> Iterator[memoryview]:
         """The bytes of one file of a version, piece by piece.
@@ -232,8 +245,8 @@ class Pool:
             raise PoolError(
                 f"{reference} has no file {file!r}; it has {', '.join(one[0] for one in version.files[:5])}"
             )
-        parts = [part for part in parts_of(self._tables, version) if part.file == file]
-        blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
+        parts = [part for part in parts_of(self.tables, version) if part.file == file]
+        blobs = Blobs(self.objects, self.tables, list(dict.fromkeys(part.digest for part in parts)))
         for _, _, _, pieces in files_of(blobs, replace(version, files=only), parts):
             yield from pieces
 
@@ -243,7 +256,7 @@ class Pool:
         Raises:
             PoolError: there is no such version.
         """
-        return drop_version(self._tables, reference)
+        return drop_version(self.tables, reference)
 
     def gc(self, *, grace: float = 7 * _DAY, keep: float = _DAY) -> Collected:
         """Free what no version needs. It is safe beside anything, and may be killed at any time.
@@ -251,8 +264,16 @@ class Pool:
         Args:
             grace: seconds after which a version that is being added is given up.
             keep: seconds for which packs stay for readers that looked them up before.
+
+        Raises:
+            PoolError: releases are published from this pool; `blobstore.releases.sweep` collects both.
         """
-        return collect(self._objects, self._tables, grace=grace, keep=keep)
+        if self.objects.get("releases.json") is not None:
+            raise PoolError(
+                f"{self.url}: releases are published from this pool, and lead devices to its packs; `blobstore gc {self.url}` "
+                "collects both"
+            )
+        return collect(self.objects, self.tables, grace=grace, keep=keep)
 
     def verify(self, reference: str | None = None, progress: Progress | None = None) -> list[tuple[str, str]]:
         """Read everything that a version needs, or all versions, and compare it.
@@ -266,8 +287,8 @@ class Pool:
         problems: list[tuple[str, str]] = []
         for version in versions:
             try:
-                parts = parts_of(self._tables, version)
-                blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
+                parts = parts_of(self.tables, version)
+                blobs = Blobs(self.objects, self.tables, list(dict.fromkeys(part.digest for part in parts)))
                 for name, _, sha256, pieces in files_of(blobs, version, parts):
                     hasher = hashlib.sha256()
                     for piece in pieces:
@@ -284,7 +305,7 @@ class Pool:
     def stats(self) -> PoolStats:
         """How many versions and contents there are, and what they take."""
         versions = self.versions()
-        rows = self._tables.query(
+        rows = self.tables.query(
             """
             WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT a FROM live)),
             chosen AS (
@@ -312,9 +333,9 @@ class Pool:
             PoolError: there is no such version.
         """
         one, other = self._find(first), self._find(second)
-        parts = {version.id: parts_of(self._tables, version) for version in (one, other)}
+        parts = {version.id: parts_of(self.tables, version) for version in (one, other)}
         sizes = [{part.digest: part.size for part in parts[version.id]} for version in (one, other)]
-        blobs = Blobs(self._objects, self._tables, list({**sizes[0], **sizes[1]}))
+        blobs = Blobs(self.objects, self.tables, list({**sizes[0], **sizes[1]}))
         roots = [{digest: blobs.row(digest).base or digest for digest in of} for of in sizes]
         equal = sum(size for digest, size in sizes[1].items() if digest in sizes[0])
         shared_roots = set(roots[0].values()) & set(roots[1].values())
@@ -344,20 +365,20 @@ class Pool:
 
     def _find(self, reference: str) -> Version:
         parse_reference(reference)
-        self._tables.fresh()
-        return find_version(self._tables, reference)
+        self.tables.fresh()
+        return find_version(self.tables, reference)
 
     def _description(self) -> str | None:
-        if self._objects.folder is not None and not self._objects.folder.is_dir():
+        if self.objects.folder is not None and not self.objects.folder.is_dir():
             return None
-        data = self._objects.get("pool.json")
+        data = self.objects.get("pool.json")
         if data is None:
             return None
         try:
             described = json.loads(data)
             return str(described["format"])
         except (ValueError, KeyError, TypeError):
-            raise PoolError(f"{self._objects.name('pool.json')}: this describes no pool") from None
+            raise PoolError(f"{self.objects.name('pool.json')}: this describes no pool") from None
 
 
 def _default_cache() -> Path:

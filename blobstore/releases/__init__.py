@@ -1,6 +1,6 @@
 """Releases: files that belong together, published once, of which a device fetches only what it lacks.
 
-    publish("build", "releases", name="assistant", version="1.4", base="1.3")
+    publish("build", "releases", name="assistant", version="1.4")
     pull("https://models.example.com/releases/assistant/latest/index.json", "model")
     gc("model")
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.plan import Fetch, Plan, commit, plan
     from blobstore.releases.device.pull import Pulled, gc, pull
-    from blobstore.releases.publishing.publish import Published, compact, publish
+    from blobstore.releases.publishing.convert import convert_releases
+    from blobstore.releases.publishing.publish import Published, publish
     from blobstore.releases.publishing.push import Pushed, push
+    from blobstore.releases.publishing.sweep import Swept, sweep
     from blobstore.releases.sources.patience import Patience
 
 __all__ = [
@@ -31,13 +33,15 @@ __all__ = [
     "Pulled",
     "Pushed",
     "Release",
+    "Swept",
     "commit",
-    "compact",
+    "convert_releases",
     "gc",
     "plan",
     "publish",
     "pull",
     "push",
+    "sweep",
 ]
 
 _HOME = {
@@ -50,13 +54,15 @@ _HOME = {
     "Pulled": "device.pull",
     "Pushed": "publishing.push",
     "Release": "device.live",
+    "Swept": "publishing.sweep",
     "commit": "device.plan",
-    "compact": "publishing.publish",
+    "convert_releases": "publishing.convert",
     "gc": "device.pull",
     "plan": "device.plan",
     "publish": "publishing.publish",
     "pull": "device.pull",
     "push": "publishing.push",
+    "sweep": "publishing.sweep",
 }
 
 

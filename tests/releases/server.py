@@ -52,6 +52,11 @@ def parts_of(data: bytes, asked: str) -> bytes:
     return body + b"--between--\r\n"
 
 
+def is_object(path: str) -> bool:
+    """Whether a path is that of an object of a release folder."""
+    return "/files/" in path or "/packs/" in path
+
+
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
     """A server of a folder on this machine."""

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
-from blobstore.releases import Release, gc, publish, pull
+from blobstore.releases import Release, publish, pull
 from tests.releases.models import found, inputs, same, spoil, weights
 
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Path:
-    """Version 1, version 2 with a further data file, and version 3 with one more."""
+    """Version 1, and two more with one more blob each."""
     root, tensors = tmp_path / "releases", weights()
     publish(inputs(tmp_path / "in", tensors), root, name="a", version="1")
     for version in (2, 3):
         tensors[f"new{version}"] = np.arange(50_000 * version, dtype=np.float32)
-        publish(inputs(tmp_path / "in", tensors), root, name="a", version=str(version), base=str(version - 1))
+        publish(inputs(tmp_path / "in", tensors), root, name="a", version=str(version))
     return root
 
 
@@ -51,36 +51,35 @@ def test_verify_repairs_what_is_installed(releases: Path, tmp_path: Path, name: 
     assert pull(releases / "a/1", device, verify=True).new_files == 0
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_a_delta_is_not_installed_on_damage(releases: Path, tmp_path: Path, merge: bool) -> None:
-    """The older files of a data set that gets a new one are compared, also those that were merged (S1)."""
+def test_a_release_is_not_made_of_damage(releases: Path, tmp_path: Path) -> None:
+    """Contents that are here are compared as they are used, and damaged ones are fetched (S1)."""
     device = tmp_path / "device"
-    pull(releases / "a/2", device, merge=merge)
+    pull(releases / "a/2", device)
     spoil((device / "current/model.ptd").resolve(), "a bit")
-    pull(releases / "a/3", device, merge=merge)
-    current = device / "current"
-    names = sorted(path.name for path in current.glob("*.ptd"))
-    assert len(names) == (1 if merge else 3)
-    for name in names:
-        target = (current / name).resolve()
-        assert hashlib.sha256(target.read_bytes()).hexdigest() == target.name
+    done = pull(releases / "a/3", device)
+    target = (device / "current/model.ptd").resolve()
+    assert hashlib.sha256(target.read_bytes()).hexdigest() == target.name
+    assert done.fetched_bytes < done.release_bytes  # sound ones were not
     with Release.open(device) as release:
         assert np.array_equal(release.cache.numpy("new3"), np.arange(150_000, dtype=np.float32))
 
 
 def hostile(releases: Path, size: int, parts: list[Any]) -> tuple[Path, bytes]:
-    """A release of one file with a table; the table."""
+    """A release of one file with these parts; their list."""
     digest = "7" * 64
-    table = json.dumps({"format": "blobstore.table.1", "sha256": digest, "size": size, "parts": parts}).encode()
-    named = hashlib.sha256(table).hexdigest()
-    file = {"name": "z.ptd", "kind": "data", "sha256": digest, "size": size, "travels": 1}
+    listed = json.dumps({"format": "blobstore.parts.1", "files": [parts]}).encode()
+    named = hashlib.sha256(listed).hexdigest()
     index = json.loads((releases / "a/1/index.json").read_text())
-    index |= {"version": "9", "published": index["published"] + 9, "data": [], "programs": [], "packs": []}
-    index["files"] = [file | {"table": {"sha256": named, "size": len(table)}}]
-    (releases / "files" / named).write_bytes(table)
+    index |= {"version": "9", "published": index["published"] + 9, "parts": [named, len(listed)]}
+    index["files"] = [{"name": "z.ptd", "kind": "data", "sha256": digest, "size": size}]
+    (releases / "files" / named).write_bytes(listed)
     (releases / "a/9").mkdir(exist_ok=True)
-    (releases / "a/9/index.json").write_text(json.dumps(index))
-    return releases / "a/9", table
+    data = json.dumps(index).encode()
+    (releases / "a/9/index.json").write_bytes(data)
+    ways = {"format": "blobstore.ways.1", "index": hashlib.sha256(data).hexdigest(), "objects": [["5" * 64, 9]]}
+    ways |= {"bases": [], "ways": [[["planes:1", 0, 0, 9]]] * len(parts)}
+    (releases / "a/9/ways.json").write_text(json.dumps(ways))
+    return releases / "a/9", listed
 
 
 def committed_by_cpp(release: Path, device: Path, table: bytes) -> Any:
@@ -125,21 +124,6 @@ def test_a_release_without_room_fails_before_it_writes(
     assert not [path for path in (tmp_path / "device/partial").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("content", [b"\xff", b'{"\xff":1}', b"[" * 100_000, b"", b"{", b'{"m.ptd":{}}', b"[]"])
-def test_a_damaged_record_of_merging_is_made_anew(releases: Path, tmp_path: Path, content: bytes) -> None:
-    """Any bytes in it are as none: the next pull merges again (F3, S1)."""
-    device = tmp_path / "device"
-    pull(releases / "a/2", device, merge=True)
-    (record,) = (device / "indexes").glob("*.merged.json")
-    record.write_bytes(content)
-    pull(releases / "a/2", device, merge=True)
-    assert json.loads(record.read_text()).keys() == {"model.ptd"}
-    record.write_bytes(content)
-    pull(releases / "a/3", device, merge=True)
-    gc(device)
-    assert not damaged(device)
-
-
 def a_pipe(path: Path) -> None:
     os.mkfifo(path)
 
@@ -172,7 +156,7 @@ def test_only_regular_files_are_read(releases: Path, tmp_path: Path, make: Calla
         (releases / "a/1/index.json").unlink()
         make(releases / "a/1/index.json")
     elif place == "objects":
-        for one in (releases / "files").iterdir():
+        for one in [*(releases / "files").iterdir(), *(releases / "packs").glob("*/*")]:
             one.unlink()
             make(one)
     elif place == "installed":

@@ -20,19 +20,14 @@ from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.registry import _Upload
 from tests.releases.models import NOW, found, inputs, same, weights
-from tests.releases.server import Server, serving
+from tests.releases.server import Server, is_object, serving
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
+    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1", plain=True)
     with serving(tmp_path / "releases") as server:
         yield server
-
-
-def largest(server: Server) -> str:
-    """The path of the object with the most bytes."""
-    return "/files/" + max((len(path), path) for path in server.paths if "/files/" in path)[1].split("/")[-1]
 
 
 def go(server: Server, device: Path, **options: Any) -> Any:
@@ -44,7 +39,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_stopped(server: Server, tmp_p
 
     def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
         path = tmp_path / "releases" / handler.path.lstrip("/")
-        if times > 1 or handler.headers.get("Range") or "/files/" not in handler.path:
+        if times > 1 or handler.headers.get("Range") or not is_object(handler.path):
             return False
         data = path.read_bytes()
         handler.send_response(200)
@@ -66,7 +61,7 @@ def test_a_flipped_bit_is_fetched_again(server: Server, tmp_path: Path, plain: b
     """Once is an accident."""
 
     def body(path: str, times: int, data: bytes) -> bytes:
-        if "/files/" not in path or times > 1:
+        if not is_object(path) or times > 1:
             return data
         return data[:100] + bytes([data[100] ^ 4]) + data[101:] if len(data) > 100 else data
 
@@ -78,7 +73,7 @@ def test_a_flipped_bit_is_fetched_again(server: Server, tmp_path: Path, plain: b
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_server_that_always_lies_is_refused(server: Server, tmp_path: Path, plain: bool) -> None:
     """Nothing is installed, and nothing wrong has the name of its digest."""
-    server.body = lambda path, times, data: bytes([data[0] ^ 1]) + data[1:] if "/files/" in path else data
+    server.body = lambda path, times, data: bytes([data[0] ^ 1]) + data[1:] if is_object(path) else data
     with pytest.raises((IntegrityError, InvalidFileError)):
         go(server, tmp_path / "device", plain=plain)
     assert not (tmp_path / "device/current").exists()
@@ -95,7 +90,7 @@ def test_a_server_that_always_lies_is_refused(server: Server, tmp_path: Path, pl
 )
 def test_lengths_that_are_wrong(server: Server, tmp_path: Path, change: Any) -> None:
     """Of bodies whose Content-Length is that of the wrong bytes."""
-    server.body = lambda path, times, data: change(path, times, data) if "/files/" in path else data
+    server.body = lambda path, times, data: change(path, times, data) if is_object(path) else data
     with pytest.raises((TransferError, InvalidFileError)):
         go(server, tmp_path / "device")
 
@@ -104,7 +99,7 @@ def test_a_range_that_was_not_asked_for_is_refused(server: Server, tmp_path: Pat
     """A 206 counts only with its Content-Range."""
 
     def fault(handler: Any, times: int) -> bool:
-        if "/files/" not in handler.path:
+        if not is_object(handler.path):
             return False
         handler.answer(206, b"x" * 10, {"Content-Range": "bytes 7-16/17"})
         return True
@@ -119,7 +114,7 @@ def test_a_range_says_which_one_it_is(server: Server, tmp_path: Path, wrong: str
     """The right bytes, with another Content-Range, which makes them doubtful."""
 
     def fault(handler: Any, times: int) -> bool:
-        if "/files/" not in handler.path or not handler.headers.get("Range"):
+        if not is_object(handler.path) or not handler.headers.get("Range"):
             return False
         data = (tmp_path / "releases" / handler.path[1:]).read_bytes()
         start, stop = (int(one) for one in handler.headers["Range"].removeprefix("bytes=").split("-"))
@@ -131,7 +126,7 @@ def test_a_range_says_which_one_it_is(server: Server, tmp_path: Path, wrong: str
     go(server, tmp_path / "device")
     tensors = weights()
     tensors["layer1.weight"] = tensors["layer1.weight"] * 2
-    publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="2", base="1")
+    publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="2")
     server.fault = fault
     with pytest.raises(TransferError, match=r"asked for bytes .* the server sends"):
         pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=NOW)
@@ -184,7 +179,7 @@ def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, m
         def fault(handler: Any, times: int) -> bool:
             if handler.headers.get("Authorization") != "Basic dXNlcjpzZWNyZXQ=":
                 handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="here"'})
-            elif "/files/" in handler.path:
+            elif is_object(handler.path):
                 handler.answer(307, headers={"Location": other.url + handler.path})
             else:
                 return False
@@ -371,8 +366,8 @@ HOSTILE = {
     "a digest that leads out": lambda index: index["files"][0].update(sha256="../" * 20 + "0000"),
     "a negative size": lambda index: index["files"][0].update(size=-1),
     "a size without end": lambda index: index["files"][0].update(size=1 << 60),
-    "a table without end": lambda index: index["files"][0].update(table={"sha256": "0" * 64, "size": 1 << 40}),
-    "a data set of nothing": lambda index: index["data"][0].update(files=["nothing.ptd"]),
+    "parts without end": lambda index: index.update(parts=["0" * 64, 1 << 40]),
+    "data of nothing": lambda index: index["files"][0].update(kind="program", data=["nothing.ptd"]),
     "another format": lambda index: index.update(format="blobstore.release.9"),
     "no files": lambda index: index.pop("files"),
     "a number as a name": lambda index: index.update(name=7),

@@ -17,8 +17,10 @@ import pytest
 
 from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
-from blobstore.releases import compact, gc, publish, pull
+from blobstore.releases import gc, publish, pull
 from blobstore.releases.index.index import Index, schema
+from blobstore.releases.index.parts import Parts
+from blobstore.releases.index.ways import Ways
 from tests.interruptions import forked
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import serving
@@ -26,13 +28,14 @@ from tests.releases.server import serving
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Path:
-    """Versions 1 to 3: a first one, one layer changed and one new, and the same in one file."""
+    """Versions 1 to 3: a first one, one layer changed and one new, and one small file changed."""
     root, tensors = tmp_path / "releases", weights()
     publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="1")
     tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
     tensors["new"] = np.arange(50_000, dtype=np.float32)
-    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="2", base="assistant:1")
-    compact(root, name="assistant", version="3", base="2")
+    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="2")
+    (tmp_path / "in/tokenizer/0.json").write_text("other")
+    publish(tmp_path / "in", root, name="assistant", version="3")
     return root
 
 
@@ -43,21 +46,25 @@ def expected() -> dict[str, np.ndarray]:
     return tensors
 
 
-def test_an_index_follows_its_schema(releases: Path) -> None:
+def test_lists_follow_their_schemas(releases: Path) -> None:
     """jsonschema accepts what was published (F1)."""
-    for version in ("1", "2", "3", "latest"):
+    for version in ("1", "2", "3"):
         index = json.loads((releases / "assistant" / version / "index.json").read_text())
         jsonschema.validate(index, schema(Index))
+        jsonschema.validate(json.loads((releases / "files" / index["parts"][0]).read_text()), schema(Parts))
+        jsonschema.validate(json.loads((releases / "assistant" / version / "ways.json").read_text()), schema(Ways))
+    latest = (releases / "assistant/latest/index.json").read_bytes()
+    assert latest == (releases / "assistant/3/index.json").read_bytes()
 
 
-def test_a_delta_has_only_what_is_new(releases: Path) -> None:
-    """Older files are referred to, and the newest one of a key counts (F1)."""
-    index = json.loads((releases / "assistant/2/index.json").read_text())
-    assert index["data"] == [{"name": "model.ptd", "files": ["model.ptd", "model.1.ptd"]}]
-    pull(releases / "assistant/2", releases.parent / "device")
-    device = releases.parent / "device" / "current"
-    assert set(found(device, "model.1.ptd")) == {"layer2.weight", "new"}
-    assert same(found(device, "model.ptd", "model.1.ptd"), expected())
+def test_each_content_is_stored_once(releases: Path, tmp_path: Path) -> None:
+    """Also if it is in a release of another name (F1, R1)."""
+    before = sum(path.stat().st_size for path in (releases / "packs").rglob("*") if path.is_file())
+    done = publish(tmp_path / "in", releases, name="other", version="1")
+    after = sum(path.stat().st_size for path in (releases / "packs").rglob("*") if path.is_file())
+    assert (done.new_bytes, after) == (0, before)
+    pull(releases / "other/1", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), expected())
 
 
 @pytest.mark.parametrize("kind", ["folder", "server", "server without ranges"])
@@ -75,12 +82,12 @@ def test_each_version_follows_the_one_before(releases: Path, tmp_path: Path, kin
             fetched.append(done.fetched_bytes)
             assert not pull(index, device, patience=NOW).changed
         assert same(found(device / "current"), expected())
-        assert fetched[2] < fetched[0] / 20
+        assert fetched[2] < fetched[0] / 10
         if kind == "server":
             assert fetched[0] < 0.95 * done.release_bytes  # it travelled as byte planes
-            assert fetched[1] < fetched[0] / 2
+            assert fetched[1] < fetched[0] / 1.5
             small = {file["sha256"] for file in json.loads((releases / "assistant/1/index.json").read_text())["files"]}
-            assert len(server.log) < 20 < len(small)  # small files came in a pack
+            assert len(server.log) < 20 < len(small)  # small files came together
 
 
 def test_nothing_new_is_one_request(releases: Path, tmp_path: Path) -> None:
@@ -90,40 +97,6 @@ def test_nothing_new_is_one_request(releases: Path, tmp_path: Path) -> None:
         server.log.clear()
         done = pull(f"{server.url}/assistant/1/index.json", tmp_path / "device", patience=NOW)
         assert (done.requests, len(server.log), done.changed) == (1, 1, False)
-
-
-def test_merged_files_are_what_the_stock_runtime_takes(releases: Path, tmp_path: Path) -> None:
-    """One file of each data set, also after another delta, and the parts can go (F2)."""
-    device = tmp_path / "device"
-    pull(releases / "assistant/1", device, merge=True)
-    pull(releases / "assistant/2", device, merge=True)
-    assert sorted(path.name for path in (device / "current").glob("*.ptd")) == ["model.ptd"]
-    assert same(found(device / "current"), expected())
-    gc(device)
-    tensors = expected()
-    tensors["layer0.weight"] = -tensors["layer0.weight"]
-    publish(inputs(tmp_path / "in", tensors, files=20), releases, name="assistant", version="4", base="2")
-    done = pull(releases / "assistant/4", device, merge=True)
-    assert same(found(device / "current"), tensors)
-    assert done.new_files == 1
-    gc(device)
-    assert same(found(device / "current"), tensors)
-    pull(releases / "assistant/4", device)
-    assert same(found(device / "current", "model.ptd", "model.1.ptd", "model.2.ptd"), tensors)
-
-
-def test_data_files_are_cut(tmp_path: Path) -> None:
-    """Stores of apps limit the size of a file (F1)."""
-    folder = inputs(tmp_path / "in", weights())
-    done = publish(folder, tmp_path / "r", name="a", version="1", max_file=150_000)
-    index = json.loads(done.path.read_text())
-    assert all(file["size"] <= 150_000 for file in index["files"])
-    (data,) = index["data"]
-    assert len(data["files"]) == 3
-    pull(done.path, tmp_path / "device")
-    assert same(found(tmp_path / "device/current", *data["files"]), weights())
-    with pytest.raises(ReleaseError, match="too many for files of 50000"):
-        publish(folder, tmp_path / "r", name="a", version="2", max_file=50_000)
 
 
 def test_gc_keeps_what_is_needed(releases: Path, tmp_path: Path) -> None:
@@ -197,19 +170,19 @@ print(number)
 """
 
 
-COMPACTS = """
+PUBLISHES = """
 import shutil, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from blobstore.releases import compact
+from blobstore.releases import publish
 from tests.interruptions import KILLED, forked, killed_at_call
-template, place = map(Path, sys.argv[2:4])
+template, place, inputs = map(Path, sys.argv[2:5])
 code, number = KILLED, 0
 while code == KILLED:
     number += 1
     folder = place / str(number)
     shutil.copytree(template, folder)
-    code = forked(lambda: killed_at_call(number, lambda: compact(folder, name="a", version="3", base="2")))
+    code = forked(lambda: killed_at_call(number, lambda: publish(inputs, folder, name="a", version="3")))
 assert code == 0, code
 """
 
@@ -232,14 +205,14 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
     assert int(done.stdout) > 15
     seen = set()
     for device in places.iterdir():
-        names = sorted(path.name for path in (device / "current").glob("*.ptd"))
-        seen.add(tuple(names))
-        assert same(found(device / "current", *reversed(names)), expected() if len(names) == 2 else weights())
+        tensors = found(device / "current")
+        seen.add("new" in tensors)
+        assert same(tensors, expected() if "new" in tensors else weights())
         pull(releases / "assistant/2", device)
-        assert same(found(device / "current", "model.ptd", "model.1.ptd"), expected())
+        assert same(found(device / "current"), expected())
         gc(device)
         assert list(device.rglob(".blobstore-*")) == []
-    assert seen == {("model.ptd",), ("model.1.ptd", "model.ptd")}
+    assert seen == {False, True}
 
 
 @pytest.mark.long
@@ -254,14 +227,14 @@ def test_many_pulls_at_once(releases: Path, tmp_path: Path) -> None:
             assert all(one.result().changed for one in own)
         assert sum(one.changed for one in done) == 1
     for name in ("shared", *map(str, range(50))):
-        assert same(found(tmp_path / name / "current", "model.ptd", "model.1.ptd"), expected())
+        assert same(found(tmp_path / name / "current"), expected())
 
 
 def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next pull with more room goes on (F3)."""
     device = tmp_path / "device"
     pull(releases / "assistant/1", device)
-    real, room = os.pwrite, 100_000
+    real, room = os.pwrite, 20_000
 
     def pwrite(number: int, data: memoryview, at: int) -> int:
         nonlocal room
@@ -276,7 +249,7 @@ def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monk
     monkeypatch.undo()
     assert same(found(device / "current"), weights())
     pull(releases / "assistant/2", device)
-    assert same(found(device / "current", "model.ptd", "model.1.ptd"), expected())
+    assert same(found(device / "current"), expected())
 
 
 def test_damaged_blobs_that_are_here_are_fetched_instead(releases: Path, tmp_path: Path) -> None:
@@ -287,8 +260,10 @@ def test_damaged_blobs_that_are_here_are_fetched_instead(releases: Path, tmp_pat
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    pull(releases / "assistant/3", device)
-    assert same(found(device / "current"), expected())
+    tensors = {**expected(), "layer0.weight": -weights()["layer0.weight"]}
+    publish(inputs(tmp_path / "in", tensors, files=20), releases, name="assistant", version="4")
+    pull(releases / "assistant/4", device)
+    assert same(found(device / "current"), tensors)
 
 
 def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
@@ -299,29 +274,31 @@ def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_compact_that_was_killed_leaves_nothing_when_it_is_done_again(tmp_path: Path) -> None:
-    """Before every call that changes a folder; whole objects are those that it would make, and others go (F3, R2)."""
-    releases, places = tmp_path / "releases", tmp_path / "kills"
+def test_a_publish_that_was_killed_is_done_again(tmp_path: Path) -> None:
+    """Before every call that changes a folder: what devices see is the release before or this one, and the next try goes
+    on (F3, R2)."""
+    releases, places, first = tmp_path / "releases", tmp_path / "kills", weights(layers=2, size=16)
     places.mkdir()
-    for version, base in (("1", None), ("2", "1")):
-        publish(inputs(tmp_path / "in", weights(version == "2")), releases, name="a", version=version, base=base)
-
-    def names(folder: Path) -> set[str]:
-        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
+    publish(inputs(tmp_path / "in", first, files=1), releases, name="a", version="2")
+    second = {key: value * 2 for key, value in first.items()}
     done = subprocess.run(
-        [sys.executable, "-c", COMPACTS, str(Path(__file__).parents[2]), str(releases), str(places)],
+        [
+            *(sys.executable, "-c", PUBLISHES, str(Path(__file__).parents[2]), str(releases), str(places)),
+            str(inputs(tmp_path / "in", second, files=1)),
+        ],
         capture_output=True,
         text=True,
         check=False,
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr
-    whole, *killed = sorted((int(path.name) for path in places.iterdir()), reverse=True)
-    assert len(killed) > 10
-    for number in killed:
-        folder = places / str(number)
+    killed = sorted(places.iterdir(), key=lambda path: int(path.name))[:-1]
+    assert len(killed) > 30
+    for folder in killed:
+        seen = pull(folder / "a/latest", tmp_path / "devices" / folder.name).version
+        assert same(found(tmp_path / "devices" / folder.name / "current"), second if seen == "3" else first)
         with contextlib.suppress(ReleaseError):  # it was published when it was killed
-            compact(folder, name="a", version="3", base="2")
-        assert names(folder) == names(places / str(whole))
-        assert (folder / "a/latest/index.json").read_bytes() == (folder / "a/3/index.json").read_bytes()
+            publish(tmp_path / "in", folder, name="a", version="3")
+        assert pull(folder / "a/latest", tmp_path / "devices" / folder.name).version == "3"
+        assert same(found(tmp_path / "devices" / folder.name / "current"), second)
+        assert list(folder.rglob(".blobstore-*")) == []

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from blobstore.errors import InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.releases import compact, publish, pull, push
+from blobstore.releases import publish, pull, push
 from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
 from tests.releases.models import NOW, found, inputs, same, weights
@@ -84,8 +84,9 @@ def published(tmp_path: Path, **options: Path) -> Path:
     tensors = weights()
     publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="1", **options)
     tensors["layer1.weight"] = tensors["layer1.weight"] * 2
-    publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="2", base="1", **options)
-    compact(tmp_path / "releases", name="a", version="3", base="2", **options)
+    publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="2", **options)
+    (tmp_path / "in/tokenizer/0.json").write_text("other")
+    publish(tmp_path / "in", tmp_path / "releases", name="a", version="3", **options)
     return tmp_path / "releases"
 
 
@@ -120,7 +121,7 @@ def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, mon
     monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 100_000)
     releases = published(tmp_path)
     push(f"{registry}/a:1", releases / "a/1", patience=NOW)
-    pull(f"{registry}/a:1", tmp_path / "device", plain=True)
+    pull(f"{registry}/a:1", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), weights())
 
 
@@ -134,7 +135,7 @@ def test_an_upload_goes_on(
     """Whether a chunk or its answer was lost, or those of the last request: no chunk is sent again that arrived (F2)."""
     monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 150_000)
     releases = published(tmp_path)
-    sizes = [file["size"] for file in json.loads((releases / "a/1/index.json").read_text())["files"]]
+    sizes = [size for _, size, *_ in json.loads((releases / "a/1/ways.json").read_text())["objects"]]
     assert sum(size > 150_000 for size in sizes) == 1
     real, count = _Upload._send, 0
 
@@ -152,7 +153,7 @@ def test_an_upload_goes_on(
     assert count >= lost
     # once complete, an upload is forgotten, and what became of it is unknown
     assert done.sent_bytes == done.bytes or (lost, what) == (4, "answer")
-    pull(f"{registry}/a:1", tmp_path / "device", plain=True)
+    pull(f"{registry}/a:1", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), weights())
 
 
@@ -186,8 +187,8 @@ def test_an_image_layout(tmp_path: Path) -> None:
         subprocess.run(copy, check=True)
         pull(f"oci:{tmp_path}/copy:2", tmp_path / "copied")
         assert same(
-            found(tmp_path / "copied/current", "model.ptd", "model.1.ptd").copy(),
-            found(tmp_path / "device/current", "model.ptd", "model.1.ptd"),
+            found(tmp_path / "copied/current").copy(),
+            found(tmp_path / "device/current"),
         )
     (tmp_path / "layout/blobs/sha256" / layout["manifests"][0]["digest"][7:]).write_text("{}")
     with pytest.raises(TrustError, match="expected the digest"):

@@ -22,7 +22,7 @@ import pytest
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Patience, gc, publish, pull, push
 from tests.releases.models import NOW, found, inputs, same, weights
-from tests.releases.server import Server, serving
+from tests.releases.server import Server, is_object, serving
 from tests.waiting import SECONDS, until
 
 
@@ -166,7 +166,7 @@ def test_a_server_that_stalls(server: Server, tmp_path: Path, when: str) -> None
     released: list[BaseHTTPRequestHandler] = []
 
     def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
-        if times > 1 or "/files/" not in handler.path:
+        if times > 1 or not is_object(handler.path):
             return False
         if when == "in a body":
             handler.send_response(200)
@@ -181,12 +181,12 @@ def test_a_server_that_stalls(server: Server, tmp_path: Path, when: str) -> None
 
     server.fault = fault
     patience = Patience(attempts=3, read=0.2, pause=lambda seconds: None)
-    pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, patience=patience)
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=patience)
     assert same(found(tmp_path / "device/current"), weights())
     assert released
-    server.fault = lambda handler, times: "/files/" in handler.path and fault(handler, 1)
+    server.fault = lambda handler, times: is_object(handler.path) and fault(handler, 1)
     with pytest.raises(TransferError, match="given up after 3 attempts"):
-        pull(f"{server.url}/a/1/index.json", tmp_path / "other", plain=True, patience=patience)
+        pull(f"{server.url}/a/1/index.json", tmp_path / "other", patience=patience)
 
 
 def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
     began: list[str] = []
 
     def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
-        if "/files/" not in handler.path:
+        if not is_object(handler.path):
             return False
         began.append(handler.path)
         start, stop = 0, (tmp_path / "releases" / handler.path[1:]).stat().st_size
@@ -219,10 +219,10 @@ def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
     server.fault = fault
     patience = Patience(attempts=3, read=0.3, slowest=10_000, pause=lambda seconds: None)
     with pytest.raises(TransferError, match=r"too slow; given up after 3 attempts"):
-        pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, threads=1, patience=patience)
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", threads=1, patience=patience)
     assert len(began) == 3
     server.fault = lambda handler, times: False
-    pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, patience=NOW)  # its bytes were wrong, too
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=NOW)  # its bytes were wrong, too
     assert same(found(tmp_path / "device/current"), weights())
 
 
@@ -263,7 +263,7 @@ def test_a_hundred_processes_at_once(server: Server, tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout == "False 1\n", done.stderr
-    fetched = [(path, asked) for _, path, asked, _ in server.log if "/files/" in path]
+    fetched = [(path, asked) for _, path, asked, _ in server.log if is_object(path)]
     assert len(fetched) == len(set(fetched)) > 0
     assert len(server.log) == len(fetched) + 100
     assert same(found(tmp_path / "device/current"), weights())
@@ -387,7 +387,7 @@ import signal, sys
 from blobstore.releases import pull
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    pull(sys.argv[1], sys.argv[2], plain=True)
+    pull(sys.argv[1], sys.argv[2])
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -397,7 +397,7 @@ except KeyboardInterrupt:
 def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, tmp_path: Path, where: str) -> None:
     """While a server keeps a pull waiting, another one into the folder goes on, gc too, and Ctrl-C ends the first (F2, F3)."""
     waiting, released = threading.Event(), threading.Event()
-    largest = max((releases / "files").iterdir(), key=lambda path: path.stat().st_size)
+    largest = max((releases / "packs").glob("*/*"), key=lambda path: path.stat().st_size)
 
     def fault(handler: Any, times: int) -> bool:
         if where == "an object, again" and handler.path.endswith(largest.name) and times == 1:
@@ -446,7 +446,7 @@ def test_what_is_collected_during_a_pull_is_fetched_again(server: Server, releas
     publish(inputs(tmp_path / "in", weights(seed=1), files=5), releases, name="a", version="2")
 
     def fault(handler: Any, times: int) -> bool:
-        if "/files/" in handler.path and not collected:
+        if is_object(handler.path) and not collected:
             collected.extend(path.unlink() or path.name for path in (device / "files").iterdir())
         return False
 
@@ -462,7 +462,7 @@ def test_what_became_current_during_a_pull_counts(server: Server, releases: Path
     publish(inputs(tmp_path / "in", weights(seed=1), files=5), releases, name="a", version="2")
 
     def fault(handler: Any, times: int) -> bool:
-        if "/files/" in handler.path and not others:
+        if is_object(handler.path) and not others:
             others.append(pull(releases / "a/2", device).version)
             gc(device)
         return False

@@ -38,5 +38,5 @@ def test_a_disk_failure_is_remembered_when_all_is_fetched_again(
     monkeypatch.setattr("blobstore.core.disk.output._SYNC", 1000)
     fail(monkeypatch, "fdatasync", 1, errno.EIO)
     with pytest.raises(FileAccessError, match="Input/output error"):
-        make(Recipe(WANTED, spool), files, cast(Any, Again()))
+        make(Recipe(WANTED, spool, None), files, cast(Any, Again()))
     assert list(files.iterdir()) == []

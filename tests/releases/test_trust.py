@@ -9,23 +9,27 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
+from blobstore.releases.device.assembly import Recipe, Step, make
 from blobstore.releases.device.installed import Installed
 from blobstore.releases.device.plan import commit
 from blobstore.releases.device.spool import Spool
-from blobstore.releases.index.encoding import CHUNK, DecodeError, decode
-from blobstore.releases.index.index import TABLE_LIMIT, File, Object, parse_index, parse_table
+from blobstore.releases.index.index import TABLE_LIMIT, Object, parse_index
 from blobstore.releases.index.manifests import INDEX_LIMIT, parse_manifest
 from blobstore.releases.index.objects import ObjectWriter
+from blobstore.releases.index.parts import Part, Parts, parse_parts
 from blobstore.releases.index.references import parse_reference
+from blobstore.releases.index.ways import Way, cheapest, parse_ways
 from blobstore.releases.sources.http import Polled
 from blobstore.releases.sources.oci_layout import LayoutTarget
 from blobstore.releases.sources.registry import RegistrySource
@@ -234,8 +238,9 @@ def test_where_current_leads(tmp_path: Path, target: str) -> None:
 
 
 def index(*files: dict[str, Any], **more: Any) -> bytes:
-    fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files, **more}
-    return json.dumps({"format": "blobstore.release.1", **fields}).encode()
+    fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files}
+    fields |= {"parts": ["b" * 64, 10], **more}
+    return json.dumps({"format": "blobstore.release.2", **fields}).encode()
 
 
 ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
@@ -245,9 +250,15 @@ ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
     "wrong",
     [
         index(ONE, {**ONE, "name": "two", "size": 11}),
-        index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT + 1}}),
-        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["one", 3]]}]),
-        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["two", 0]]}]),
+        index(ONE, parts=["b" * 64, TABLE_LIMIT + 1]),
+        index(ONE, parts=["b" * 64, 10, "packs"]),
+        index(ONE, parts=["b" * 64, 10, "../.."]),
+        index(ONE, parts=["B" * 64, 10]),
+        index(ONE, format="blobstore.release.1"),
+        index({**ONE, "kind": "program", "data": ["two"]}),
+        index({**ONE, "kind": "program", "data": ["one"]}),
+        index({**ONE, "kind": "program", "data": ["a"]}, {**ONE, "name": "a", "kind": "adapter"}),
+        index({**ONE, "data": ["d"]}, {**ONE, "name": "d", "kind": "data"}),
         index({**ONE, "name": "../one"}),
         index({**ONE, "name": "/one"}),
         index({**ONE, "name": "a/./one"}),
@@ -257,14 +268,13 @@ ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
         index({**ONE, "name": "a:one"}),
         index(ONE, {**ONE, "name": "ONE"}),
         index(ONE, {**ONE, "name": "one/two"}),
-        index({**ONE, "kind": "data"}, data=[{"name": "../evil", "files": ["one"]}]),
     ],
 )
 def test_a_hostile_index(wrong: bytes) -> None:
     """Names lead into the folder, and contents have one size and a place (S3)."""
-    pack = {"sha256": "c" * 64, "size": 12, "files": [["one", 2]]}
-    sound = index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT}}, {**ONE, "name": "x/two"}, packs=[pack])
-    assert len(parse_index(sound, "it").files) == 2
+    program = {**ONE, "name": "x/two", "kind": "program", "data": ["d"]}
+    sound = index(ONE, program, {**ONE, "name": "d", "kind": "data"}, parts=["b" * 64, TABLE_LIMIT])
+    assert len(parse_index(sound, "it").files) == 3
     with pytest.raises(InvalidFileError):
         parse_index(wrong, "it")
 
@@ -277,59 +287,117 @@ def test_a_url_has_no_credentials(reference: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_chunk_is_bounded_before_it_is_read() -> None:
+def test_a_chunk_is_bounded_before_it_is_read(tmp_path: Path) -> None:
     """Its length is the server's word (S3)."""
-    asked = []
-
-    def read(count: int) -> bytes:
-        asked.append(count)
-        return b"\xff" * min(count, 4)
-
-    with pytest.raises(DecodeError, match="a chunk of"):
-        list(decode("zstd", CHUNK, read))
-    assert asked == [4]
+    wanted = Object("c" * 64, 1 << 40)
+    spool = Spool(tmp_path, wanted)
+    spool.write(0, b"\xff" * 4)
+    step = Step(Part(0, 1 << 20, "d" * 64), None, spool, Way("planes:1", 0, 0, 1 << 40))
+    with pytest.raises(IntegrityError, match="a chunk of"):
+        make(Recipe(Object("e" * 64, 1 << 20), None, [step]), tmp_path, cast(Any, Again(spool)))
 
 
-def table(*parts: Any, size: int = 100, objects: Any = ()) -> dict[str, Any]:
-    return {
-        "format": "blobstore.table.1",
-        "sha256": "a" * 64,
-        "size": size,
-        "parts": [[offset, count, "b" * 64, list(ways)] for offset, count, *ways in parts],
-        "objects": list(objects),
-    }
+class Again:
+    """A transfer that brings the same bytes."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def again(self, spool: Spool, start: int, stop: int) -> None:
+        self._spool.write(0, b"\xff" * 4)
 
 
-PACK = {"sha256": "c" * 64, "size": 10}
+def parts(*files: Any) -> dict[str, Any]:
+    return {"format": "blobstore.parts.1", "files": [[[*place, "b" * 64][:3] for place in file] for file in files]}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        table((0, 60), (50, 10)),
-        table((50, 10), (0, 10)),
-        table((0, 50), (50, 51)),
-        table((0, 101)),
-        {**table((0, 10)), "sha256": "d" * 64},
-        {**table((0, 10)), "size": 99},
-        table((0, 10, ["zstd", 0, 0, 11]), objects=[PACK]),
-        table((0, 10, ["zstd", 0, 5, 6]), objects=[PACK]),
-        table((0, 10, ["zstd", 1, 0, 5]), objects=[PACK]),
-        table((0, 10, ["zstd", -1, 0, 5]), objects=[PACK]),
-        table((0, 10, ["zstd", 0, 0, 5, "e" * 64]), objects=[PACK]),
-        table((0, 10, ["patch:2", 0, 0, 5]), objects=[PACK]),
-        table((0, 10, ["copy", -1, 0, 0])),
-        table((0, 10, ["copy", 0, 0, 0, "e" * 64]), objects=[PACK]),
+        parts([(0, 60), (50, 10)]),
+        parts([(50, 10), (0, 10)]),
+        parts([(0, 50), (50, 51)]),
+        parts([(0, 101)]),
+        parts([(0, 0)]),
+        parts([(-1, 5)]),
+        parts(),
+        parts([(0, 10)], [(0, 10)]),
+        parts([(0, 10, "c" * 64), (10, 11, "c" * 64)]),  # one content, two sizes
+        {**parts([(0, 10)]), "format": "blobstore.parts.2"},
     ],
-    ids=lambda wrong: json.dumps([wrong["parts"], wrong["size"], wrong["sha256"][0]]),
+    ids=json.dumps,
 )
-def test_a_hostile_table_is_refused(wrong: dict[str, Any]) -> None:
-    """Parts lie in their file, one behind the other, and their ways lie in objects (S3)."""
-    file = File("model.ptd", "data", "a" * 64, 100)
-    sound = table((0, 50, ["zstd", 0, 5, 5]), (50, 50, ["copy", -1, 0, 0, "e" * 64]), objects=[PACK])
-    parse_table(json.dumps(sound).encode(), file, "it")
+def test_hostile_parts_are_refused(wrong: dict[str, Any]) -> None:
+    """They lie in their file, one behind the other, and a content has one size (S3)."""
+    of = parse_index(index({**ONE, "size": 100}, {**ONE, "name": "copy", "size": 100}), "it")
+    parse_parts(json.dumps(parts([(0, 50), (50, 50)])).encode(), of, "it")
     with pytest.raises(InvalidFileError):
-        parse_table(json.dumps(wrong).encode(), file, "it")
+        parse_parts(json.dumps(wrong).encode(), of, "it")
+
+
+HAS = {"format": "blobstore.ways.1", "index": "d" * 64, "objects": [["c" * 64, 10]], "bases": [["e" * 64, 60]]}
+GOOD = [["planes:2", 0, 5, 5], ["near:f2:2", 0, 0, 10, 1]]
+
+
+def ways(*listed: Any, **more: Any) -> dict[str, Any]:
+    return {**HAS, "ways": [*listed], **more}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ways([["planes:1", 0, 0, 11]], []),
+        ways([["planes:1", 0, 5, 6]], []),
+        ways([["planes:1", 1, 0, 5]], []),
+        ways([["planes:1", -1, 0, 5]], []),
+        ways([["raw", 0, 0, 10]], []),
+        ways([["near:f2:2", 0, 0, 10, 2]], []),
+        ways([["near:f2:2", 0, 0, 10, 0]], []),
+        ways([["near:f2:2", 0, 0, 10, -2]], []),
+        ways([["PLANES", 0, 0, 10]], []),
+        ways([GOOD[0]] * 65, []),
+        ways(GOOD),
+        ways(GOOD, [], []),
+        ways(GOOD, [], index="f" * 64),
+        ways(GOOD, [], bases=[["e" * 64, 61]]),
+        ways(GOOD, [], objects=[["c" * 64, 10, "elsewhere"]]),
+        ways(GOOD, [], format="blobstore.ways.2"),
+    ],
+    ids=lambda wrong: json.dumps(wrong)[-120:],
+)
+def test_hostile_ways_are_refused(wrong: dict[str, Any]) -> None:
+    """They lead into objects, and a difference has a base of its size (S3)."""
+    of = parse_parts(json.dumps(parts([(0, 60)])).encode(), parse_index(index({**ONE, "size": 60}), "it"), "it")
+    parse_ways(json.dumps(ways(GOOD, [GOOD[0]])).encode(), "d" * 64, of, "it")
+    with pytest.raises(InvalidFileError):
+        parse_ways(json.dumps(wrong).encode(), "d" * 64, of, "it")
+
+
+@given(st.data())
+def test_the_cheapest_way(data: st.DataObject) -> None:
+    """For any ways, also in circles: no chain of at most eight steps is cheaper (F2)."""
+    count = data.draw(st.integers(1, 5))
+    way = st.builds(lambda stored, base: Way("x", 0, 0, stored, base), st.integers(0, 9), st.integers(-1, count - 1))
+    listed = [[w for w in data.draw(st.lists(way, max_size=4)) if w.base != number] for number in range(count)]
+    here = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+
+    def least(number: int, depth: int) -> float:
+        if here[number]:
+            return 0
+        costs = [
+            w.stored + (0 if w.base < 0 else least(w.base, depth - 1)) for w in listed[number] if w.base < 0 or depth
+        ]
+        return min(costs, default=float("inf"))
+
+    best = cheapest(listed, here)
+    for number, route in enumerate(best):
+        assert (float("inf") if route is None else route.cost) == least(number, 8)
+
+
+def test_contents_are_numbered() -> None:
+    """Contents are numbered in the order in which they occur, each once."""
+    listed = Parts("blobstore.parts.1", ((Part(0, 1, "a"), Part(1, 2, "b")), (Part(0, 2, "b"), Part(9, 3, "c"))))
+    assert list(listed.contents.items()) == [("a", 1), ("b", 2), ("c", 3)]
 
 
 def test_a_small_file_is_small(tmp_path: Path) -> None:
@@ -414,6 +482,9 @@ def times(release: Path, published: int) -> Path:
     index = json.loads((release / "index.json").read_text())
     index["published"] = published
     (release / "index.json").write_text(json.dumps(index))
+    if (release / "ways.json").exists():
+        ways = json.loads((release / "ways.json").read_text()) | {"index": digest(release / "index.json")}
+        (release / "ways.json").write_text(json.dumps(ways))
     return release
 
 
@@ -465,8 +536,9 @@ def test_a_release_from_the_future_blocks_nobody(
     with pytest.raises(ReleaseError, match=r"remove .*latest/index\.json"):
         publish(tmp_path / "in", releases, name="a", version="2")
     (releases / "a/latest/index.json").unlink()
-    with pytest.raises(ReleaseError, match="without this base"):
-        publish(tmp_path / "in", releases, name="a", version="2", base="1")
+    with pytest.raises(ReleaseError, match="drop its version"):  # the one before would also be from the future
+        publish(tmp_path / "in", releases, name="a", version="2")
+    (releases / "a/1/index.json").unlink()
     publish(tmp_path / "in", releases, name="a", version="2")
     assert pull(releases / "a/latest", tmp_path / "device").version == "2"
 

@@ -19,6 +19,7 @@ from blobstore.releases import (
     Pulled,
     Pushed,
     Release,
+    Swept,
     plan,
     publish,
     pull,
@@ -29,7 +30,7 @@ from tests.wrong_kinds import PublicCallable, check, public_callables
 
 pytestmark = pytest.mark.long
 
-RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed}
+RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed, Swept}
 INTERNAL = {"wait"}  # of Patience, for the library
 CALLABLES = [
     one
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release folder with two versions, and a device with the first."""
     folder = tmp_path_factory.mktemp("releases")
     inputs(folder / "in", weights(layers=1, size=16))
-    publish(folder / "in", folder / "releases", name="a", version="1", encoded=False)
+    publish(folder / "in", folder / "releases", name="a", version="1")
     pull(folder / "releases/a/1", folder / "device")
     return folder
 
@@ -66,7 +67,6 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "releases": lambda: folder / "releases",
         "name": lambda: "a",
         "version": lambda: f"{one.name}.{next(numbers)}",
-        "base": lambda: "1" if one.name == "compact" else None,
         "executorch": lambda: "1.5",
         "reference": lambda: folder / "releases/a/1",
         "pull.reference": lambda: url,

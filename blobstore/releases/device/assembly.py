@@ -2,14 +2,15 @@
 
 Each file has a recipe: the whole object, or its parts in order, each from a spool or from a file that is here. Whoever
 makes a file reads behind the threads that fetch, so hashing and decoding go on while bytes arrive. A part that turns out
-wrong is fetched again, once; one from a file that is here is fetched instead.
+wrong is fetched again, once. If a content that is here may be to blame, the caller makes another plan without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,16 @@ from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.device.installed import LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import Transfer
-from blobstore.releases.index.index import Object, Part, Way
+from blobstore.releases.index.index import Object
 from blobstore.releases.index.objects import ObjectWriter
+from blobstore.releases.index.parts import Part
+from blobstore.releases.index.ways import Way
 from blobstore.releases.sources.source import pieces_of
 
-__all__ = ["Recipe", "Step", "make"]
+__all__ = ["DamagedHereError", "Recipe", "Step", "make"]
+
+_LARGEST = (1 << 20) + (1 << 16)
+"""Bytes of an encoded chunk; what cannot be compressed grows by the heads of its streams."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +38,20 @@ class Step:
 
     Attributes:
         part: the part.
-        local: a blob that is here: the part itself, or what `way` is a patch against.
+        local: a content that is here: the part itself, or what `way` is a difference to.
         spool: what is fetched.
-        at: where the part, or its encoded form, lies in the spool.
-        way: how it is encoded; None if it is not.
+        way: where the part lies in the spool, and how it is encoded; None if nothing is fetched.
     """
 
     part: Part
     local: LocalBlob | None = None
     spool: Spool | None = None
-    at: int = 0
     way: Way | None = None
 
     @property
     def fetched(self) -> tuple[int, int] | None:
         """The range of the spool that is needed."""
-        if self.spool is None:
-            return None
-        return self.at, self.at + (self.way.stored if self.way is not None else self.part.size)
+        return None if self.way is None else (self.way.at, self.way.at + self.way.stored)
 
 
 @dataclass
@@ -58,13 +60,17 @@ class Recipe:
 
     Attributes:
         wanted: the object.
-        plain: the spool of the object itself; its bytes replace those that turn out wrong.
-        steps: its parts, in order; None to take the spool as it is.
+        whole: the spool of the object itself, if it is fetched whole.
+        steps: otherwise its parts, in order.
     """
 
     wanted: Object
-    plain: Spool
-    steps: list[Step] | None = None
+    whole: Spool | None
+    steps: list[Step] | None
+
+
+class DamagedHereError(IntegrityError):
+    """A content that is here is not what it was when it was installed."""
 
 
 class _WrongError(Exception):
@@ -79,13 +85,14 @@ def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
     """Make an object; it is in its place, complete and synced, when this returns.
 
     Raises:
+        DamagedHereError: a content that is here is wrong, or may be.
         IntegrityError: the bytes that were fetched are wrong, twice.
         TransferError, FileAccessError: fetching or writing failed.
     """
-    if recipe.steps is None:
-        _take_whole(recipe, files, transfer)
+    if recipe.whole is not None:
+        _take_whole(recipe.wanted, recipe.whole, files, transfer)
         return
-    steps = list(recipe.steps)
+    steps = recipe.steps or []
     tried: set[int] = set()
     while True:
         try:
@@ -97,18 +104,15 @@ def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
                 writer.finish(recipe.wanted)
             return
         except _WrongError as error:
-            number, step = error.number, steps[error.number]
+            step = steps[error.number]
             name = f"{recipe.wanted.sha256}, {step.part.size} bytes at {step.part.offset}"
             # One more attempt per step: what is wrong twice was published wrong, and would be fetched for ever.
-            if number in tried:
+            if step.spool is None or step.fetched is None or error.number in tried:
+                if step.local is not None:
+                    raise DamagedHereError(step.local.path, f"a content in it is not what it was: {error}") from None
                 raise IntegrityError(files / name, f"what was fetched is wrong again: {error}") from None
-            if step.local is not None:  # the blob that is here may be damaged
-                steps[number] = Step(step.part, None, recipe.plain, step.part.offset)
-                transfer.again(recipe.plain, step.part.offset, step.part.offset + step.part.size)
-            else:
-                tried.add(number)
-                assert step.spool is not None and step.fetched is not None  # noqa: S101 - it is here or there
-                transfer.again(step.spool, *step.fetched)
+            tried.add(error.number)
+            transfer.again(step.spool, *step.fetched)
 
 
 def _pad(writer: ObjectWriter, end: int) -> None:
@@ -133,12 +137,11 @@ def _write_step(writer: ObjectWriter, number: int, step: Step) -> None:
 
 
 def _pieces(step: Step) -> Iterator[bytes | memoryview]:
-    size = step.part.size
-    if step.spool is None:
+    if step.spool is None or step.way is None:
         assert step.local is not None  # noqa: S101 - it is here or there
         yield from _local(step.local)
         return
-    spool, at, stop = step.spool, step.at, step.fetched[1] if step.fetched else 0
+    spool, at, stop = step.spool, step.way.at, step.way.at + step.way.stored
 
     def read(count: int) -> bytes:
         nonlocal at
@@ -146,25 +149,33 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
         at += len(piece)
         return piece
 
-    if step.way is None:
+    if step.way.encoding == "raw":
         while at < stop:
             yield read(PIECE)
         return
-    from blobstore.releases.index.encoding import decode
+    with contextlib.ExitStack() as stack:
+        descriptor = None if step.local is None else stack.enter_context(open_regular(step.local.path))
+        yield from _decoded(step, read, descriptor)
 
-    if step.local is None:
-        yield from decode(step.way.encoding, size, read)
-        return
-    local = step.local
-    with open_regular(local.path) as descriptor:
 
-        def base(start: int, count: int) -> bytes:
-            piece = os.pread(descriptor, count, local.offset + start)
-            if len(piece) != count:
-                raise ValueError(f"{local.path} was truncated")
-            return piece
+def _decoded(step: Step, read: Callable[[int], bytes], descriptor: int | None) -> Iterator[memoryview]:
+    """The bytes of a part, chunk by chunk as they arrive; `descriptor` is the file that has its base."""
+    from blobstore.pool.codec import CHUNK, decode
 
-        yield from decode(step.way.encoding, size, read, base)
+    assert step.way is not None  # noqa: S101 - the caller checked
+    for start in range(0, step.part.size, CHUNK):
+        size = min(CHUNK, step.part.size - start)
+        head = read(4)
+        length = int.from_bytes(head, "little")
+        if len(head) != 4 or not 0 < length <= _LARGEST:
+            raise ValueError(f"a chunk of {length} bytes at byte {start}")
+        base = None
+        if descriptor is not None and step.local is not None:
+            piece = os.pread(descriptor, size, step.local.offset + start)
+            if len(piece) != size:
+                raise ValueError(f"{step.local.path} was truncated")
+            base = memoryview(piece)
+        yield from decode(step.way.encoding, size, memoryview(head + read(length)), base)
 
 
 def _local(blob: LocalBlob) -> Iterator[bytes]:
@@ -172,9 +183,8 @@ def _local(blob: LocalBlob) -> Iterator[bytes]:
         yield from pieces_of(descriptor, blob.offset, blob.offset + blob.size)
 
 
-def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
+def _take_whole(wanted: Object, spool: Spool, files: Path, transfer: Transfer) -> None:
     """Hash the spool as it fills, and give it its place."""
-    spool, wanted = recipe.plain, recipe.wanted
     early = spool.early_sync()  # for both attempts, because the system reports a failure only once
     for attempt in range(2):
         hasher = hashlib.sha256()

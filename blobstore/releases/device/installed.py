@@ -1,11 +1,10 @@
 """The folder of a device: the files of its releases, and which release is the current one.
 
-    files/SHA256             objects: each file once, whatever releases have it
-    indexes/SHA256.json      the index of each release that is here; .sig its signature, .merged.json what was merged
+    files/SHA256             objects: each file once, whatever releases have it, and for each release the list of its parts
+    indexes/SHA256.json      the index of each release that is here; .sig its signature
     indexes/newest           name, version and time of the release that was last switched to, or was about to be; older ones are refused
     releases/SHA256/…        a release: links with the names of its files
     current                  a link to the release that counts
-    tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
     partial/PLACE/SHA256     objects that are being fetched, apart for each place that they come from; made/SHA256 complete ones
     incoming/                what the application's own downloader fetched
 
@@ -21,7 +20,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,51 +34,37 @@ from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityErro
 from blobstore.core.memory.digest import sha256 as digest_of
 from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.core.reprs import fields_line
-from blobstore.releases.index.contents import plain_table
 from blobstore.releases.index.index import (
     INDEX_LIMIT,
     TABLE_LIMIT,
-    File,
     Index,
+    Name,
     Object,
-    Sha256,
     Size,
     Struct,
-    Table,
-    decode_json,
-    encode,
-    encode_json,
     parse_index,
-    parse_table,
+    parse_json,
 )
+from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.sources.source import INDEXES, SIGNATURES, pieces_of, read_small
 
-__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark", "Merged"]
+__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark"]
 
 CURRENT = "current"
 _NEWEST = "newest"
 _MARK = re.compile(r"^(\S{1,100}) (\S{1,100}) ([0-9]{1,16})\n\Z")
-_VIEW = re.compile(r"^([0-9a-f]{64})(-merged)?$")
 _OBJECT = re.compile(r"^[0-9a-f]{64}$")
+_VIEW = re.compile(r"^[0-9a-f]{64}(-merged)?$")
+"""An older format had releases whose files were merged."""
 _MADE = "made"
 
 
-class Merged(Struct, frozen=True):
-    """A data file that was made here of the files of a data set.
+class _Dated(Struct, frozen=True):
+    """What the index of a release says of its age, in whatever format it is."""
 
-    Attributes:
-        sha256, size: of it.
-        covers: SHA-256 of the files that it replaces, the oldest first.
-    """
-
-    sha256: Sha256
-    size: Size
-    covers: tuple[Sha256, ...]
-
-    @property
-    def object(self) -> Object:
-        """The contents."""
-        return Object(self.sha256, self.size)
+    name: Name
+    version: Name
+    published: Size
 
 
 @dataclass(frozen=True)
@@ -138,7 +123,7 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files, self.partial, self.incoming = (folder / name for name in ("files", "partial", "incoming"))
-        self._releases, self._indexes, self._tables = (folder / name for name in ("releases", INDEXES, "tables"))
+        self._releases, self._indexes = folder / "releases", folder / INDEXES
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -156,12 +141,12 @@ class Installed:
             raise ReleaseError(f"{self.folder}: releases are published in this folder; pull them into another one")
         with exclusive(self.folder):
             with named(self.folder):
-                for place in (self.files, self.partial, self._releases, self._indexes, self._tables):
+                for place in (self.files, self.partial, self._releases, self._indexes):
                     place.mkdir(exist_ok=True)
                 for one in os.scandir(self.folder):
                     if one.is_symlink() and TEMPORARY.fullmatch(one.name):
                         os.unlink(one.path)
-            for place in (self.files, self._releases, self._indexes, self._tables):
+            for place in (self.files, self._releases, self._indexes):
                 recover(place)
             yield
 
@@ -315,8 +300,9 @@ class Installed:
                 raise InvalidFileError(path, "expected the name, the version and the time of a release")
             marks.append(Mark(match[1], match[2], int(match[3])))
         if (current := self.current) is not None:
-            index = self.index(current)
-            marks.append(Mark(index.name, index.version, index.published))
+            place = str(self._indexes / f"{current}.json")
+            dated = parse_json(self.index_bytes(current), _Dated, place, "an index of a release")
+            marks.append(Mark(dated.name, dated.version, dated.published))
         return max(marks, key=lambda one: one.published, default=None)
 
     def signature(self, sha256: str) -> str | None:
@@ -324,23 +310,6 @@ class Installed:
         with contextlib.suppress(FileAccessError, UnicodeDecodeError):
             return read_small(self._indexes / f"{sha256}.sig", 1 << 16).decode("ascii")
         return None
-
-    def merged(self, sha256: str) -> dict[str, Merged]:
-        """What was merged of a release, by the names of data sets."""
-        try:
-            data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
-            return decode_json(data, dict[str, Merged])
-        except (FileAccessError, InvalidFileError, ValueError):
-            return {}  # it is made anew
-
-    def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
-        """Remember further data files that were merged of a release. Call this in `locked`."""
-        known = {**self.merged(sha256), **merged}
-        with (
-            Staging(force=True, follow=False) as staging,
-            staging.open(self._indexes / f"{sha256}.merged.json") as file,
-        ):
-            file.write(encode_json(known))
 
     def views(self) -> list[str]:
         """The releases that are here, the newest first."""
@@ -357,44 +326,36 @@ class Installed:
     def complete(self, view: str, *, verify: bool = False) -> bool:
         """Whether all files of a release are here; their contents are read only to `verify` them."""
         try:
-            index = self.index(view[:64])
-            merged = self.merged(view[:64]) if view.endswith("-merged") else {}
+            links = self._links(self.index(view[:64]))
         except BlobStoreError:
             return False
-        links = self._links(index, merged)
         place = self.view_path(view)
         # Reading all files of a release takes seconds to minutes, a pull that finds nothing new takes milliseconds.
         here = self.sound if verify else self.has
         return all(here(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
 
     @staticmethod
-    def _links(index: Index, merged: Mapping[str, Merged]) -> dict[str, Object]:
+    def _links(index: Index) -> dict[str, Object]:
         """The names in a release, and the objects that they lead to."""
-        hidden = {name for data in index.data if data.name in merged for name in data.files}
-        links = {file.name: file.object for file in index.files if file.name not in hidden}
-        links.update({name: one.object for name, one in merged.items()})
-        return links
+        return {file.name: file.object for file in index.files}
 
-    def switch(self, index: bytes, sha256: str, signature: str | None, merged: Mapping[str, Merged]) -> Path:
+    def switch(self, index: bytes, sha256: str, signature: str | None) -> Path:
         """Make a release whose files are here the current one; its folder."""
         parsed = parse_index(index, str(self._indexes / f"{sha256}.json"))
-        view = sha256 + ("-merged" if merged else "")
         # The index comes first: `gc` reads the indexes, and must know the files of a release before anything leads to them.
         with Staging(force=True, follow=False) as staging:
             records = [(".json", index)]
             if signature is not None:
                 records.append((".sig", signature.encode()))
-            if merged:
-                records.append((".merged.json", encode_json(dict(merged))))
             for ending, data in records:
                 with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
                     file.write(data)
-        place = self.view_path(view)
+        place = self.view_path(sha256)
         with named(place):
             new = temporary_beside(place)
             new.mkdir()
             folders = [new]
-            for name, wanted in self._links(parsed, merged).items():
+            for name, wanted in self._links(parsed).items():
                 link = new / name
                 for folder in reversed(link.relative_to(new).parents[:-1]):
                     if not (new / folder).is_dir():
@@ -420,7 +381,7 @@ class Installed:
         # before the switch, because what fails must leave the old release; it can then still be pulled again
         with Staging(force=True, follow=False) as staging, staging.open(self._indexes / _NEWEST) as file:
             file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
-        self._lead_to(view)
+        self._lead_to(sha256)
         return place
 
     def _lead_to(self, view: str) -> None:
@@ -484,42 +445,29 @@ class Installed:
             return False
         return hasher.hexdigest() == wanted.sha256
 
+    def parts(self, index: Index) -> Parts:
+        """What the files of a release that is here consist of.
+
+        Raises:
+            FileAccessError, InvalidFileError: the list is not here, or damaged.
+        """
+        place = self.path(index.parts.sha256)
+        return parse_parts(read_small(place, TABLE_LIMIT), index, str(place))
+
     def blobs(self) -> dict[str, LocalBlob]:
-        """The blobs of all data files that are here, by SHA-256."""
+        """The contents of all files that are here, by SHA-256."""
         local: dict[str, LocalBlob] = {}
         seen: set[str] = set()
         for view in self.views():
-            try:
-                index = self.index(view[:64])
-            except BlobStoreError:
-                continue
-            files = [file for file in index.files if file.kind == "data"]
-            files += [File(name, "data", one.sha256, one.size) for name, one in self.merged(view[:64]).items()]
-            for file in files:
-                if file.sha256 in seen or not self.has(file.object):
-                    continue
-                seen.add(file.sha256)
-                with contextlib.suppress(BlobStoreError):
-                    for part in self.table(file).parts:
-                        local.setdefault(part.sha256, LocalBlob(self.path(file.sha256), part.offset, part.size))
-        return local
-
-    def table(self, file: File) -> Table:
-        """The table of a file that is here, made of its blobs unless the one that was published is here."""
-        places = [self._tables / f"{file.sha256}.json"]
-        if file.table is not None:
-            places.insert(0, self.path(file.table.sha256))
-        for place in places:
             with contextlib.suppress(BlobStoreError):
-                return parse_table(read_small(place, TABLE_LIMIT), file, str(place))
-        table = plain_table(self.path(file.sha256), file.sha256)
-        with (
-            contextlib.suppress(FileAccessError),  # a folder that is read-only: it is made again next time
-            Staging(force=True, follow=False) as staging,
-            staging.open(places[-1]) as output,
-        ):
-            output.write(encode(table))
-        return table
+                index = self.index(view[:64])
+                for wanted, listed in zip(index.distinct, self.parts(index).files, strict=True):
+                    if wanted.sha256 in seen or not self.has(wanted):
+                        continue
+                    seen.add(wanted.sha256)
+                    for part in listed:
+                        local.setdefault(part.sha256, LocalBlob(self.path(wanted.sha256), part.offset, part.size))
+        return local
 
     # Cleaning up
 
@@ -549,17 +497,14 @@ class Installed:
             needed: set[str] = set()
             for view in kept:
                 index = self.index(view[:64])
-                merged = self.merged(view[:64]) if view.endswith("-merged") else {}
-                needed |= {wanted.sha256 for wanted in self._links(index, merged).values()}
-                needed |= {one.sha256 for one in self.merged(view[:64]).values()}
-                needed |= {f.table.sha256 for f in index.files if f.table is not None and f.sha256 in needed}
+                needed |= {index.parts.sha256, *(wanted.sha256 for wanted in self._links(index).values())}
             indexes = {view[:64] for view in kept}
             files = nbytes = 0
             for folder, wanted in (
                 (self.files, needed),
-                (self._tables, needed),
                 (self._indexes, indexes),
                 (self.partial, set()),  # as earlier versions left it
+                (self.folder / "tables", set()),  # likewise
                 *((found, set()) for place in self._abandoned() for found in (self.made(place), place)),
             ):
                 if not folder.is_dir():

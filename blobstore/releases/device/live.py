@@ -1,8 +1,7 @@
 """A release in a running program: a cache on its data files, and newer releases taken into it without loading again.
 
-A cache opens only files that agree. So of a data set the cache maps the files that do, which is the foundation and files
-that only add keys, and blobs that newer files replace are committed to it: memory is needed for these alone. Where this is
-not possible, because a newer file has new keys beside replaced ones, or another layout, one merged file is made.
+The cache maps the data files of the release that it was opened on. Blobs that a newer release replaces are committed to
+it: memory is needed for these alone.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from blobstore.core.errors import ClosedError, ReleaseError
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import count, line, listed
-from blobstore.releases.device.installed import Installed, Merged
-from blobstore.releases.index.index import DataSet, Index
-from blobstore.releases.index.merging import merge_files
+from blobstore.releases.device.installed import Installed
+from blobstore.releases.index.index import Index
 from blobstore.releases.index.needs import check_executorch
-from blobstore.releases.index.overlay import laid_over, newest, replaceable, same_blob
+from blobstore.releases.index.overlay import replaceable, same_blob
 from blobstore.runtime.cache import BlobCache
 from blobstore.runtime.packed import PackedStore
 
@@ -58,58 +56,30 @@ class Followed:
 
 
 class _Data:
-    """The data sets of one release: for each key the file that counts."""
+    """The data files of one release, and for each key the file that has it."""
 
-    def __init__(self, installed: Installed, index: Index, sha256: str, names: Sequence[str] | None) -> None:
-        self._installed, self._index, self._sha256 = installed, index, sha256
-        by_name = {data.name: data for data in index.data}
+    def __init__(self, installed: Installed, index: Index, names: Sequence[str] | None) -> None:
+        possible = [file.name for file in index.files if file.kind in {"data", "adapter"}]
         for name in names or ():
-            if name not in by_name:
+            if name not in possible:
                 raise ReleaseError(
-                    f"{installed.folder}: {index.name} {index.version} has no data set {name!r}; it has {sorted(by_name)}"
+                    f"{installed.folder}: {index.name} {index.version} has no data file {name!r}; it has {sorted(possible)}"
                 )
-        self.sets = [by_name[name] for name in names] if names is not None else [d for d in index.data if not d.adapter]
-        self.names = [data.name for data in self.sets]
-        merged = installed.merged(sha256)
-        self.maps = {data.name: self._open(data, merged.get(data.name)) for data in self.sets}
+        wanted = names if names is not None else [file.name for file in index.files if file.kind == "data"]
+        self.maps = {name: open_ptd(installed.path(index.file(name).sha256)) for name in wanted}
         self.home: dict[str, PtdDataMap] = {}
-        for name, maps in self.maps.items():
-            for key, data_map in newest(maps).items():
+        for name, data_map in self.maps.items():
+            for key in data_map:
                 if key in self.home and not same_blob(self.home[key], data_map, key):
                     raise ReleaseError(
-                        f"{installed.folder}: the key {key!r} of data set {name!r} has other contents in another data set; "
+                        f"{installed.folder}: the key {key!r} of data file {name!r} has other contents in another data file; "
                         "open only one of them, with `data`"
                     )
                 self.home[key] = data_map
 
-    def _open(self, data: DataSet, merged: Merged | None) -> list[PtdDataMap]:
-        if merged is not None and self._installed.has(merged.object):
-            return [open_ptd(self._installed.path(merged.sha256))]
-        return [open_ptd(self._installed.path(self._index.file(name).sha256)) for name in data.files]
-
     def cache(self, packed: PackedStore | str | os.PathLike[str] | None) -> BlobCache:
         """A cache with all blobs."""
-        paths: list[Path] = []
-        changed: dict[str, memoryview] = {}
-        for data in self.sets:
-            laid = laid_over(self.maps[data.name])
-            if laid is None:
-                self._merge(data)
-                laid = self.maps[data.name], {}
-            paths += [data_map.path for data_map in laid[0]]
-            changed.update({key: data_map.get_data(key) for key, data_map in laid[1].items()})
-        cache = BlobCache(paths, packed=packed)
-        if changed:
-            cache.update_blobs(changed)
-        return cache
-
-    def _merge(self, data: DataSet) -> None:
-        with self._installed.locked():
-            made = merge_files(self._installed.files, [data_map.path for data_map in self.maps[data.name]])
-            digests = tuple(self._index.file(name).sha256 for name in data.files)
-            self._installed.keep_merged(self._sha256, {data.name: Merged(made.sha256, made.size, digests)})
-        self.maps[data.name] = [open_ptd(self._installed.path(made.sha256))]
-        self.home.update(newest(self.maps[data.name]))
+        return BlobCache([data_map.path for data_map in self.maps.values()], packed=packed)
 
 
 class Release:
@@ -133,7 +103,7 @@ class Release:
         try:
             self._index = self._installed.index(view[:64])
             check_executorch(self._index, None, str(directory))
-            self._data = _Data(self._installed, self._index, view[:64], names)
+            self._data = _Data(self._installed, self._index, names)
         except BaseException:
             self._lock.close()
             raise
@@ -156,14 +126,13 @@ class Release:
 
         Args:
             directory: the folder of the device.
-            data: names of the data sets for the cache; by default all but adapters.
+            data: names of the data files for the cache; by default all but adapters.
             packed: as in `BlobCache`.
 
         Raises:
-            ReleaseError: no release is installed, it has no such data set, two data sets have different contents under one
+            ReleaseError: no release is installed, it has no such data file, two data files have different contents under one
                 key, or its programs need a newer ExecuTorch.
-            FileAccessError, InvalidFileError, IntegrityError: files cannot be opened or trusted; or a merged file is needed,
-                and the folder cannot be written.
+            FileAccessError, InvalidFileError, IntegrityError: files cannot be opened or trusted.
         """
         release = cls(as_path(directory), None if data is None else _names(data))
         try:
@@ -197,7 +166,7 @@ class Release:
                 reasons = [f"the program {name!r} changed" for name in _differing(self._index, index, "program")]
                 keys: tuple[str, ...] = ()
                 if not reasons:
-                    keys, reasons, data = self._compare(index, sha256)
+                    keys, reasons, data = self._compare(index)
                 if reasons:
                     return Followed(index.version, sha256, False, (), tuple(reasons), files, self.cache.generation)
                 if keys:
@@ -209,14 +178,14 @@ class Release:
             finally:
                 lock.close()
 
-    def _compare(self, index: Index, sha256: str) -> tuple[tuple[str, ...], list[str], _Data]:
+    def _compare(self, index: Index) -> tuple[tuple[str, ...], list[str], _Data]:
         """The keys whose blobs differ, what else differs, and the new data."""
-        names = {data.name for data in index.data}
-        if gone := [name for name in self._data.names if name not in names]:
-            return (), [f"the data set {name!r} is gone" for name in gone], self._data
-        new = _Data(self._installed, index, sha256, self._names)
-        if more := [name for name in new.names if name not in self._data.names]:
-            return (), [f"the data set {name!r} is new" for name in more], new
+        names = {file.name for file in index.files if file.kind in {"data", "adapter"}}
+        if gone := [name for name in self._data.maps if name not in names]:
+            return (), [f"the data file {name!r} is gone" for name in gone], self._data
+        new = _Data(self._installed, index, self._names)
+        if more := [name for name in new.maps if name not in self._data.maps]:
+            return (), [f"the data file {name!r} is new" for name in more], new
         old_home, home = self._data.home, new.home
         reasons = [f"the key {key!r} is gone" for key in old_home.keys() - home.keys()]
         reasons += [f"the key {key!r} is new" for key in home.keys() - old_home.keys()]
@@ -249,14 +218,14 @@ class Release:
 
 
 def _names(data: Any) -> list[str]:
-    """The argument of a caller, as names of data sets."""
+    """The argument of a caller, as names of data files."""
     names: list[Any]
     try:
         names = [data] if isinstance(data, str | bytes) else list(data)
     except (TypeError, ValueError):
         names = [data]
     if isinstance(data, str) or not all(isinstance(name, str) for name in names):
-        raise ReleaseError(f"expected names of data sets, not {data!r}")
+        raise ReleaseError(f"expected names of data files, not {data!r}")
     return names
 
 

@@ -23,10 +23,10 @@ from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import fields_line, line
 from blobstore.core.text import size
 from blobstore.releases.device.installed import Installed
-from blobstore.releases.device.pull import Pulled, PullOptions, asked, checked_index, install, nothing_new, wanted_files
+from blobstore.releases.device.pull import Pulled, PullOptions, asked, checked_index, install, nothing_new
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
-from blobstore.releases.index.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Sha256, Struct, decode_json, encode_json
 from blobstore.releases.index.objects import store_bytes
 from blobstore.releases.index.references import parse_reference
 from blobstore.releases.sources.fetched import FetchedSource, fetched_name
@@ -37,7 +37,7 @@ from blobstore.releases.sources.source import Found, Source, read_small
 __all__ = ["Fetch", "Plan", "commit", "plan"]
 
 _PLAN = "plan.json"
-_PLAN_LIMIT = 2 * INDEX_LIMIT  # base64, and a signature
+_PLAN_LIMIT = 2 * (INDEX_LIMIT + TABLE_LIMIT)  # base64, and a signature
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Plan:
 
 
 class _Record(Struct, frozen=True):
-    """A plan in the folder of a device; `index` is base64 in JSON."""
+    """A plan in the folder of a device; `index` and `ways` are base64 in JSON."""
 
-    format: Literal["blobstore.plan.1"]
+    format: Literal["blobstore.plan.2"]
     reference: str
     sha256: Sha256
     index: bytes
     signature: str | None
-    merge: bool
+    ways: bytes | None
     plain: bool
 
 
@@ -104,35 +104,35 @@ def plan(
     *,
     key: str | os.PathLike[str] | None = None,
     allow_rollback: bool = False,
-    merge: bool = False,
     plain: bool = False,
     executorch: str | None = None,
     patience: Patience | None = None,
 ) -> Plan:
     """Find what a folder lacks of a release, for another program to fetch; then call `commit`.
 
-    The index and tables are fetched here. Blobs that are here and would be used are compared with their digests, so it
+    The index and its lists are fetched here. Contents that are here and would be used are compared with their digests, so it
     reads as much as `commit` does. The plan is kept in the folder until it is committed, another one is made, or `gc` is
     called; the current release does not change.
 
     Args:
-        reference, directory, key, allow_rollback, merge, plain, executorch, patience: as in `pull`.
+        reference, directory, key, allow_rollback, plain, executorch, patience: as in `pull`.
 
     Raises:
         As `pull`.
     """
     installed = Installed(as_path(directory))
     with open_source(reference, Patience() if patience is None else patience, 1) as source:
-        options = PullOptions(key, allow_rollback, merge, plain, executorch)
+        options = PullOptions(key, allow_rollback, plain, executorch)
         found, _ = asked(installed, source, options)
         with installed.fetching(_text(reference)) as place:
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
             index = checked_index(installed, source, found.sha256, data, signature, options)
             current = nothing_new(installed, source, found.sha256, options) is not None
-            plain = plain or not source.remote
-            fetches = () if current else _fetches(installed, source, place, index, merge=merge, plain=plain)
-            record = _Record("blobstore.plan.1", _text(reference), found.sha256, data, signature, merge, plain)
+            plain = plain or (index.plain and not source.remote)
+            ways = None if current or plain else source.ways(index)
+            fetches = () if current else _fetches(installed, source, place, index, found.sha256, plain=plain)
+            record = _Record("blobstore.plan.2", _text(reference), found.sha256, data, signature, ways, plain)
             with installed.locked():
                 installed.deliver(place)
                 installed.finish(place)
@@ -145,7 +145,7 @@ def plan(
         index.version,
         found.sha256,
         current,
-        sum(file.size for file in index.files),
+        index.size,
         sum(one.size for one in fetches),
         fetches,
     )
@@ -184,11 +184,11 @@ def commit(
     record = _read(place, reference, installed)
     found = Found(record.sha256, record.index)
     with (
-        FetchedSource(as_path(fetched), _text(reference), found, record.signature) as source,
+        FetchedSource(as_path(fetched), _text(reference), found, record.signature, record.ways) as source,
         _nothing_kept_of_a_failure(installed, source.name),
     ):
         source.reference = parse_reference(reference)
-        options = PullOptions(key, allow_rollback, record.merge, record.plain, executorch)
+        options = PullOptions(key, allow_rollback, record.plain, executorch)
         done = install(source, installed.folder, options, 1, progress)
     with contextlib.suppress(OSError):
         place.unlink()
@@ -233,14 +233,13 @@ def _text(reference: str | os.PathLike[str]) -> str:
 
 
 def _fetches(
-    installed: Installed, source: Source, place: Path, index: Index, *, merge: bool, plain: bool
+    installed: Installed, source: Source, place: Path, index: Index, index_sha256: str, *, plain: bool
 ) -> tuple[Fetch, ...]:
-    """What to fetch; tables are stored, so that the commit finds them."""
-    wanted, _ = wanted_files(installed, index, merge=merge)
+    """What to fetch; the list of parts is stored, so that the commit finds it."""
     shopping = Shopping(installed, source, place, plain=plain, verify=True)
-    shopping.add(index, wanted)
-    for data in shopping.tables.values():
-        store_bytes(installed.made(place), data)
+    shopping.add(index, index_sha256)
+    if shopping.parts is not None:
+        store_bytes(installed.made(place), shopping.parts)
     # as few files as possible: downloaders of a system resume long ones themselves
     longest = max((spool.wanted.size for spool in shopping.spools), default=0) + 1
     transfer = Transfer(source, 1, None, longest=longest, planned=True)

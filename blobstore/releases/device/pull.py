@@ -11,23 +11,22 @@ from pathlib import Path
 
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, ReleaseError, TrustError
-from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
-from blobstore.releases.device.assembly import make
-from blobstore.releases.device.installed import Collected, Installed, Merged
+from blobstore.releases.device.assembly import DamagedHereError, make
+from blobstore.releases.device.installed import Collected, Installed
 from blobstore.releases.device.polls import Polls
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
-from blobstore.releases.index.index import DataSet, File, Index, parse_index
-from blobstore.releases.index.merging import merge_files
+from blobstore.releases.index.index import Index, parse_index
 from blobstore.releases.index.needs import check_executorch, check_time
 from blobstore.releases.index.objects import store_bytes
-from blobstore.releases.sources.patience import Patience
+from blobstore.releases.sources.patience import GoneError, Patience
 from blobstore.releases.sources.places import open_source
 from blobstore.releases.sources.source import Found, Source
 
-__all__ = ["PullOptions", "Pulled", "asked", "checked_index", "gc", "install", "nothing_new", "pull", "wanted_files"]
+__all__ = ["PullOptions", "Pulled", "asked", "checked_index", "gc", "install", "nothing_new", "pull"]
 
 _THREADS = 6
 _MAKERS = 2
@@ -43,7 +42,7 @@ class Pulled:
         changed: whether another release was the current one before.
         files, release_bytes: number and size of all files of the release.
         new_files: the number of files that were missing.
-        fetched_bytes: bytes that were fetched, index and tables included.
+        fetched_bytes: bytes that were fetched, index and lists included.
         requests: the number of requests; 0 from a folder.
         stale: the version that the server still offers, though a newer one is installed; None if it offers none that is
             older.
@@ -73,7 +72,6 @@ class PullOptions:
 
     key: str | os.PathLike[str] | None = None
     allow_rollback: bool = False
-    merge: bool = False
     plain: bool = False
     executorch: str | None = None
     verify: bool = False
@@ -85,7 +83,6 @@ def pull(
     *,
     key: str | os.PathLike[str] | None = None,
     allow_rollback: bool = False,
-    merge: bool = False,
     plain: bool = False,
     executorch: str | None = None,
     verify: bool = False,
@@ -105,8 +102,7 @@ def pull(
         directory: the folder of the device; it is made if it is missing.
         key: the file of a public key, whose signature the release must have.
         allow_rollback: accept a release that is older than the installed one.
-        merge: leave one file of each data set, for runtimes that take one path.
-        plain: use no encoded forms.
+        plain: decode nothing, and fetch whole files; the release must have been published with `plain`.
         executorch: the version of ExecuTorch that the device has; None for the one that is installed here, if there is one.
         verify: compare every file that is here with its digest, also of a release that is the current one already, and
             fetch damaged ones again. Otherwise only that is compared which something new is built on.
@@ -126,7 +122,7 @@ def pull(
     """
     check_progress(progress)
     with open_source(reference, Patience() if patience is None else patience, threads) as source:
-        options = PullOptions(key, allow_rollback, merge, plain, executorch, verify)
+        options = PullOptions(key, allow_rollback, plain, executorch, verify)
         return install(source, as_path(directory), options, threads, progress)
 
 
@@ -161,7 +157,7 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if options.key is None else source.signature(found.sha256)
-        compared, new = False, 0
+        compared, new, verify, fresh = False, 0, options.verify, False
         # The lock of the device is not held while bytes are fetched: a slow server must not keep other pulls waiting.
         while True:
             # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
@@ -172,22 +168,29 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
                     installed.finish(place)
                     return done
                 index = checked_index(installed, source, found.sha256, data, signature, options)
-                wanted, covered = wanted_files(installed, index, merge=options.merge)
-                if compared and all(installed.has(file.object) for file in wanted):
-                    merged = _merge(installed, index, covered, progress) if options.merge else {}
+                if compared and all(installed.has(one) for one in (*index.distinct, index.parts)):
                     changed = installed.current != found.sha256
-                    path = installed.switch(data, found.sha256, signature, merged)
+                    path = installed.switch(data, found.sha256, signature)
                     Polls(installed, source).keep(found)
                     installed.finish(place)
                     return _result(index, found.sha256, path, changed, new, source)
                 held = contextlib.ExitStack()
                 held.enter_context(installed.holding(installed.views()))
             with held:
-                shopping = Shopping(installed, source, place, plain=options.plain)
-                shopping.add(index, wanted, verify=options.verify)
+                shopping = Shopping(installed, source, place, plain=options.plain, fresh=fresh, verify=verify)
+                shopping.add(index, found.sha256, verify=options.verify)
                 compared = True
-                shopping.check_room(installed.files, _size_of_merged(index, covered))
-                new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
+                shopping.check_room(installed.files)
+                try:
+                    new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
+                except DamagedHereError:
+                    if verify:
+                        raise
+                    verify = True  # everything that the next plan relies on is compared first
+                except GoneError:
+                    if fresh:
+                        raise
+                    fresh = True  # the publisher moved what the list of ways led to
 
 
 def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
@@ -198,7 +201,7 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
         path,
         changed,
         len(index.files),
-        sum(file.size for file in index.files),
+        index.size,
         new,
         source.fetched,
         source.requests,
@@ -284,9 +287,6 @@ def nothing_new(installed: Installed, source: Source, sha256: str, options: Pull
         return None
     index = installed.index(sha256)
     source.check(index)
-    single = all(len(data.files) == 1 for data in index.data)
-    if options.merge != view.endswith("-merged") and not (options.merge and single):
-        return None
     if options.key is not None:
         try:
             check_trust(source, installed.index_bytes(sha256), installed.signature(sha256), options.key)
@@ -343,29 +343,6 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
         )
 
 
-def wanted_files(
-    installed: Installed, index: Index, *, merge: bool
-) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
-    """The files that must be here; and for each data set to merge, what was merged already, and how many files it covers."""
-    covered: dict[str, tuple[Merged | None, int]] = {}
-    skipped: set[str] = set()
-    if merge:
-        known = [
-            one
-            for view in installed.views()
-            for one in installed.merged(view[:64]).values()
-            if installed.sound(one.object)
-        ]
-        for data in index.data:
-            if len(data.files) > 1:
-                digests = tuple(index.file(name).sha256 for name in data.files)
-                fitting = [one for one in known if digests[: len(one.covers)] == one.covers]
-                best = max(fitting, key=lambda one: len(one.covers), default=None)
-                covered[data.name] = (best, len(best.covers) if best else 0)
-                skipped.update(data.files[: covered[data.name][1]])
-    return [file for file in index.files if file.name not in skipped], covered
-
-
 def _obtain(
     installed: Installed,
     source: Source,
@@ -379,10 +356,12 @@ def _obtain(
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
-    # Making two files at a time hashes one while the other one waits for bytes or for the disk.
     transfer.start()
+    # Making two files at a time hashes one while the other one waits for bytes or for the disk.
     pool = ThreadPoolExecutor(_MAKERS)
     try:
+        for recipe in shopping.bases:
+            make(recipe, installed.made(place), transfer)
         made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in shopping.recipes]
         done, _ = wait(made, return_when=FIRST_EXCEPTION)
         for one in done:
@@ -395,36 +374,12 @@ def _obtain(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    for data in shopping.tables.values():
-        store_bytes(installed.made(place), data)
+    kept = {recipe.wanted.sha256 for recipe in shopping.recipes}
+    for recipe in shopping.bases:
+        if recipe.wanted.sha256 not in kept:
+            with named(installed.made(place)):
+                (installed.made(place) / recipe.wanted.sha256).unlink(missing_ok=True)
+    if shopping.parts is not None:
+        store_bytes(installed.made(place), shopping.parts)
     shopping.discard()
     return len(shopping.recipes)
-
-
-def _size_of_merged(index: Index, covered: dict[str, tuple[Merged | None, int]]) -> int:
-    """The largest size, in bytes, of the merged files that will be made."""
-    need = 0
-    for data in index.data:
-        if data.name in covered:
-            old, count = covered[data.name]
-            if count < len(data.files):
-                need += sum(index.file(name).size for name in data.files[count:]) + (old.size if old else 0)
-    return need
-
-
-def _merge(
-    installed: Installed, index: Index, covered: dict[str, tuple[Merged | None, int]], progress: Progress | None
-) -> dict[str, Merged]:
-    """Make one file of each data set that has several."""
-
-    def merged(data: DataSet) -> Merged:
-        old, count = covered[data.name]
-        digests = tuple(index.file(name).sha256 for name in data.files)
-        if old is not None and count == len(digests):
-            return old
-        parts = [installed.path(old.sha256)] if old is not None else []
-        parts += [installed.path(digest) for digest in digests[count:]]
-        made = merge_files(installed.files, parts, progress)
-        return Merged(made.sha256, made.size, digests)
-
-    return {data.name: merged(data) for data in index.data if data.name in covered}

@@ -6,25 +6,32 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.core.errors import (
+    BlobStoreError,
+    FileAccessError,
+    InvalidFileError,
+    MissingDependencyError,
+    ReleaseError,
+)
 from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.releases.device.assembly import Recipe, Step
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import read_object
-from blobstore.releases.index.index import TABLE_LIMIT, WORTH, File, Index, Object, Part, Table, Way, parse_table
+from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object
 from blobstore.releases.index.intervals import Intervals
+from blobstore.releases.index.parts import Part, Parts, parse_parts
+from blobstore.releases.index.ways import Way, Ways, cheapest, parse_ways
 from blobstore.releases.sources.source import Source, pieces_of, read_small
 
 __all__ = ["Shopping"]
 
-_TABLE_SHARE = (
-    50  # a table with more than this fraction of its file is not fetched only to look for blobs that are here
-)
+_WORTH = 0.98
+"""A file whose parts take more than this share of its bytes is fetched whole, if it is there whole: steps cost requests."""
 
 
 class Shopping:
@@ -32,108 +39,109 @@ class Shopping:
 
     Args:
         installed: the folder of the device.
-        source: where tables come from.
+        source: where lists of parts and ways come from.
         place: the folder for what is fetched; see `Installed.fetching`.
-        plain: use no encoded forms.
-        verify: compare blobs that are here with their digests before anything relies on them. Otherwise a wrong one is
-            found when it is used, and fetched instead.
+        plain: decode nothing.
+        fresh: let no cache answer with a list of ways.
+        verify: compare contents that are here with their digests before anything relies on them. Otherwise a wrong one is
+            found when it is used.
 
     Attributes:
-        recipes: one for each object, in order.
+        bases: contents that others are differences to and that must be made first, in this order; they are not kept.
+        recipes: one for each file that is missing.
         ranges: what the recipes need of each spool.
-        tables: the tables that were fetched, to be kept beside their files.
+        parts: the list of the parts of the release, to be kept beside its files; None if it is here, or none is needed.
     """
 
-    def __init__(self, installed: Installed, source: Source, place: Path, *, plain: bool, verify: bool = False) -> None:
+    def __init__(
+        self,
+        installed: Installed,
+        source: Source,
+        place: Path,
+        *,
+        plain: bool,
+        fresh: bool = False,
+        verify: bool = False,
+    ) -> None:
         self._installed, self._source, self._verify, self._place = installed, source, verify, place
         self._checked: dict[str, LocalBlob | None] = {}
-        self._plain = plain or not source.remote or not _can_decode()
+        self._plain, self._fresh = plain, fresh
+        self.bases: list[Recipe] = []
         self.recipes: list[Recipe] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
-        self.tables: dict[str, bytes] = {}
+        self.parts: bytes | None = None
         self._spools: dict[str, Spool] = {}
-        self._sound: set[str] = set()
 
-    def add(self, index: Index, files: Iterable[File], *, verify: bool = False) -> None:
-        """Plan how to get those of some files of a release that are not here, or are damaged.
+    def add(self, index: Index, index_sha256: str, *, verify: bool = False) -> None:
+        """Plan how to get those files of a release that are not here, or are damaged.
 
         Args:
-            index: the release.
-            files: of it.
-            verify: compare all files that are here with their digests. Otherwise only those files of a data set are
-                compared to which others are added, because a program reads them together.
+            index, index_sha256: the release.
+            verify: compare all files that are here with their digests.
+
+        Raises:
+            ReleaseError: nothing that can be decoded leads to a content.
+            InvalidFileError: a list from the source is malformed.
         """
-        files = list(files)
-        wanted = {file.sha256: file for file in files if not self._installed.has(file.object)}
-        lacking = {file.name for file in files if file.sha256 in wanted}
-        # A program reads the files of a data set together: one that was damaged long ago would be blamed on the new release.
-        extended = {name for data in index.data if lacking & set(data.files) for name in data.files}
-        for file in files:
-            if (verify or file.name in extended) and file.sha256 not in wanted:
-                if file.sha256 not in self._sound and not self._installed.sound(file.object):
-                    wanted[file.sha256] = file
-                else:
-                    self._sound.add(file.sha256)
-        packed = self._in_packs(index, wanted)
-        for file in wanted.values():
-            if file.sha256 not in packed:
-                self._add(file)
+        here = self._installed.sound if verify else self._installed.has
+        wanted = {file.sha256: file for file in index.files if not here(file.object)}
+        if not wanted and self._installed.has(index.parts):
+            return
+        data = self.small(index.parts)
+        if not self._installed.has(index.parts):
+            self.parts = data
+        parts = parse_parts(data, index, f"{self._source.name} (the parts of {index.name} {index.version})")
+        listed = dict(zip((one.sha256 for one in index.distinct), parts.files, strict=True))
+        needed = {part.sha256 for sha256 in wanted for part in listed[sha256]}
+        lacking = any(self.here(digest, parts.contents[digest]) is None for digest in needed)
+        ways = self._ways(index, index_sha256, parts) if lacking else None
+        routes = _Routes(self, parts, *_with_whole_files(index, parts, ways), decode=self._decodes(index))
+        for sha256, file in wanted.items():
+            cost = routes.cost(part.sha256 for part in listed[sha256])
+            if index.plain and file.size and cost >= _WORTH * (file.size - self.spool(file.object).present):
+                self._fetch_whole(file)
+            else:
+                self.recipes.append(Recipe(file.object, None, [routes.step(part) for part in listed[sha256]]))
 
-    def _in_packs(self, index: Index, wanted: Mapping[str, File]) -> set[str]:
-        """Take small files from packs; the digests of these files."""
-        taken: set[str] = set()
-        by_name = {file.name: file for file in index.files}
-        # Files of some hundred bytes cost a request each, so the publisher puts them into packs.
-        for pack in index.packs:
-            missing = {
-                by_name[name].sha256: (by_name[name], at)
-                for name, at in pack.files
-                if by_name[name].sha256 in wanted and by_name[name].sha256 not in taken and by_name[name].size
-            }
-            if not missing:
-                continue
-            spool = self.spool(pack.object)
-            for file, at in missing.values():
-                step = Step(Part(0, file.size, file.sha256), None, spool, at)
-                self._need(step)
-                self.recipes.append(Recipe(file.object, self.spool(file.object), [step]))
-            taken |= missing.keys()
-        return taken
+    def _decodes(self, index: Index) -> bool:
+        # bytes of a folder on this machine cost less than decoding them
+        return not self._plain and (self._source.remote or not index.plain) and _can_decode()
 
-    def _add(self, file: File) -> None:
-        plain = self.spool(file.object)
-        table = self._table(file)
-        if table is not None:
-            steps = [self._cheapest(part, table, plain) for part in table.parts]
-            cost = sum(stop - start for step in steps if step.fetched for start, stop in [step.fetched])
-            # Steps cost requests, and a spool may have most of the plain file already, from a pull that was killed.
-            if cost < WORTH * (file.size - plain.present):
-                for step in steps:
-                    self._need(step)
-                self.recipes.append(Recipe(file.object, plain, steps))
-                return
+    def _ways(self, index: Index, index_sha256: str, parts: Parts) -> Ways | None:
+        if index.plain and not self._decodes(index):
+            return None
+        data = self._source.ways(index, fresh=self._fresh)
+        if data is None:
+            if index.plain:
+                return None
+            raise ReleaseError(
+                f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, ways.json"
+            )
+        where = f"{self._source.name} (ways.json of {index.name} {index.version})"
+        return parse_ways(data, index_sha256, parts, where)
+
+    def _fetch_whole(self, file: File) -> None:
         self.ranges.setdefault(file.sha256, []).append((0, file.size))
-        self.recipes.append(Recipe(file.object, plain))
+        self.recipes.append(Recipe(file.object, self.spool(file.object), None))
 
-    def _need(self, step: Step) -> None:
+    @property
+    def source_name(self) -> str:
+        """As messages call the source."""
+        return self._source.name
+
+    def need(self, step: Step) -> Step:
+        """Note the range that a step needs."""
         if step.spool is not None and step.fetched is not None:
             self.ranges.setdefault(step.spool.wanted.sha256, []).append(step.fetched)
+        return step
+
+    def made(self, sha256: str, size: int) -> LocalBlob:
+        """Where a base that is made first will be."""
+        return LocalBlob(self._installed.made(self._place) / sha256, 0, size)
 
     @cached_property
     def _local(self) -> dict[str, LocalBlob]:
         return self._installed.blobs()
-
-    def _table(self, file: File) -> Table | None:
-        """The table of a file, if it can save anything."""
-        if file.table is None:
-            return None
-        smaller = isinstance(file.travels, int) and file.travels < WORTH * file.size and not self._plain
-        small = file.table.size * _TABLE_SHARE <= file.size
-        if not smaller and not (file.kind == "data" and small and self._local):
-            return None
-        data = self.small(file.table)
-        self.tables[file.table.sha256] = data
-        return parse_table(data, file, f"{self._source.name} (the table of {file.name})")
 
     def small(self, wanted: Object) -> bytes:
         """A small object, in memory.
@@ -143,7 +151,7 @@ class Shopping:
         """
         if wanted.size > TABLE_LIMIT:
             raise InvalidFileError(
-                self._source.name, f"a table of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
+                self._source.name, f"a list of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
             )
         with contextlib.suppress(BlobStoreError):
             if self._installed.has(wanted):
@@ -159,21 +167,8 @@ class Shopping:
                 raise InvalidFileError(self._source.name, f"what has the name {wanted.sha256} has another digest")
         return data
 
-    def _cheapest(self, part: Part, table: Table, plain: Spool) -> Step:
-        local = self._here(part.sha256, part.size)
-        if local is not None:
-            return Step(part, local)
-        best, least = Step(part, None, plain, part.offset), part.size
-        if self._plain:
-            return best
-        for way in part.ways:
-            step = self._step(part, way, table)
-            if step is not None and way.stored < least:
-                best, least = step, way.stored
-        return best
-
-    def _here(self, digest: str, size: int) -> LocalBlob | None:
-        """A blob that is here, None if it is not, or has another size, or was checked and is damaged."""
+    def here(self, digest: str, size: int) -> LocalBlob | None:
+        """A content that is here, None if it is not, or has another size, or was checked and is damaged."""
         local = self._local.get(digest)
         if local is None or local.size != size:
             return None
@@ -185,23 +180,12 @@ class Shopping:
             self._checked[digest] = local if hasher.hexdigest() == digest else None
         return self._checked[digest] if self._verify else local
 
-    def _step(self, part: Part, way: Way, table: Table) -> Step | None:
-        if way.encoding == "copy":
-            return None  # the blob is not here
-        # A difference helps only a device that has the blob it was taken from.
-        base = None
-        if way.base:
-            base = self._here(way.base, part.size)
-            if base is None:
-                return None
-        return Step(part, base, self.spool(table.objects[way.object]), way.at, way)
-
     def spool(self, wanted: Object) -> Spool:
         """The spool of an object."""
         if wanted.sha256 not in self._spools:
             self._spools[wanted.sha256] = Spool(self._place, wanted)
         open_spool = self._spools[wanted.sha256]
-        if open_spool.wanted != wanted:
+        if open_spool.wanted.size != wanted.size:
             raise InvalidFileError(self._source.name, f"{wanted.sha256} occurs with two sizes")
         return open_spool
 
@@ -210,21 +194,20 @@ class Shopping:
         """All spools."""
         return list(self._spools.values())
 
-    def check_room(self, folder: Path, further: int = 0) -> None:
+    def check_room(self, folder: Path) -> None:
         """Check that the files fit on the disk, before the first byte is written.
 
         Args:
             folder: where it goes.
-            further: bytes that are made of the files, beside them.
 
         Raises:
             FileAccessError: there is less.
         """
-        need, largest = further, Object("0" * 64, 0)
+        need, largest = 0, Object("0" * 64, 0)
         for spool in self.spools:
             for start, stop in Intervals(self.ranges.get(spool.wanted.sha256, ())):
                 need += sum(b - a for a, b in spool.missing(start, stop))
-        for recipe in self.recipes:
+        for recipe in [*self.bases, *self.recipes]:
             need += 0 if recipe.steps is None else recipe.wanted.size
             largest = max(largest, recipe.wanted, key=lambda one: one.size)
         with named(folder):
@@ -246,9 +229,92 @@ class Shopping:
             spool.discard()
 
 
+class _Routes:
+    """The cheapest way to each content of a release, through others if that is cheaper."""
+
+    def __init__(
+        self,
+        shopping: Shopping,
+        parts: Parts,
+        objects: Sequence[Object],
+        bases: Sequence[tuple[str, int]],
+        ways: Sequence[Sequence[Way]],
+        *,
+        decode: bool,
+    ) -> None:
+        self._shopping, self._objects = shopping, objects
+        contents = [*parts.contents.items(), *bases]
+        self._digests = [digest for digest, _ in contents]
+        self._sizes = [size for _, size in contents]
+        self._numbers = {digest: number for number, digest in reversed(list(enumerate(self._digests)))}
+        self._local = [shopping.here(digest, size) for digest, size in contents]
+        here = [local is not None for local in self._local]
+        self._best = cheapest(ways, here, _readable if decode else lambda way: way.encoding == "raw" and way.base < 0)
+
+    def cost(self, digests: Iterable[str]) -> int:
+        """The bytes to fetch for some contents; those of what cannot be fetched count as they are."""
+        total = 0
+        for number in {self._numbers[digest] for digest in digests}:
+            route = self._best[number]
+            total += self._sizes[number] if route is None else route.cost
+        return total
+
+    def step(self, part: Part) -> Step:
+        """Where the bytes of a part come from."""
+        return self._step(self._numbers[part.sha256], part)
+
+    def _step(self, number: int, part: Part) -> Step:
+        route, shopping = self._best[number], self._shopping
+        if route is None:
+            raise ReleaseError(
+                f"{shopping.source_name}: no form of the content {part.sha256} can be read; forms with fewer bytes need "
+                "zstandard, and a release that was published with plain (--plain) has whole files"
+            )
+        if route.way is None:
+            return Step(part, self._local[number])
+        base = self._base(route.way.base) if route.way.base >= 0 else None
+        spool = shopping.spool(self._objects[route.way.object])
+        return shopping.need(Step(part, base, spool, route.way))
+
+    def _base(self, number: int) -> LocalBlob:
+        """A content that another one is a difference to: it is here, or is made first."""
+        local = self._local[number]
+        if local is None:
+            digest, size = self._digests[number], self._sizes[number]
+            self._local[number] = local = self._shopping.made(digest, size)
+            step = self._step(number, Part(0, size, digest))
+            self._shopping.bases.append(Recipe(Object(digest, size), None, [step]))
+        return local
+
+
+def _with_whole_files(
+    index: Index, parts: Parts, ways: Ways | None
+) -> tuple[list[Object], list[tuple[str, int]], list[list[Way]]]:
+    """Objects, bases and ways, with those of whole files."""
+    objects = list(ways.objects) if ways is not None else []
+    bases = list(ways.bases) if ways is not None else []
+    listed = [list(some) for some in ways.ways] if ways is not None else [[] for _ in parts.contents]
+    if index.plain:
+        numbers = {digest: number for number, digest in enumerate(parts.contents)}
+        for whole, of_file in zip(index.distinct, parts.files, strict=True):
+            objects.append(whole)
+            for part in of_file:
+                listed[numbers[part.sha256]].append(Way("raw", len(objects) - 1, part.offset, part.size))
+    return objects, bases, listed
+
+
+def _readable(way: Way) -> bool:
+    """Whether this way can be decoded here, and its encoding fits to its base."""
+    if way.encoding == "raw":
+        return way.base < 0
+    from blobstore.pool.codec import check_encoding
+
+    return check_encoding(way.encoding) and way.encoding.startswith("near") == (way.base >= 0)
+
+
 def _can_decode() -> bool:
     try:
-        import blobstore.releases.index.encoding  # noqa: F401
+        import blobstore.pool.codec  # noqa: F401
     except MissingDependencyError:
         return False
     return True

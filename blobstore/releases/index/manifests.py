@@ -1,4 +1,4 @@
-"""A release as an artifact of OCI: the index is the config, and a file is a layer.
+"""A release as an artifact of OCI: the index is the config, and its objects are layers.
 
 Format: https://github.com/opencontainers/image-spec/blob/v1.1.0/manifest.md
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from blobstore.core.errors import InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256
-from blobstore.releases.index.index import INDEX_LIMIT, File, Index, Object, Table
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
+from blobstore.releases.index.ways import Ways
 
 __all__ = ["MANIFEST_LIMIT", "MANIFEST_TYPE", "Manifest", "layers_of", "make_manifest", "parse_manifest"]
 
@@ -21,9 +21,10 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_LIMIT = 1 << 22
 """The largest manifest in bytes; registries refuse larger ones."""
 
-_ARTIFACT = "application/vnd.blobstore.release.v1+json"
-_CONFIG = "application/vnd.blobstore.release.index.v1+json"
+_ARTIFACT = "application/vnd.blobstore.release.v2+json"
+_CONFIG = "application/vnd.blobstore.release.index.v2+json"
 _LAYER = "application/vnd.blobstore.object.v1"
+_WAYS = "application/vnd.blobstore.release.ways.v1+json"
 _SIGNATURE = "dev.blobstore.signature"
 _TITLE = "org.opencontainers.image.title"
 _MOST_LAYERS = 1000
@@ -35,10 +36,12 @@ class Manifest:
 
     Attributes:
         index: the config.
+        ways: a layer; None without one.
         signature: of the index; None without one.
     """
 
     index: Object
+    ways: Object | None
     signature: str | None
 
 
@@ -50,24 +53,20 @@ class Layer:
     title: str | None
 
 
-def layers_of(index: Index, table_of: Callable[[File], Table]) -> list[Layer]:
+def layers_of(index: Index, ways: Ways) -> list[Layer]:
     """The objects of a release, each once.
-
-    Args:
-        index: the release.
-        table_of: gives the table of a file that has one.
 
     Raises:
         ReleaseError: there are too many for one manifest.
     """
-    packed = {name for pack in index.packs for name, _ in pack.files}
-    every = list(dict.fromkeys(_layers(index, table_of, frozenset())))
-    if len(every) > _MOST_LAYERS // 2:  # a small file is in its pack anyway
-        every = list(dict.fromkeys(_layers(index, table_of, packed)))
+    titles: dict[Object, str | None] = {**dict.fromkeys(ways.objects), index.parts: None}
+    if index.plain:
+        for file in index.files:
+            titles.setdefault(file.object, file.name)
     unique: dict[str, Layer] = {}
-    for layer in every:
-        if layer.object.size:  # an empty file is not fetched
-            unique.setdefault(layer.object.sha256, layer)
+    for one, title in titles.items():
+        if one.size:  # an empty file is not fetched
+            unique.setdefault(one.sha256, Layer(one, title))
     if len(unique) > _MOST_LAYERS:
         raise ReleaseError(
             f"{index.name}:{index.version}: {len(unique)} objects are too many for a registry, which takes {_MOST_LAYERS}"
@@ -75,26 +74,17 @@ def layers_of(index: Index, table_of: Callable[[File], Table]) -> list[Layer]:
     return list(unique.values())
 
 
-def _layers(index: Index, table_of: Callable[[File], Table], without: frozenset[str] | set[str]) -> Iterator[Layer]:
-    for file in index.files:
-        if file.name not in without:
-            yield Layer(file.object, file.name)
-        if file.table is not None:
-            yield Layer(file.table, None)
-            yield from (Layer(one, None) for one in table_of(file).objects)
-    yield from (Layer(pack.object, None) for pack in index.packs)
-
-
 def _descriptor(media_type: str, of: Object, **annotations: str) -> dict[str, Any]:
     descriptor: dict[str, Any] = {"mediaType": media_type, "digest": f"sha256:{of.sha256}", "size": of.size}
     return {**descriptor, "annotations": annotations} if annotations else descriptor
 
 
-def make_manifest(index: Index, data: bytes, signature: str | None, layers: list[Layer]) -> bytes:
+def make_manifest(index: Index, data: bytes, ways: bytes, signature: str | None, layers: list[Layer]) -> bytes:
     """The manifest of a release; equal releases have equal ones.
 
     Args:
         index, data: the release, and the bytes of its index.
+        ways: to its contents.
         signature: of the index.
         layers: what was pushed.
 
@@ -111,8 +101,11 @@ def make_manifest(index: Index, data: bytes, signature: str | None, layers: list
             "artifactType": _ARTIFACT,
             "config": _descriptor(_CONFIG, Object(sha256(data), len(data))),
             "layers": [
-                _descriptor(_LAYER, layer.object, **({_TITLE: layer.title} if layer.title is not None else {}))
-                for layer in layers
+                _descriptor(_WAYS, Object(sha256(ways), len(ways))),
+                *(
+                    _descriptor(_LAYER, layer.object, **({_TITLE: layer.title} if layer.title is not None else {}))
+                    for layer in layers
+                ),
             ],
             "annotations": annotations,
         },
@@ -133,19 +126,29 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     """
     try:
         content = json.loads(data)
-        config = content["config"]
-        kind, digest, size = config["mediaType"], config["digest"], config["size"]
+        index = _described(content["config"], INDEX_LIMIT, where)
+        kind = content["config"]["mediaType"]
+        listed = [one for one in content.get("layers") or () if one["mediaType"] == _WAYS]
+        ways = _described(listed[0], TABLE_LIMIT, where) if listed else None
         signature = (content.get("annotations") or {}).get(_SIGNATURE)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, InvalidFileError):
+            raise
         raise InvalidFileError(where, "this is not a manifest of OCI with a config") from None
     if kind != _CONFIG:
         raise InvalidFileError(where, f"this is not a release: expected a config of type {_CONFIG}, found {kind!r}")
-    if (
-        not isinstance(digest, str)
-        or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
-        or type(size) is not int
-        or not 0 < size <= INDEX_LIMIT
-        or not isinstance(signature, str | None)
+    if not isinstance(signature, str | None):
+        raise InvalidFileError(where, "the signature is malformed")
+    return Manifest(index, ways, signature)
+
+
+def _described(descriptor: Any, limit: int, where: str) -> Object:
+    digest, size = descriptor["digest"], descriptor["size"]
+    if not (
+        isinstance(digest, str)
+        and re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+        and type(size) is int
+        and 0 < size <= limit
     ):
-        raise InvalidFileError(where, "the descriptor of the config is malformed")
-    return Manifest(Object(digest.removeprefix("sha256:"), size), signature)
+        raise InvalidFileError(where, "the descriptor of the config, or of the list of ways, is malformed")
+    return Object(digest.removeprefix("sha256:"), size)

@@ -10,10 +10,10 @@ from blobstore.core.formats.ptd.writer import Entry
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.distinct import Distinct
 
-__all__ = ["entries_of", "laid_over", "newest", "newest_entries", "replaceable", "same_blob"]
+__all__ = ["newest_entries", "replaceable", "same_blob"]
 
 
-def newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
+def _newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
     """For each key the file that counts.
 
     Args:
@@ -25,7 +25,7 @@ def newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
     return by_key
 
 
-def entries_of(data_map: PtdDataMap, keys: Iterable[str]) -> list[Entry]:
+def _entries_of(data_map: PtdDataMap, keys: Iterable[str]) -> list[Entry]:
     """Some keys of a file, for a writer."""
     return [
         Entry(
@@ -46,12 +46,12 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
     Args:
         maps: the files, the oldest first.
     """
-    home = newest(maps)
+    home = _newest(maps)
     contents = Distinct()
     count = 0
     entries = []
     for data_map in maps:
-        for entry in entries_of(data_map, [key for key in data_map if home[key] is data_map]):
+        for entry in _entries_of(data_map, [key for key in data_map if home[key] is data_map]):
             number = contents.find(entry.data, entry.digest)
             if number is None:
                 number = count
@@ -78,30 +78,3 @@ def replaceable(old: PtdDataMap, new: PtdDataMap, key: str) -> bool:
         and len(old.get_data(key)) == len(new.get_data(key))
         and old.get_tensor_layout(key) == new.get_tensor_layout(key)
     )
-
-
-def laid_over(maps: Sequence[PtdDataMap]) -> tuple[list[PtdDataMap], dict[str, PtdDataMap]] | None:
-    """How a cache, which opens only files that agree, gets the contents of several files.
-
-    Args:
-        maps: the files, the oldest first.
-
-    Returns:
-        The files to open, and for each key whose blob must be replaced afterwards the file that has it. None if that does
-        not give all keys, or a blob cannot be replaced.
-    """
-    owner: dict[str, PtdDataMap] = {}
-    opened = []
-    for data_map in maps:
-        if all(key not in owner or same_blob(owner[key], data_map, key) for key in data_map):
-            opened.append(data_map)
-            for key in data_map:
-                owner.setdefault(key, data_map)
-    home = newest(maps)
-    changed = {
-        key: data_map
-        for key, data_map in home.items()
-        if key in owner and owner[key] is not data_map and not same_blob(owner[key], data_map, key)
-    }
-    possible = len(owner) == len(home) and all(replaceable(owner[key], new, key) for key, new in changed.items())
-    return (opened, changed) if possible else None

@@ -14,6 +14,7 @@ from blobstore.core.text import printable
 
 __all__ = ["Reference", "check_named", "is_loopback", "parse_reference"]
 
+_BUCKETS = ("s3://", "gs://", "az://")
 _PIN = re.compile(r"@sha256:([0-9a-f]{64})\Z")
 _HOST = re.compile(r"^(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|\[[0-9a-fA-F:]+\]|[A-Za-z0-9-]+(?=:))(:[0-9]{1,5})?$")
 _REPOSITORY = re.compile(r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$")
@@ -26,15 +27,15 @@ class Reference:
     """Where a release is.
 
     Attributes:
-        kind: "registry", "web", "layout" or "folder".
+        kind: "registry", "web", "layout", "bucket" or "folder".
         text: as the user wrote it.
-        place: the host of a registry, the URL of an index, or the path of a folder or an index.
+        place: the host of a registry, the URL of an index or of its folder, or the path of one.
         repository: in a registry, the path of the repository.
         tag: the tag, in a registry or a layout; "" if only the pin counts.
         pin: the SHA-256 that must be found: of the manifest in a registry or a layout, of the index elsewhere.
     """
 
-    kind: Literal["registry", "web", "layout", "folder"]
+    kind: Literal["registry", "web", "layout", "bucket", "folder"]
     text: str
     place: str
     repository: str = ""
@@ -51,6 +52,8 @@ class Reference:
         name, version = "", self.tag
         if self.kind == "web":
             *_, name, version, _ = ("", "", *(unquote(part) for part in urlsplit(self.place).path.split("/")))
+        elif self.kind == "bucket":
+            *_, name, version = self.place.removesuffix("/index.json").rstrip("/").split("/")
         elif self.kind == "folder":
             path = os.path.abspath(self.place)  # noqa: PTH100 - whatever the text is
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120 - likewise
@@ -76,7 +79,7 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
     """Read a reference.
 
     `registry/name:tag` and `registry/name@sha256:…` are in a registry, whose host has a dot, a port, or is localhost.
-    `https://host/…/index.json` is on a web server. `oci:DIR:tag` is a folder in the image layout of OCI. Anything else is the
+    `https://host/…/index.json` is on a web server, `s3://bucket/…/NAME/VERSION` in a bucket. `oci:DIR:tag` is a folder in the image layout of OCI. Anything else is the
     path of an index, or of the folder that holds `index.json`. Each can end in `@sha256:…`.
 
     Raises:
@@ -91,16 +94,19 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
         raise ReleaseError(f"{full!r} is not a reference to a release")
     match = _PIN.search(full)
     pin, rest = (match[1], full[: match.start()]) if match else (None, full)
+    return _parsed(full, rest, pin)
+
+
+def _parsed(full: str, rest: str, pin: str | None) -> Reference:
     if rest.startswith(("http://", "https://")):
         check_url(rest)
         return Reference("web", full, rest, pin=pin)
+    if rest.startswith(_BUCKETS):
+        if len(rest.removesuffix("/index.json").rstrip("/").split("/")) < 5:
+            raise ReleaseError(f"{full!r}: expected the URL of a release, such as s3://bucket/releases/NAME/VERSION")
+        return Reference("bucket", full, rest, pin=pin)
     if rest.startswith("oci:"):
-        place, colon, tag = rest[4:].rpartition(":")
-        if not colon:
-            place, tag = rest[4:], ""
-        if not place or (tag and not _TAG.fullmatch(tag)) or not (tag or pin):
-            raise ReleaseError(f"{full!r}: expected oci:DIR:tag")
-        return Reference("layout", full, place, tag=tag, pin=pin)
+        return _layout(full, rest[4:], pin)
     host, slash, name = rest.partition("/")
     if slash and not host.startswith(".") and _HOST.fullmatch(host) and not os.path.exists(rest):  # noqa: PTH110 - whatever the text is
         repository, _, tag = name.partition(":")
@@ -112,6 +118,15 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
             raise ReleaseError(f"{full!r}: {host!r} is not a host: {error}") from None
         return Reference("registry", full, host, repository, tag or ("" if pin else "latest"), pin)
     return Reference("folder", full, rest, pin=pin)
+
+
+def _layout(full: str, rest: str, pin: str | None) -> Reference:
+    place, colon, tag = rest.rpartition(":")
+    if not colon:
+        place, tag = rest, ""
+    if not place or (tag and not _TAG.fullmatch(tag)) or not (tag or pin):
+        raise ReleaseError(f"{full!r}: expected oci:DIR:tag")
+    return Reference("layout", full, place, tag=tag, pin=pin)
 
 
 def check_url(url: str) -> None:

@@ -1,9 +1,11 @@
-"""Publishing: files become immutable objects in a release folder, and an index that names them.
+"""Publishing: files become a version of a pool, and an index that lists what they consist of.
 
     releases/
-        files/SHA256                    every object, each once
+        pool.json, packs/, tables/      the pool: every content once, whatever releases have it
+        files/SHA256                    lists of parts, forms that only the newest releases have, whole files (`plain`)
         assistant/1.4/index.json        an index
-        assistant/latest/index.json     the newest of them
+        assistant/1.4/ways.json         in which forms its contents can be fetched
+        assistant/latest/index.json     the newest of the indexes
         signatures/SHA256-of-an-index
 
 Objects come first and indexes last, so that a copy of the folder, or a kill, never shows a release with a part missing.
@@ -11,14 +13,15 @@ Objects come first and indexes last, so that a copy of the folder, or a kill, ne
 
 from __future__ import annotations
 
-import math
+import contextlib
+import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from blobstore.core.constants import FOUNDATION_KEY
 from blobstore.core.disk.kinds import check_folder_name
@@ -27,97 +30,69 @@ from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError
-from blobstore.core.formats.alignment import align_up
 from blobstore.core.formats.opening import Format, detect_format
-from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.core.formats.ptd.writer import Entry, write_ptd
+from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.formats.sharded import with_shards
-from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import sha256
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named, open_regular
 from blobstore.core.programs.deployed import taken_by
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
-from blobstore.releases.index.contents import regions_of, size_of
-from blobstore.releases.index.index import (
-    INDEX_LIMIT,
-    TABLE_LIMIT,
-    VERSION,
-    WORTH,
-    DataSet,
-    File,
-    Index,
-    Object,
-    Pack,
-    Program,
-    Table,
-    Way,
-    check_file_name,
-    check_name,
-    encode,
-    parse_index,
-    parse_table,
-)
+from blobstore.pool import Pool
+from blobstore.pool.versions import Version
+from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
 from blobstore.releases.index.needs import check_time
-from blobstore.releases.index.objects import ObjectWriter, store_bytes, store_file
-from blobstore.releases.index.overlay import entries_of, newest_entries
-from blobstore.releases.publishing.tables import NOTHING, BaseBlobs, make_table, travelling
-from blobstore.releases.sources.source import FILES, INDEX, INDEXES, SIGNATURES, read_small
+from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
+from blobstore.releases.index.ways import WAYS, encode_ways, parse_ways
+from blobstore.releases.publishing.forms import Forms, parts_of_version
+from blobstore.releases.publishing.released import UNUSED, Released, released_before, store_bytes, store_pieces
+from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of
 
-__all__ = ["LATEST", "Published", "compact", "publish", "published_index"]
-
-LATEST = "latest"
-"""The folder of the newest release of a name; no version can have this name."""
+__all__ = ["Published", "opened", "publish"]
 
 _EXECUTORCH = "1.5"
-_PACKED = 1 << 16  # smaller files go into a pack
-_FEWEST = 8  # of them; fewer are not worth it
-_KEY_ROOM = 512  # bytes of a table of contents that a key may take, without its name
+_RESERVED = {FILES, SIGNATURES, INDEXES, "packs", "tables"}
 
 
 @dataclass(frozen=True)
 class Published:
-    """What `publish` did.
+    """What `publish` did. All sizes are in bytes.
 
     Attributes:
-        path: the index.
+        index: where the index is: a path, or a URL.
         sha256: its digest, to pin it.
         name, version: of the release.
         files: the number of files.
         release_bytes: the size of all of them.
-        new_bytes: the size of those files that were not in the release folder before.
-        travelling_bytes: what a device with the base fetches for the new files, by its smallest form, with tables.
-        removed_keys: keys that the files no longer have, but that the older files referred to still hold.
+        new_bytes: of contents that the release folder did not have before.
+        stored_bytes: what was written for the release.
+        first_bytes: what a device without anything fetches.
+        update_bytes: what a device with the release before fetches; None if there is none.
         signed: whether the index has a signature.
     """
 
-    path: Path
+    index: str
     sha256: str
     name: str
     version: str
     files: int
     release_bytes: int
     new_bytes: int
-    travelling_bytes: int
-    removed_keys: int
+    stored_bytes: int
+    first_bytes: int
+    update_bytes: int | None
     signed: bool
+
+    @property
+    def path(self) -> Path:
+        """The index in a folder."""
+        return Path(self.index)
 
     def __repr__(self) -> str:
         files = f"{count(self.files, 'file')} of {size(self.release_bytes)}"
-        travel = f"{size(self.new_bytes)} new", f"devices fetch {size(self.travelling_bytes)}"
+        travel = f"{size(self.new_bytes)} new", f"devices fetch {size(self.first_bytes)}"
         return line("Published", f"{self.name} {self.version}", files, *travel, "signed" if self.signed else "")
-
-
-@dataclass
-class _Base:
-    """A release that the new one adds to."""
-
-    index: Index
-    sets: dict[str, dict[str, PtdDataMap]] = field(default_factory=dict)  # of each data set: key → newest file with it
-    newest: dict[str, PtdDataMap] = field(default_factory=dict)  # of each data set: its last file
-    digests: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)  # of each file: extent → SHA-256
-    ways: dict[str, tuple[Way, Object]] = field(default_factory=dict)  # of blobs: how they travelled
 
 
 def publish(
@@ -126,120 +101,138 @@ def publish(
     *,
     name: str,
     version: str,
-    base: str | None = None,
-    max_file: int | None = None,
     executorch: str = _EXECUTORCH,
     sign: str | os.PathLike[str] | None = None,
-    encoded: bool = True,
+    plain: bool = False,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Published:
     """Publish files as a release.
 
+    The release folder is a pool: contents that it has, of whatever release and name, are not stored again. Differences to
+    the releases of this name before it are stored beside them, for devices that have these.
+
     Args:
         inputs: files, and folders whose files keep their paths, without those whose names begin with a dot. `.ptd` files
-            are data sets. The release folder may lie below them; what is in it is left out.
-        releases: the release folder; it is made if it is missing.
+            are data files. The release folder may lie below them; what is in it is left out.
+        releases: the release folder, or the URL of one in a bucket (see `Pool`); it is made if it is missing.
         name, version: of the release; a version is published once.
-        base: the version that devices have, or NAME:VERSION of the same name: of a data file that it has too, only blobs
-            that are new or changed are written, into a further file.
-        max_file: the size in bytes above which data files are cut; the others must not be larger.
         executorch: the first version of ExecuTorch that runs the programs.
         sign: the file of a private key.
-        encoded: also write forms that travel in fewer bytes.
+        plain: also store every file whole, for clients that decode nothing.
+        executor: does the work of storing new contents; its workers must see the same files. By default threads.
         progress: called with every step.
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
         OutputPathError: the name of the release folder is that of a file.
-        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, an input lies in the release
-            folder, or a link leads out of a folder, an input or the release folder itself.
+        ReleaseError: a name is impossible or taken, an input lies in the release folder, or a link leads out of a folder, an
+            input or the release folder itself.
+        TransferError: the store refuses.
     """
     check_progress(progress)
-    root, paths = as_path(releases), as_paths(inputs)
-    _check_outside(paths, root)
-    with _entered(root, name, version) as _:
-        made = _Publisher(root, name, version, base, max_file, executorch, encoded, progress)
-        for path, place in _expanded(paths, root):
-            made.add(path, place)
-        return made.finish(sign)
+    paths = as_paths(inputs)
+    if not isinstance(executorch, str) or not re.match(VERSION, executorch):
+        raise ReleaseError(f"{executorch!r} is not a version of ExecuTorch; expected one such as '1.5'")
+    if sign is not None:
+        from blobstore.releases.sources.trust import sign as sign_bytes
+
+        sign_bytes(b"", sign)  # a key that cannot be used is found before any work
+    with _entered(releases, name, version, paths) as pool:
+        output = pool.objects.folder
+        files = _listed(list(_expanded(paths, output)), progress)
+        if not files:
+            raise ReleaseError(f"{name}:{version}: a release needs a file")
+        added, new, stored = _in_pool(pool, files, name, version, executor, progress)
+        return _Publisher(pool, files, added, plain, progress).finish(executorch, sign, new, stored)
 
 
-def compact(
-    releases: str | os.PathLike[str],
-    *,
-    name: str,
-    version: str,
-    base: str,
-    max_file: int | None = None,
-    sign: str | os.PathLike[str] | None = None,
-    encoded: bool = True,
-    progress: Progress | None = None,
-) -> Published:
-    """Publish a release with the contents of another one, in which every data set is one file again.
+@dataclass(frozen=True)
+class _Input:
+    """A file of the release.
 
-    A device that has the old files assembles the new ones from their blobs, and fetches little more than the index.
-
-    Args, raises:
-        As `publish`.
+    Attributes:
+        path, name: where it is, and its name in the release.
+        kind: as in the index.
+        data: of a program, the names of the data files that it takes keys from.
     """
-    check_progress(progress)
-    root = as_path(releases)
-    if base is None:
-        raise ReleaseError(f"{name}:{version}: compact needs a base, whose contents the release has")
-    with _entered(root, name, version) as _:
-        made = _Publisher(root, name, version, base, max_file, None, encoded, progress)
-        made.add_compacted()
-        return made.finish(sign)
+
+    path: Path
+    name: str
+    kind: str
+    data: tuple[str, ...] = ()
 
 
-def published_index(releases: Path, name: str, version: str) -> Index:
-    """The index of a release in a release folder.
+@contextlib.contextmanager
+def _entered(releases: str | os.PathLike[str], name: str, version: str, inputs: Sequence[Path] = ()) -> Iterator[Pool]:
+    """The pool of a release folder, made if it is missing, and a folder locked against other publishers."""
+    check_name(name, "name")
+    check_name(version, "version")
+    if version == LATEST or name in _RESERVED:
+        raise ReleaseError(
+            f"{name}:{version}: the names {LATEST!r} and {', '.join(sorted(map(repr, _RESERVED)))} are taken for other folders"
+        )
+    if not _is_url(releases):
+        _check_outside(inputs, as_path(releases))
+    with opened(releases, name, version, create=True) as pool:
+        place = f"{name}/{version}/{INDEX}"
+        if pool.objects.get(place) is not None:
+            raise ReleaseError(f"{pool.objects.name(place)}: this version was published already; versions never change")
+        pool.objects.create(UNUSED, b'{"unused": {}}\n')
+        yield pool
+
+
+@contextlib.contextmanager
+def opened(releases: str | os.PathLike[str], *inside: str, create: bool = False) -> Iterator[Pool]:
+    """The pool of a release folder; a folder is locked against other publishers.
+
+    Args:
+        releases: the folder, or its URL.
+        inside: the name and the version of a release that is written.
+        create: make the folder if it is missing.
 
     Raises:
-        FileAccessError, InvalidFileError: it is not there, or malformed.
+        ReleaseError: the folder is one of a device, or has an older format, or a link leads out of it.
+        PoolError: it is no release folder.
     """
-    path = releases / name / version / INDEX
-    return parse_index(read_small(path, INDEX_LIMIT), str(path))
+    if _is_url(releases):
+        with Pool(os.fspath(releases), create=create) as pool:
+            yield pool
+        return
+    root = as_path(releases)
+    check_folder_name(root)
+    with named(root):
+        pulled = (root / INDEXES).exists()
+        older = not (root / "pool.json").exists() and any(root.glob(f"*/{LATEST}/{INDEX}"))
+        if not create and not root.exists():
+            raise ReleaseError(f"{root}: there is no release folder here")
+    if pulled:
+        raise ReleaseError(f"{root}: releases are pulled into this folder; publish them in another one")
+    if older:
+        raise ReleaseError(
+            f"{root}: this release folder has an older format; `blobstore convert-releases` makes a new one of it"
+        )
+    folders = [root / name for name in (FILES, SIGNATURES, "packs", "tables")]
+    if inside:
+        name, version = inside
+        folders += [root / name / version, root / name / LATEST]
+    with named(root):
+        for made in (FILES, SIGNATURES):
+            (root / made).mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            _check_inside(folder, root)
+    # Two publishers of one folder would each write `latest`, and the older one could be the last.
+    with exclusive(root):
+        for folder in folders:
+            if folder.is_dir():
+                recover(folder)
+        with Pool(root, create=create) as pool:
+            yield pool
 
 
-class _entered:  # noqa: N801 - used like a function
-    """The release folder, made and locked against other publishers."""
-
-    def __init__(self, root: Path, name: str, version: str) -> None:
-        check_name(name, "name")
-        check_name(version, "version")
-        if version == LATEST or name in {FILES, SIGNATURES, INDEXES}:
-            raise ReleaseError(
-                f"{name}:{version}: the names {LATEST!r}, {FILES!r}, {SIGNATURES!r} and {INDEXES!r} are taken for other folders"
-            )
-        self._root, self._index = root, root / name / version / INDEX
-
-    def __enter__(self) -> None:
-        check_folder_name(self._root)
-        with named(self._root):
-            pulled = (self._root / INDEXES).exists()
-        if pulled:
-            raise ReleaseError(f"{self._root}: releases are pulled into this folder; publish them in another one")
-        with named(self._root):
-            (self._root / FILES).mkdir(parents=True, exist_ok=True)
-            for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
-                _check_inside(self._root / folder, self._root)
-        # Two publishers of one folder would each write `latest`, and the older one could be the last.
-        self._lock = exclusive(self._root)
-        self._lock.__enter__()
-        try:
-            for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
-                recover(self._root / folder)
-            with named(self._index):
-                published = self._index.exists()
-            if published:
-                raise ReleaseError(f"{self._index}: this version was published already; versions never change")
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.__exit__(None, None, None)
+def _is_url(place: str | os.PathLike[str]) -> bool:
+    """Whether a release folder is in a bucket."""
+    return isinstance(place, str) and "://" in place
 
 
 def _check_outside(paths: Sequence[Path], root: Path) -> None:
@@ -257,9 +250,9 @@ def _check_inside(path: Path, folder: Path) -> None:
         raise ReleaseError(f"{path}: this leads out of {folder}, to {place}; links out of a folder are not followed")
 
 
-def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
+def _expanded(paths: Sequence[Path], root: Path | None) -> Iterator[tuple[Path, str]]:
     """The input files with their names in the release."""
-    output = os.path.realpath(root)
+    output = "" if root is None else os.path.realpath(root)
     for path in paths:
         with named(path):
             is_folder = path.is_dir()
@@ -296,357 +289,183 @@ def _inside(path: Path, output: str) -> Iterator[tuple[Path, str]]:
         raise FileAccessError(path, "there are no files in this folder")
 
 
-class _Publisher:
-    """One release on its way into a release folder."""
-
-    def __init__(
-        self,
-        root: Path,
-        name: str,
-        version: str,
-        base: str | None,
-        max_file: int | None,
-        executorch: str | None,
-        encoded: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._root, self._files = root, root / FILES
-        self._name, self._version = name, version
-        if max_file is not None and (isinstance(max_file, bool) or not isinstance(max_file, int) or max_file < 1):
-            raise ReleaseError(f"max_file must be a number of bytes, not {max_file!r}")
-        if executorch is not None and (not isinstance(executorch, str) or not re.match(VERSION, executorch)):
-            raise ReleaseError(f"{executorch!r} is not a version of ExecuTorch; expected one such as '1.5'")
-        self._max, self._encoded, self._progress = max_file, encoded, progress
-        self._base = self._read_base(base) if base is not None else None
-        self._executorch = executorch or (self._base.index.executorch if self._base else _EXECUTORCH)
-        with named(self._files):
-            self._had = set(os.listdir(self._files))
-        self._listed: list[File] = []
-        self._sets: list[DataSet] = []
-        self._paths: dict[str, Path] = {}  # of programs
-        self._keys: dict[str, set[str]] = {}  # of data sets
-        self._removed = self._new = 0
-        self._fetched: dict[str, int] = {}  # what a device fetches for each file, by its SHA-256
-
-    # The base
-
-    def _read_base(self, text: str) -> _Base:
-        if not isinstance(text, str):
-            raise ReleaseError(f"{text!r} is not the version of a base")
-        name, _, version = text.rpartition(":")
-        if name and name != self._name:
-            raise ReleaseError(f"the base {text!r} has another name than the release, {self._name!r}")
-        check_name(version, "version")
-        base = _Base(published_index(self._root, self._name, version))
-        for data in base.index.data:
-            keys: dict[str, PtdDataMap] = {}
-            # A device has the newest blob of each key, so differences are taken from that one.
-            for file_name in data.files:  # the newest last
-                file = base.index.file(file_name)
-                data_map = open_ptd(self._files / file.sha256)
-                keys.update(dict.fromkeys(data_map, data_map))
-                if file.sha256 not in base.digests:
-                    table = self._table_of(file)
-                    base.digests[file.sha256] = {(p.offset, p.offset + p.size): p.sha256 for p in table.parts}
-                    for part in table.parts:
-                        for way in part.ways:
-                            if not way.base:
-                                base.ways[part.sha256] = (way, table.objects[way.object])
-                base.newest[data.name] = data_map
-            base.sets[data.name] = keys
-        return base
-
-    def _table_of(self, file: File) -> Table:
-        if file.table is None:
-            raise InvalidFileError(self._files / file.sha256, f"the index has no table of {file.name!r}")
-        path = self._files / file.table.sha256
-        return parse_table(read_small(path, TABLE_LIMIT), file, str(path))
-
-    def _blobs_of_base(self, data_name: str) -> BaseBlobs:
-        """What devices with the base have; blobs are found in a data set by their keys."""
-        if self._base is None:
-            return NOTHING
-        base = self._base
-        keys = base.sets.get(data_name, {})
-
-        def find(key: str, size: int) -> tuple[str, memoryview] | None:
-            data_map = keys.get(key)
-            if data_map is None or len(data := data_map.get_data(key)) != size:
-                return None
-            digest = base.digests[data_map.path.name].get(data_map.byte_range(key))
-            return None if digest is None else (digest, data)
-
-        digests = frozenset(digest for of_file in base.digests.values() for digest in of_file.values())
-        return BaseBlobs(digests, find, base.ways)
-
-    # Adding files
-
-    def add(self, path: Path, name: str) -> None:
-        """Add an input file under a name."""
+def _listed(inputs: Sequence[tuple[Path, str]], progress: Progress | None) -> list[_Input]:
+    """The files of a release, checked."""
+    files: dict[str, _Input] = {}
+    keys: dict[str, set[str]] = {}  # of data files
+    for path, name in inputs:
         check_file_name(name)
-        if any(file.name == name for file in self._listed):
+        if name in files:
             raise ReleaseError(f"{path}: two files of the release would be called {name!r}")
         try:
             kind = detect_format(path)
         except InvalidFileError:  # it is empty
             kind = Format.UNKNOWN
-        # A damaged blob would get a digest of its own here, and every device would accept it.
         if kind is Format.PTD:
-            self._add_data(open_ptd(path, verify=True), path, name)
-            return
-        if self._max is not None and (found := size_of(path)) > self._max:
-            raise ReleaseError(f"{path}: it has {found} bytes, {self._max} are allowed, and only data files can be cut")
-        if kind is Format.PTE:
-            self._paths[name] = path
-        self._list(name, "program" if kind is Format.PTE else "other", store_file(self._files, path, self._progress))
-
-    def _add_data(self, data_map: PtdDataMap, path: Path, name: str) -> None:
-        files: list[str] = []
-        adapter = FOUNDATION_KEY in data_map.metadata
-        old = self._continued(name) if not adapter else None
-        wanted = list(data_map)
-        described = True  # whether a file has the metadata already
-        if self._base is not None and old is not None:
-            keys = self._base.sets[name]
-            wanted = [key for key in data_map if not _in_base(key, data_map, keys)]
-            for file_name in old.files:
-                self._listed.append(self._base.index.file(file_name))
-                files.append(file_name)
-            self._removed += len(keys.keys() - set(data_map))
-            described = self._base.newest[name].metadata == data_map.metadata
-        # Without a base the file travels as it is, so that its SHA-256 is the one that others know.
-        small = self._max is None or size_of(path) <= self._max
-        if small and len(wanted) == len(data_map) and not files:
-            stored = store_file(self._files, path, self._progress)
-            files.append(self._list(name, "data", stored, name))
-        elif wanted or not files or not described:
-            files += self._write_data(entries_of(data_map, wanted), data_map.metadata, name, len(files))
-        self._sets.append(DataSet(name, tuple(files), adapter))
-        self._keys[name] = set(data_map)
-
-    def _continued(self, name: str) -> DataSet | None:
-        """The data set of the base that further files are added to. Adapters are not: they are loaded by their path."""
-        sets = self._base.index.data if self._base is not None else ()
-        return next((data for data in sets if data.name == name and not data.adapter), None)
-
-    def add_compacted(self) -> None:
-        """Add what the base has, each data set in as few files as possible."""
-        assert self._base is not None  # noqa: S101 - the caller has one
-        index = self._base.index
-        in_sets = {name for data in index.data for name in data.files}
-        self._listed += [file for file in index.files if file.name not in in_sets]
-        for file in index.files:
-            if file.kind == "program":
-                self._paths[file.name] = self._files / file.sha256
-        for data in index.data:
-            keys = self._base.sets[data.name]
-            if len(data.files) == 1:
-                self._listed.append(index.file(data.files[0]))
-                files: tuple[str, ...] = data.files
-            else:
-                maps = [open_ptd(self._files / index.file(name).sha256) for name in data.files]
-                files = tuple(self._write_data(newest_entries(maps), maps[-1].metadata, data.name, 0))
-            self._sets.append(DataSet(data.name, files, data.adapter))
-            self._keys[data.name] = set(keys)
-
-    def _write_data(self, entries: Sequence[Entry], metadata: Mapping[str, str], name: str, older: int) -> list[str]:
-        """Write blobs into as many files as needed; their names."""
-        names: list[str] = []
-        for group in self._cut(entries, name, metadata):
-            with ObjectWriter(self._files, f"writing {name}", sum(len(e.data) for e in group), self._progress) as file:
-                write_ptd(cast(BinaryIO, file), group, metadata)
-                stored = file.finish()
-            if self._max is not None and stored.size > self._max:
-                part = f"the part from {group[0].key!r} on" if group else "a file without blobs"
-                raise ReleaseError(f"{name}: {part} has {stored.size} bytes, {self._max} are allowed")
-            names.append(self._list(self._free_name(name, older + len(names)), "data", stored, name))
-        return names
-
-    def _cut(self, entries: Sequence[Entry], name: str, metadata: Mapping[str, str]) -> Iterator[list[Entry]]:
-        """Groups of entries whose files have at most the allowed size; keys of one blob stay together."""
-        if self._max is None:
-            yield list(entries)
-            return
-        blobs: dict[int, list[Entry]] = {}
-        for entry in entries:
-            blobs.setdefault(entry.blob, []).append(entry)
-        fixed = 4096 + sum(len(k.encode()) + len(v.encode()) + 64 for k, v in metadata.items())
-        group: list[Entry] = []
-        size = fixed
-        for same in blobs.values():
-            # An upper limit: how much padding a blob really needs depends on those before it.
-            alignment = math.lcm(128, *(entry.alignment for entry in same))
-            needed = align_up(len(same[0].data), alignment) + alignment
-            needed += sum(_KEY_ROOM + len(e.key.encode()) + 16 * (len(e.layout.sizes) if e.layout else 0) for e in same)
-            if fixed + needed > self._max:
-                raise ReleaseError(
-                    f"{name}: the blob of {same[0].key!r} has {len(same[0].data)} bytes, too many for files of {self._max}"
-                )
-            if group and size + needed > self._max:
-                yield group
-                group, size = [], fixed
-            group += same
-            size += needed
-        yield group
-
-    def _free_name(self, name: str, number: int) -> str:
-        """A name for a further file of a data set."""
-        taken = {file.name for file in self._listed} | set(self._keys)
-        stem = name.removesuffix(".ptd")
-        candidate = name if number == 0 else f"{stem}.{number}.ptd"
-        while candidate in taken:
-            number += 1
-            candidate = f"{stem}.{number}.ptd"
-        return candidate
-
-    def _list(self, name: str, kind: str, stored: Object, data_name: str = "") -> str:
-        """List a stored file with its table, unless the base has both."""
-        table: Object | None = None
-        travels = stored.size
-        old = [file for file in self._base.index.files if file.sha256 == stored.sha256] if self._base else []
-        if old:
-            file = File(name, kind, stored.sha256, stored.size, old[0].table, old[0].travels)  # type: ignore[arg-type]
+            # A damaged blob would get a digest of its own here, and every device would accept it.
+            data_map = open_ptd(path, verify=True)
+            is_adapter = FOUNDATION_KEY in data_map.metadata
+            files[name] = _Input(path, name, "adapter" if is_adapter else "data")
+            if not is_adapter:
+                keys[name] = set(data_map)
         else:
-            if stored.size >= _PACKED or kind == "data":
-                regions = regions_of(self._files / stored.sha256)
-                made = make_table(
-                    self._files,
-                    stored,
-                    regions,
-                    self._blobs_of_base(data_name),
-                    encoded=self._encoded,
-                    progress=self._progress,
-                )
-                travels = travelling(made)
-                if kind == "data" or travels < stored.size:
-                    table = store_bytes(self._files, encode(made))
-                fetched = sum(min([part.size, *(way.stored for way in part.ways)]) for part in made.parts)
-                # As a device decides: a file whose parts save little is fetched as it is.
-                if table is None or fetched >= WORTH * stored.size:
-                    self._fetched[stored.sha256] = stored.size
-                else:
-                    self._fetched[stored.sha256] = fetched + table.size
-            else:
-                self._fetched[stored.sha256] = stored.size
-            new = File(name, kind, stored.sha256, stored.size, table)  # type: ignore[arg-type]
-            file = File(name, kind, stored.sha256, stored.size, table, travels) if travels < stored.size else new  # type: ignore[arg-type]
-        if stored.sha256 not in self._had:
-            self._new += stored.size
-        self._listed.append(file)
-        return name
+            files[name] = _Input(path, name, "program" if kind is Format.PTE else "other")
+    every = set().union(*keys.values())
+    for name, file in files.items():
+        if file.kind == "program":
+            taken = taken_by(read_program(file.path), every)
+            files[name] = _Input(file.path, name, file.kind, tuple(n for n, has in keys.items() if has & taken))
+    return list(files.values())
 
-    # The index
 
-    def finish(self, key: str | os.PathLike[str] | None) -> Published:
-        """Write the index, its signature, and the newest index."""
-        if not self._listed:
-            raise ReleaseError(f"{self._name}:{self._version}: a release needs a file")
-        # Devices link files by these names.
-        names = [file.name for file in self._listed]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ReleaseError(f"two files of the release would be called {twice!r}")
-        place = self._root / self._name / self._version / INDEX
+def _in_pool(
+    pool: Pool,
+    files: Sequence[_Input],
+    name: str,
+    version: str,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> tuple[Version, int, int]:
+    """The version of the pool with these files, and the bytes of its new contents, and of what they take.
+
+    If it is there already, a publisher was killed, or the files were added before; this goes on then.
+    """
+    there = next((one for one in pool.versions() if (one.name, one.version) == (name, version)), None)
+    if there is None:
+        added = pool.add_files([(str(file.path), file.name) for file in files], name, version, executor, progress)
+        return added.version, added.new_bytes, added.stored_bytes
+    given = sorted((file.name, *_digest(file.path)) for file in files)
+    if sorted(there.files) != given:
+        raise ReleaseError(
+            f"{pool.url}: {name}@{version} is in the pool with other files; drop it (`blobstore pool drop`), or publish another "
+            "version"
+        )
+    return there, 0, 0
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    hasher, nbytes = hashlib.sha256(), 0
+    with open_regular(path) as descriptor:
+        for piece in pieces_of(descriptor, 0, os.fstat(descriptor).st_size):
+            hasher.update(piece)
+            nbytes += len(piece)
+    return nbytes, hasher.hexdigest()
+
+
+class _Publisher:
+    """One release on its way from a pool into the world."""
+
+    def __init__(
+        self, pool: Pool, files: Sequence[_Input], version: Version, plain: bool, progress: Progress | None
+    ) -> None:
+        self._pool, self._objects, self._version = pool, pool.objects, version
+        self._inputs, self._plain, self._progress = files, plain, progress
+
+    def finish(self, executorch: str, key: str | os.PathLike[str] | None, new: int, stored: int) -> Published:
+        """Write the forms, the index, its signature, and the newest index."""
+        version, objects = self._version, self._objects
+        digests = {name: (nbytes, digest) for name, nbytes, digest in version.files}
+        files = tuple(
+            File(file.name, file.kind, digests[file.name][1], digests[file.name][0], file.data)  # type: ignore[arg-type]
+            for file in self._inputs
+        )
+        if self._plain:
+            for file, source in zip(files, self._inputs, strict=True):
+                self._store_whole(file, source.path)
+        previous = released_before(self._pool, version)
+        listed = parts_of_version(self._pool, version, [file.name for file in files])
+        by_digest = {file.sha256: listed[file.name] for file in files}
+        parts = Parts(
+            "blobstore.parts.1", tuple(by_digest[one] for one in dict.fromkeys(file.sha256 for file in files))
+        )
         index = Index(
-            format="blobstore.release.1",
-            name=self._name,
-            version=self._version,
-            published=self._time(),
-            executorch=self._executorch,
-            files=tuple(self._listed),
-            base=self._base.index.version if self._base else None,
-            data=tuple(self._sets),
-            programs=tuple(self._programs()),
-            packs=tuple(self._packs()),
+            format="blobstore.release.2",
+            name=version.name,
+            version=version.version,
+            published=self._time(previous),
+            executorch=executorch,
+            files=files,
+            parts=store_bytes(objects, encode_parts(parts)),
+            plain=self._plain,
         )
         data = encode(index)
-        parse_index(data, str(place))  # what is published can be pulled
         digest = sha256(data)
+        sources = {file.name: file.path for file in self._inputs}
+        forms = Forms(self._pool, version, parts, previous, sources, self._progress)
+        ways = forms.ways(digest)
+        place = f"{version.name}/{version.version}"
+        # what is published can be pulled
+        parse_parts(encode_parts(parts), parse_index(data, objects.name(f"{place}/{INDEX}")), objects.name("parts"))
+        encoded = encode_ways(ways)
+        parse_ways(encoded, digest, parts, objects.name(f"{place}/{WAYS}"))
         signature = None
         if key is not None:
             from blobstore.releases.sources.trust import sign
 
             signature = sign(data, key)
-        with named(self._root):
-            for folder in (place.parent, place.parent.parent / LATEST, self._root / SIGNATURES):
-                folder.mkdir(parents=True, exist_ok=True)
-        with Staging(force=True, follow=False) as staging:
-            written = [(self._root / SIGNATURES / digest, signature.encode())] if signature is not None else []
-            for path, contents in [*written, (place, data), (place.parent.parent / LATEST / INDEX, data)]:
-                with staging.open(path, len(contents)) as file:
-                    file.write(contents)
+        self._write(place, data, encoded, digest, signature)
         return Published(
-            path=place,
+            index=objects.name(f"{place}/{INDEX}"),
             sha256=digest,
-            name=self._name,
-            version=self._version,
-            files=len(index.files),
-            release_bytes=sum(file.size for file in index.files),
-            new_bytes=self._new,
-            travelling_bytes=sum(self._fetched.values()),
-            removed_keys=self._removed,
+            name=version.name,
+            version=version.version,
+            files=len(files),
+            release_bytes=index.size,
+            new_bytes=new,
+            stored_bytes=stored + forms.written + len(encoded),
+            first_bytes=len(data) + index.parts.size + len(encoded) + forms.travelling(ways, ()),
+            update_bytes=len(data)
+            + index.parts.size
+            + len(encoded)
+            + forms.travelling(ways, previous[0].parts.contents)
+            if previous
+            else None,
             signed=signature is not None,
         )
 
-    def _time(self) -> int:
+    def _store_whole(self, file: File, path: Path) -> None:
+        if not file.size:
+            return
+        if self._objects.size(f"{FILES}/{file.sha256}") == file.size:
+            return
+        with open_regular(path) as descriptor:
+            stored = store_pieces(self._objects, pieces_of(descriptor, 0, file.size))
+        if stored != file.object:
+            raise ReleaseError(f"{path}: the file changed while it was published")
+
+    def _write(self, place: str, index: bytes, ways: bytes, digest: str, signature: str | None) -> None:
+        """Write what makes the release appear."""
+        written: dict[str, bytes] = {} if signature is None else {f"{SIGNATURES}/{digest}": signature.encode()}
+        written |= {f"{place}/{WAYS}": ways, f"{place}/{INDEX}": index}
+        written[f"{self._version.name}/{LATEST}/{INDEX}"] = index
+        folder = self._objects.folder
+        if folder is None:
+            for path, contents in written.items():
+                self._objects.put(path, contents)
+            return
+        with named(folder):
+            for path in written:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with Staging(force=True, follow=False) as staging:
+            for path, contents in written.items():
+                with staging.open(folder / path, len(contents)) as file:
+                    file.write(contents)
+
+    def _time(self, previous: Sequence[Released]) -> int:
         """Now, or later than all other releases of this name."""
-        others = []
-        latest = self._root / self._name / LATEST / INDEX
-        with named(latest):
-            has_latest = latest.exists()
-        if has_latest:
-            others.append(published_index(self._root, self._name, LATEST).published)
-        if self._base is not None:
-            others.append(self._base.index.published)
+        latest = f"{self._version.name}/{LATEST}/{INDEX}"
+        data = self._objects.get(latest)
+        others = [one.index.published for one in previous]
+        if data is not None:
+            others.append(parse_index(data, self._objects.name(latest)).published)
         given = os.environ.get("SOURCE_DATE_EPOCH", "")
         now = int(given) if re.fullmatch(r"[0-9]{1,11}", given) else int(time.time())
         moment = max([now, *(n + 1 for n in others)])
         try:
-            check_time(moment, f"{self._name}:{self._version}")
+            check_time(moment, f"{self._version.name}:{self._version.version}")
         except ReleaseError as error:
             raise ReleaseError(
-                f"{error}, and it must follow the newest release and its base. If one of these is from the future: remove "
-                f"{latest}, or publish without this base; devices refuse such releases"
+                f"{error}, and it must follow the newest release. If that is from the future, remove "
+                f"{self._objects.name(latest)}, and drop its version; devices refuse such releases"
             ) from None
         return moment
-
-    def _programs(self) -> Iterator[Program]:
-        """Which program takes keys from which data sets."""
-        every = set().union(*self._keys.values())
-        adapters = {data.name for data in self._sets if data.adapter}
-        for name, path in self._paths.items():
-            taken = taken_by(read_program(path), every)
-            yield Program(name, tuple(n for n, keys in self._keys.items() if n not in adapters and keys & taken))
-
-    def _packs(self) -> Iterable[Pack]:
-        """Packs of small files: those of the base as long as half of each is needed, and one of all other files."""
-        small = {file.name: file for file in self._listed if file.size < _PACKED and file.table is None}
-        for pack in self._base.index.packs if self._base is not None else ():
-            assert self._base is not None  # noqa: S101 - it has packs
-            older = {name: self._base.index.file(name).sha256 for name, _ in pack.files}
-            same = [(name, at) for name, at in pack.files if name in small and small[name].sha256 == older[name]]
-            if 2 * sum(small[name].size for name, _ in same) >= pack.size:
-                yield Pack(pack.sha256, pack.size, tuple(same))
-                for name, _ in same:
-                    del small[name]
-        if len(small) < _FEWEST:
-            return
-        places: list[tuple[str, int]] = []
-        with ObjectWriter(self._files) as writer:
-            for file in small.values():
-                places.append((file.name, writer.size))
-                writer.write(read_small(self._files / file.sha256, _PACKED))
-            stored = writer.finish()
-        yield Pack(stored.sha256, stored.size, tuple(places))
-
-
-def _in_base(key: str, data_map: PtdDataMap, old: Mapping[str, PtdDataMap]) -> bool:
-    """Whether the base gives what a key needs."""
-    other = old.get(key)
-    return (
-        other is not None
-        and other.get_tensor_layout(key) == data_map.get_tensor_layout(key)
-        and other.alignment(key) % data_map.alignment(key) == 0
-        and other.digest(key) == data_map.digest(key)
-        and same_bytes(other.get_data(key), data_map.get_data(key))
-    )

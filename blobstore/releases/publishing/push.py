@@ -15,12 +15,14 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
-from blobstore.releases.index.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
+from blobstore.releases.index.index import TABLE_LIMIT, Object, parse_index
 from blobstore.releases.index.manifests import layers_of, make_manifest
+from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.references import check_named, parse_reference
+from blobstore.releases.index.ways import WAYS, parse_ways
 from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.places import check_effort
-from blobstore.releases.sources.source import FILES, FolderSource, read_small
+from blobstore.releases.sources.source import FolderSource, read_small
 
 if TYPE_CHECKING:
     from blobstore.releases.sources.oci_layout import LayoutTarget
@@ -87,16 +89,18 @@ def push(
         data = found.index or b""
         index = parse_index(data, source.name)
         check_named(parse_reference(reference), index.name, index.version)
-        files = source.path.parent.parent.parent / FILES
-
-        def table_of(file: File) -> Table:
-            assert file.table is not None  # noqa: S101 - it is asked for files with one
-            path = files / file.table.sha256
-            return parse_table(read_small(path, TABLE_LIMIT), file, str(path))
-
-        layers = layers_of(index, table_of)
-        wanted = [(layer.object, files / layer.object.sha256) for layer in layers]
+        root = source.path.parent.parent.parent
+        ways_data = source.ways(index)
+        if ways_data is None:
+            raise ReleaseError(
+                f"{source.name}: {index.name} {index.version} has no list of ways to its contents, ways.json"
+            )
+        lists = read_small(root / index.parts.path, TABLE_LIMIT)
+        parts = parse_parts(lists, index, str(root / index.parts.path))
+        layers = layers_of(index, parse_ways(ways_data, found.sha256, parts, source.name))
+        wanted = [(layer.object, root / layer.object.path) for layer in layers]
         wanted.append((Object(sha256(data), len(data)), source.path))
+        wanted.append((Object(sha256(ways_data), len(ways_data)), root / index.name / index.version / WAYS))
         total, done, sent = sum(one.size for one, _ in wanted), 0, 0
         lock = threading.Lock()
 
@@ -121,7 +125,7 @@ def push(
             sent = sum(one.result() for one in ended)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-        digest = target.put_manifest(make_manifest(index, data, source.signature(found.sha256), layers))
+        digest = target.put_manifest(make_manifest(index, data, ways_data, source.signature(found.sha256), layers))
         return Pushed(f"{target.name}@sha256:{digest}", digest, len(layers), total, sent)
     finally:
         target.close()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, TransferError
 from blobstore.core.memory.mapped_file import named
-from blobstore.releases.index.contents import size_of
-from blobstore.releases.index.index import Object
+from blobstore.releases.index.index import Index, Object
 from blobstore.releases.sources.source import Body, Found, Source, pieces_of
 
 __all__ = ["FetchedSource", "fetched_name"]
@@ -35,10 +34,11 @@ class FetchedSource(Source):
         name: that of the source that they come from.
         found: the index.
         signature: of the index.
+        ways: to the contents of the release.
     """
 
-    def __init__(self, folder: Path, name: str, found: Found, signature: str | None) -> None:
-        self.folder, self.name, self._found, self._signature = folder, name, found, signature
+    def __init__(self, folder: Path, name: str, found: Found, signature: str | None, ways: bytes | None) -> None:
+        self.folder, self.name, self._found, self._signature, self._ways = folder, name, found, signature, ways
         self._files: dict[str, list[tuple[int, int | None, Path]]] = {}
         self._fetched = 0
         with named(folder):
@@ -53,6 +53,9 @@ class FetchedSource(Source):
 
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         return self._found
+
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        return self._ways
 
     def signature(self, index_sha256: str) -> str | None:
         return self._signature
@@ -79,7 +82,8 @@ class FetchedSource(Source):
     def _place(self, wanted: Object, at: int) -> tuple[Path, int, int]:
         """A file with a byte of an object, the place of its first byte, and of the one behind its last."""
         for start, stop, path in self._files.get(wanted.sha256, ()):
-            size = size_of(path)
+            with named(path):
+                size = path.stat().st_size
             first, end = start, wanted.size if stop is None else stop
             if size == wanted.size:
                 first, end = 0, size

@@ -33,6 +33,7 @@ from blobstore.releases.index.references import check_url, is_loopback
 from blobstore.releases.sources.credentials import Credentials, credentials_for
 from blobstore.releases.sources.multipart import OVERHEAD, boundary_of, parts_of
 from blobstore.releases.sources.patience import (
+    GoneError,
     InterruptedTransferError,
     Patience,
     SlowTransferError,
@@ -68,6 +69,8 @@ _HEADS = 500  # bytes of the heads of a request and its answer, as they are usua
 _WIDEST = 1 << 20  # bytes between two ranges that always cost more than a request
 _NO_RANGES = {400, 416, 431}
 """How servers refuse several ranges, if they do not send all bytes."""
+_GONE = {404, 410}
+_WHOLE: tuple[int, ...] = (200,)
 _UNFIT = {400, 404, 406}
 """How servers answer that have nothing in the form that is asked for."""
 _SAMPLE = 1 << 16  # bytes from which on the time of a body says how fast the way is
@@ -303,7 +306,7 @@ class Client:
         message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
         if response.status in _BUSY or (response.status >= 500 and response.status not in _NEVER):
             raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
-        raise TransferError(message)
+        raise GoneError(message) if response.status in _GONE else TransferError(message)
 
     def get(
         self,
@@ -365,7 +368,7 @@ class Client:
             # Every byte counts when a fleet asks every day. A server that encodes its answer unasked, or needs the other
             # headers to find it, is asked once more.
             if tag is None:
-                more, accept = dict(headers or {}), (200,)
+                more, accept = dict(headers or {}), _WHOLE
             else:
                 more, accept = {"If-None-Match": tag, "Accept-Encoding": SKIP_HEADER}, (200, 304, *_UNFIT)
             with self.request("GET", url, headers={**sent, **more}, accept=accept) as response:

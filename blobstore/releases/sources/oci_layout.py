@@ -19,7 +19,7 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import FileAccessError, IntegrityError, InvalidFileError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named, open_regular
-from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.index.objects import store_bytes, store_file
 from blobstore.releases.index.references import Reference
@@ -95,6 +95,18 @@ class LayoutSource(Source):
         if sha256(index) != wanted.sha256:
             raise IntegrityError(self._path(wanted.sha256), "the index does not have the digest that is its name")
         return Found(wanted.sha256, index)
+
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        wanted = self._manifest.ways if self._manifest is not None else None
+        if wanted is None:
+            return None
+        data = read_small(self._path(wanted.sha256), TABLE_LIMIT)
+        self._fetched += len(data)
+        if sha256(data) != wanted.sha256:
+            raise IntegrityError(
+                self._path(wanted.sha256), "the list of ways does not have the digest that is its name"
+            )
+        return data
 
     def signature(self, index_sha256: str) -> str | None:
         return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None

@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 from blobstore.core.errors import ReleaseError, ServerBusyError, TransferError
 from blobstore.core.reprs import fields_line
 
-__all__ = ["Backoff", "InterruptedTransferError", "Patience", "SlowTransferError", "WrongAnswerError", "retry"]
+__all__ = [
+    "Backoff",
+    "GoneError",
+    "InterruptedTransferError",
+    "Patience",
+    "SlowTransferError",
+    "WrongAnswerError",
+    "retry",
+]
 
 _MOST_WRONG = 6
 _SPREAD = 1.5
@@ -82,6 +90,10 @@ def _is_int(value: Any) -> bool:
 
 def _is_number(value: Any, least: float) -> bool:
     return (_is_int(value) or isinstance(value, float)) and least <= value < math.inf
+
+
+class GoneError(TransferError):
+    """The source does not have what it was asked for, or no longer."""
 
 
 class InterruptedTransferError(TransferError):

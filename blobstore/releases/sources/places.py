@@ -40,6 +40,10 @@ def _opened(reference: Reference, patience: Patience, connections: int) -> Sourc
         from blobstore.releases.sources.oci_layout import LayoutSource
 
         return LayoutSource(reference)
+    if reference.kind == "bucket":
+        from blobstore.releases.sources.bucket import BucketSource
+
+        return BucketSource(reference.place, reference.pin)
     from blobstore.releases.sources.http import Client
 
     client = Client(patience, connections)

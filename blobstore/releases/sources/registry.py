@@ -15,7 +15,7 @@ from pathlib import Path
 from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import named
-from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.index.references import Reference, is_loopback
 from blobstore.releases.sources.http import MOST_RANGES, Client, joined, natural, origin
@@ -86,6 +86,17 @@ class RegistrySource(Source):
                 self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}"
             )
         return Found(wanted.sha256, index, found.tag, False, found.age)
+
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        wanted = self._manifest.ways if self._manifest is not None else None
+        if wanted is None:
+            return None
+        data = self._client.get(self.url(wanted), TABLE_LIMIT)
+        if data is None or sha256(data) != wanted.sha256:
+            raise IntegrityError(
+                self.name, f"the list of ways does not have the digest of the manifest, sha256:{wanted.sha256}"
+            )
+        return data
 
     def signature(self, index_sha256: str) -> str | None:
         return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None

@@ -12,15 +12,17 @@ from pathlib import Path
 from blobstore.core.constants import MOST_GAP
 from blobstore.core.errors import FileAccessError, InvalidFileError, TrustError
 from blobstore.core.memory.digest import sha256
-from blobstore.core.memory.mapped_file import PIECE, open_regular
-from blobstore.releases.index.index import INDEX_LIMIT, Index, Object
+from blobstore.core.memory.mapped_file import PIECE, named, open_regular
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.references import Reference, check_named
+from blobstore.releases.index.ways import WAYS
 from blobstore.releases.sources.patience import Patience
 
 __all__ = [
     "FILES",
     "INDEX",
     "INDEXES",
+    "LATEST",
     "SIGNATURES",
     "Body",
     "FolderSource",
@@ -33,6 +35,9 @@ __all__ = [
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
 """In a release folder: NAME/VERSION/index.json, files/SHA256, and signatures/SHA256-of-an-index."""
+
+LATEST = "latest"
+"""The folder of the newest release of a name; no version can have this name."""
 
 INDEXES = "indexes"
 """In the folder of a device: indexes/SHA256.json. A folder with it is no release folder."""
@@ -109,6 +114,18 @@ class Source(ABC):
             known: the SHA-256 of the index that the caller has; it is not fetched again.
             tag: what an earlier call gave for that index.
             fresh: let no cache answer.
+        """
+
+    @abstractmethod
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        """The ways to the contents of the release that was found; None if the source has none.
+
+        Args:
+            index: the release.
+            fresh: let no cache answer.
+
+        Raises:
+            TransferError: the source fails.
         """
 
     @abstractmethod
@@ -206,6 +223,15 @@ class FolderSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, index)
 
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        path = self._root / index.name / index.version / WAYS
+        with named(path):
+            if not path.exists():
+                return None
+        data = read_small(path, TABLE_LIMIT)
+        self._fetched += len(data)
+        return data
+
     def signature(self, index_sha256: str) -> str | None:
         try:
             return read_small(self._root / SIGNATURES / index_sha256, 1 << 16).decode("ascii")
@@ -213,7 +239,7 @@ class FolderSource(Source):
             return None
 
     def _path(self, wanted: Object) -> Path:
-        return self._root / FILES / wanted.sha256
+        return self._root / wanted.path
 
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:

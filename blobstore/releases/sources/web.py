@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
-from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
+from blobstore.releases.index.ways import WAYS
 from blobstore.releases.sources.http import MOST_RANGES, Client
-from blobstore.releases.sources.source import FILES, SIGNATURES, Body, Found, Source, check_pin
+from blobstore.releases.sources.source import SIGNATURES, Body, Found, Source, check_pin
 
 __all__ = ["WebSource"]
 
@@ -53,6 +54,11 @@ class WebSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, found.data, found.tag, found.data is None, found.age)
 
+    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+        # not beside the index: "latest" may be another release by now
+        headers = {"Cache-Control": "no-cache"} if fresh else None
+        return self._client.get(self._at(index.name, index.version, WAYS), TABLE_LIMIT, headers=headers, missing=True)
+
     def signature(self, index_sha256: str) -> str | None:
         if index_sha256 not in self._signatures:
             signature = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
@@ -60,7 +66,7 @@ class WebSource(Source):
         return self._signatures[index_sha256]
 
     def url(self, wanted: Object) -> str:
-        return self._at(FILES, wanted.sha256)
+        return self._at(wanted.path)
 
     def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
         return self._client.body(self.url(wanted), wanted, start, stop)

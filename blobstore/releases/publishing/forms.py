@@ -1,0 +1,390 @@
+"""The forms in which the contents of a release can be fetched: those that the pool has, and what is added for devices.
+
+A device without anything needs every content whole; the pool may have it as a difference only. A device with an earlier
+release needs differences to what that had. Both are written beside the pool, and go when the release is no longer the
+newest one; the pool has every content anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import DataChangedError, PoolError
+from blobstore.core.memory.mapped_file import map_file
+from blobstore.pool import Pool
+from blobstore.pool.codec import check_encoding, decode, encode, near_encodings, plane_encodings, sample
+from blobstore.pool.contents import Blobs, parts_of
+from blobstore.pool.packs import Stored, pack_path
+from blobstore.pool.relations import stored_rows
+from blobstore.pool.scan import element
+from blobstore.pool.versions import Version
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.parts import Part, Parts
+from blobstore.releases.index.ways import Way, Ways, cheapest
+from blobstore.releases.publishing.released import Released, store_pieces
+
+__all__ = ["Form", "Forms", "numbered", "parts_of_version"]
+
+_MOST_OBJECTS = 16
+"""A new device fetches from so many objects at most; above that, contents of the smallest ones are brought together."""
+
+_BROUGHT_TOGETHER = 8
+
+_SMALLEST = 64
+"""A content with fewer bytes has no differences: a frame of zstd alone takes about 20."""
+
+_WORTH = 0.8
+"""A difference with more than this share of the bytes of the whole form is not stored."""
+
+
+def parts_of_version(pool: Pool, version: Version, names: Iterable[str]) -> dict[str, tuple[Part, ...]]:
+    """What the files of a version of a pool consist of, by their names."""
+    listed: dict[str, dict[int, Part]] = {name: {} for name in names}
+    for part in parts_of(pool.tables, version):
+        if part.size:
+            listed[part.file][part.offset] = Part(part.offset, part.size, part.digest.hex())
+    return {name: tuple(parts.values()) for name, parts in listed.items()}
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A content of the new release: where its bytes are, and what it is called."""
+
+    digest: str
+    path: Path
+    start: int
+    stop: int
+    dtype: str
+    keys: tuple[tuple[str, str], ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def view(self) -> memoryview:
+        return map_file(self.path)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way in which the object and the base are not numbered yet."""
+
+    encoding: str
+    object: Object
+    at: int
+    stored: int
+    base: str | None = None
+
+
+class Forms:
+    """The forms of the contents of a release.
+
+    Args:
+        pool: has its version.
+        version: of the pool.
+        parts: of the release.
+        previous: releases to which differences are stored, the newest first.
+        sources: the files, by their names in the release.
+        progress: called with bytes.
+
+    Attributes:
+        written: bytes of objects that were made.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        version: Version,
+        parts: Parts,
+        previous: Sequence[Released],
+        sources: Mapping[str, Path],
+        progress: Progress | None,
+    ) -> None:
+        self._pool, self._objects, self._tables = pool, pool.objects, pool.tables
+        self._parts, self._previous, self._progress = parts, previous, progress
+        self._contents = self._located(version, sources)
+        self._sizes: dict[str, Object] = {}
+        self.written = 0
+
+    def _located(self, version: Version, sources: Mapping[str, Path]) -> dict[str, _Content]:
+        contents: dict[str, _Content] = {}
+        for part in parts_of(self._tables, version):
+            digest = part.digest.hex()
+            old = contents.get(digest)
+            keys = (*(old.keys if old is not None else ()), _key(part.file, part.tensor, part.offset))
+            path, stop = sources[part.file], part.offset + part.size
+            contents[digest] = (
+                replace(old, keys=keys)
+                if old is not None
+                else _Content(digest, path, part.offset, stop, part.dtype, keys)
+            )
+        return contents
+
+    def ways(self, index_sha256: str) -> Ways:
+        """Make what is missing, and list everything.
+
+        Raises:
+            DataChangedError: a file changed since it was added to the pool.
+            PoolError, FileAccessError, TransferError: a content cannot be read, or an object not be written.
+        """
+        rows = stored_rows(self._tables, [bytes.fromhex(digest) for digest in self._parts.contents])
+        forms: dict[str, list[Form]] = defaultdict(list)
+        for digest, form in self._together(self._whole(rows)).items():
+            forms[digest].append(form)
+        for digest, form in self._differences(forms, rows):
+            forms[digest].append(form)
+        earlier = self._earlier({form.base for listed in forms.values() for form in listed if form.base is not None})
+        return numbered(index_sha256, self._parts, forms, earlier)
+
+    # ------------------------------------------------------------------------------------------------ whole forms
+
+    def _whole(self, rows: Mapping[bytes, Stored]) -> dict[str, Form]:
+        """One form of each content that needs nothing else."""
+        known: dict[str, Form] = {}
+        for release in reversed(self._previous):
+            for digest, listed in zip(release.parts.contents, release.ways.ways, strict=False):
+                for way in listed:
+                    if way.base < 0:
+                        known[digest] = Form(way.encoding, release.ways.objects[way.object], way.at, way.stored)
+        forms: dict[str, Form] = {}
+        lacking: list[str] = []
+        for digest in self._parts.contents:
+            row = rows[bytes.fromhex(digest)]
+            if digest in known:
+                forms[digest] = known[digest]
+            elif row.base is None and check_encoding(row.encoding):
+                forms[digest] = Form(row.encoding, self._pack(row.pack), row.offset, row.length)
+            else:
+                lacking.append(digest)
+        encoded = ((digest, *_planes(self._contents[digest]), None) for digest in lacking)
+        return {**forms, **dict(self._write(encoded))}
+
+    def _together(self, forms: dict[str, Form]) -> dict[str, Form]:
+        """Bring contents of small objects together, so that a device does not need a request for each release before."""
+        needed: dict[Object, int] = defaultdict(int)
+        for form in forms.values():
+            needed[form.object] += form.stored
+        if len(needed) <= _MOST_OBJECTS:
+            return forms
+        few = set(sorted(needed, key=lambda one: needed[one])[: len(needed) - _BROUGHT_TOGETHER])
+        moved = [(digest, form) for digest, form in forms.items() if form.object in few]
+        copied = ((digest, form.encoding, self._stored(form), None) for digest, form in moved)
+        return {**forms, **dict(self._write(copied))}
+
+    def _stored(self, form: Form) -> memoryview:
+        data = self._objects.read(form.object.path, form.at, form.stored)
+        if data is None or len(data) != form.stored:
+            raise PoolError(f"{self._objects.name(form.object.path)}: this object is missing, or shorter than it was")
+        return data
+
+    def _pack(self, pack: bytes) -> Object:
+        name = pack.hex()
+        if name not in self._sizes:
+            nbytes = self._objects.size(pack_path(pack))
+            if nbytes is None:
+                raise PoolError(f"{self._objects.name(pack_path(pack))}: the pack is missing")
+            self._sizes[name] = Object(name, nbytes, "packs")
+        return self._sizes[name]
+
+    # ------------------------------------------------------------------------------------------------- differences
+
+    def _differences(
+        self, whole: Mapping[str, Sequence[Form]], rows: Mapping[bytes, Stored]
+    ) -> Iterator[tuple[str, Form]]:
+        """Forms for devices that have an earlier release."""
+        tasks = self._tasks()
+        bases = {base for _, listed in tasks for base in listed}
+        for content, _ in tasks:
+            row = rows[bytes.fromhex(content.digest)]
+            if row.base is not None and row.base.hex() in bases and check_encoding(row.encoding):
+                form = Form(row.encoding, self._pack(row.pack), row.offset, row.length, row.base.hex())
+                yield content.digest, form
+        blobs = Blobs(self._objects, self._tables, [bytes.fromhex(base) for base in sorted(bases)])
+        total, done = sum(content.size * len(listed) for content, listed in tasks), 0
+
+        def encoded() -> Iterator[tuple[str, str, bytes, str]]:
+            nonlocal done
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                jobs = [
+                    (content, base)
+                    for content, listed in tasks
+                    for base in listed
+                    if (row := rows[bytes.fromhex(content.digest)]).base is None or row.base.hex() != base
+                ]
+                for (content, base), made in zip(
+                    jobs, threads.map(lambda job: _difference(job[0], job[1], blobs), jobs), strict=True
+                ):
+                    done += content.size
+                    if self._progress:
+                        self._progress("encoding", done, total)
+                    if made is not None and len(made[1]) < _WORTH * whole[content.digest][0].stored:
+                        yield content.digest, *made, base
+
+        yield from self._write(encoded())
+
+    def _tasks(self) -> list[tuple[_Content, list[str]]]:
+        """The contents that are not in every earlier release, and what these had in their place."""
+        had = [self._named(release) for release in self._previous]
+        tasks = []
+        for content in self._contents.values():
+            bases: dict[str, None] = {}
+            for release, named in zip(self._previous, had, strict=True):
+                if content.size < _SMALLEST or content.digest in release.parts.contents:
+                    continue
+                for key in content.keys:
+                    base = named.get(key) or named.get(("", key[1]))
+                    if base is not None and release.parts.contents[base] == content.size:
+                        bases[base] = None
+                        break
+            if bases:
+                tasks.append((content, list(bases)))
+        return tasks
+
+    def _named(self, release: Released) -> dict[tuple[str, str], str]:
+        """The contents of an earlier release by their names, with and without that of the file."""
+        named: dict[tuple[str, str], str] = {}
+        for part in parts_of(self._tables, release.version):
+            if part.digest.hex() in release.parts.contents:
+                file, key = _key(part.file, part.tensor, part.offset)
+                named[file, key] = part.digest.hex()
+                if part.tensor:
+                    named.setdefault(("", key), part.digest.hex())
+        return named
+
+    def _earlier(self, bases: set[str]) -> dict[str, list[Form]]:
+        """How devices with still earlier releases get contents that others are differences to."""
+        forms: dict[str, list[Form]] = {base: [] for base in sorted(bases)}
+        for release in self._previous:
+            digests = [*release.parts.contents, *(digest for digest, _ in release.ways.bases)]
+            for digest, listed in zip(release.parts.contents, release.ways.ways, strict=False):
+                if digest in bases and not forms[digest]:
+                    forms[digest] = [
+                        Form(way.encoding, release.ways.objects[way.object], way.at, way.stored, digests[way.base])
+                        for way in listed
+                        if way.base >= 0
+                    ]
+        return forms
+
+    # ----------------------------------------------------------------------------------------------------- writing
+
+    def _write(self, encoded: Iterable[tuple[str, str, bytes | memoryview, str | None]]) -> Iterator[tuple[str, Form]]:
+        """Write forms into one object: digest, encoding, bytes and base of each."""
+        placed: list[tuple[str, str, int, int, str | None]] = []
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            at = 0
+            for digest, encoding, data, base in encoded:
+                placed.append((digest, encoding, at, len(data), base))
+                at += len(data)
+                yield data
+
+        # an iterator that may have nothing: then there is no object
+        stream = pieces()
+        first = next(stream, None)
+        if first is None:
+            return
+        done = store_pieces(self._objects, _chained(first, stream))
+        self.written += done.size
+        for digest, encoding, at, stored, base in placed:
+            yield digest, Form(encoding, done, at, stored, base)
+
+    def travelling(self, ways: Ways, have: Iterable[str]) -> int:
+        """Bytes that a device fetches for the contents of the release.
+
+        Args:
+            ways: to them.
+            have: digests of the contents that it has.
+        """
+        there = set(have)
+        contents = [*self._parts.contents, *(digest for digest, _ in ways.bases)]
+        best = cheapest(ways.ways, [digest in there for digest in contents])
+        return sum(route.cost for route in best[: len(self._parts.contents)] if route is not None)
+
+
+def _chained(first: bytes | memoryview, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    yield first
+    yield from rest
+
+
+def _key(file: str, tensor: str, offset: int) -> tuple[str, str]:
+    return file, tensor or f"at {offset}"
+
+
+def _planes(content: _Content) -> tuple[str, bytes]:
+    data = content.view()
+    encoding, _ = sample(data, list(dict.fromkeys(one for width in _widths(content) for one in plane_encodings(width))))
+    return encoding, _proven(content, encoding, None)
+
+
+def _difference(content: _Content, base: str, blobs: Blobs) -> tuple[str, bytes] | None:
+    """A content as the difference to another one; None if that saves nothing."""
+    other = blobs.read(bytes.fromhex(base))
+    _, floating = element(content.dtype)
+    possible = dict.fromkeys(one for width in _widths(content) for one in near_encodings(width, floating=floating))
+    encoding, share = sample(content.view(), list(possible), other)
+    return None if encoding == "raw" or share >= _WORTH else (encoding, _proven(content, encoding, other))
+
+
+def _widths(content: _Content) -> list[int]:
+    return [1, 2, 4] if not content.dtype else [element(content.dtype)[0]]
+
+
+def _proven(content: _Content, encoding: str, base: memoryview | None) -> bytes:
+    """What is stored for a content, decoded again and compared."""
+    data = content.view()
+    stored = b"".join(encode(data, encoding, base))
+    at = 0
+    for piece in decode(encoding, len(data), memoryview(stored), base):
+        if piece != data[at : at + len(piece)]:
+            raise DataChangedError(f"{content.path}: the file changed while it was published")
+        at += len(piece)
+    return stored
+
+
+def numbered(
+    index_sha256: str, parts: Parts, forms: Mapping[str, Sequence[Form]], earlier: Mapping[str, Sequence[Form]]
+) -> Ways:
+    """The ways, with numbers instead of objects and digests."""
+    sizes = dict(parts.contents)
+    contents = list(sizes)
+    known = set(contents)
+    further = [base for base in earlier if base not in known]
+    further += sorted({form.base for listed in earlier.values() for form in listed if form.base} - known - set(further))
+    numbers = {digest: number for number, digest in enumerate([*contents, *further])}
+    every = {**{base: earlier.get(base, ()) for base in further}, **{digest: forms[digest] for digest in contents}}
+    used = [form.object for digest in numbers for form in every[digest]]
+    objects = {one: number for number, one in enumerate(dict.fromkeys(used))}
+    # a difference has as many bytes as its base
+    pending = [(digest, form.base) for digest in numbers for form in every[digest] if form.base is not None]
+    while len(sizes) < len(numbers):
+        before = len(sizes)
+        for digest, base in pending:
+            if digest in sizes:
+                sizes.setdefault(base, sizes[digest])
+        if len(sizes) == before:
+            raise PoolError("a base of no known size")
+    return Ways(
+        "blobstore.ways.1",
+        index_sha256,
+        tuple(objects),
+        tuple((base, sizes[base]) for base in further),
+        tuple(
+            tuple(
+                Way(
+                    form.encoding,
+                    objects[form.object],
+                    form.at,
+                    form.stored,
+                    numbers[form.base] if form.base is not None else -1,
+                )
+                for form in every[digest]
+            )
+            for digest in numbers
+        ),
+    )

@@ -1,0 +1,227 @@
+"""Freeing what no release needs any more, and leading devices around what moved.
+
+The pool is collected first (see `blobstore.pool.collecting`). That may condemn packs, which stay for a while. The ways of
+each release are then written anew where they lead to such a pack. Forms beside the pool are only for the newest release
+of each name; older ones are led to what the pool has. What nothing refers to any more is noted, and removed by a later call,
+for devices that read an older list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from blobstore.core.errors import PoolError, ReleaseError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.reprs import fields_line
+from blobstore.pool import Collected, Pool
+from blobstore.pool.codec import check_encoding
+from blobstore.pool.collecting import collect
+from blobstore.pool.objects import Objects
+from blobstore.pool.packs import Stored, pack_path
+from blobstore.pool.relations import stored_rows
+from blobstore.pool.tables import Tables
+from blobstore.pool.versions import Version
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.ways import WAYS, encode_ways
+from blobstore.releases.publishing.forms import Form, numbered
+from blobstore.releases.publishing.publish import opened
+from blobstore.releases.publishing.released import UNUSED, Released, read_released
+from blobstore.releases.sources.source import FILES, INDEX, LATEST, SIGNATURES
+
+__all__ = ["Swept", "sweep"]
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What `sweep` did.
+
+    Attributes:
+        withdrawn: releases whose version was dropped from the pool, and that are gone now.
+        rewritten: releases whose ways were written anew.
+        objects, freed: how many objects beside the pool were removed, and their bytes.
+        waiting: objects that a later call will remove.
+        pool: what was collected in the pool.
+    """
+
+    __repr__ = fields_line
+
+    withdrawn: int
+    rewritten: int
+    objects: int
+    freed: int
+    waiting: int
+    pool: Collected
+
+
+def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: float = _DAY) -> Swept:
+    """Free what no release needs. It may be killed at any time; the next call goes on.
+
+    Args:
+        releases: the release folder, or its URL.
+        grace: seconds after which a version that is being added to the pool is given up.
+        keep: seconds for which what is no longer referred to stays, for devices that looked it up before. It must be longer
+            than caches keep `ways.json`, and than publishing takes.
+
+    Raises:
+        PoolError, ReleaseError: there is no release folder.
+        FileAccessError, TransferError: the store refuses.
+    """
+    with opened(releases) as pool:
+        collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
+        versions = pool.versions()
+        names = sorted({one.name for one in versions} | _dropped(pool.tables))
+        there = {name: _listed(pool.objects, name) for name in names if "/" not in name}
+        withdrawn = _withdraw(pool.objects, versions, there)
+        released = [
+            one
+            for version in versions
+            if version.version in there.get(version.name, ())
+            and (one := read_released(pool.objects, version)) is not None
+        ]
+        newest: dict[str, Released] = {}
+        for one in released:
+            if one.index.name not in newest or one.index.published > newest[one.index.name].index.published:
+                newest[one.index.name] = one
+        rewriting = _Rewriting(pool)
+        rewritten = sum(rewriting.write(one, is_newest=newest[one.index.name] is one) for one in released)
+        for name, listed in there.items():
+            if LATEST in listed:
+                _lead_to(pool.objects, name, newest.get(name))
+        objects, freed, waiting = _remove(pool.objects, released, rewriting.needed, keep)
+        return Swept(withdrawn, rewritten, objects, freed, waiting, collected)
+
+
+def _dropped(tables: Tables) -> set[str]:
+    return {name for (name,) in tables.query("SELECT DISTINCT name FROM events WHERE kind = 'drop'")}
+
+
+def _listed(objects: Objects, name: str) -> set[str]:
+    """The versions of a name that have an index, and perhaps "latest"."""
+    paths = (path.split("/") for path, _, _ in objects.list(name))
+    return {path[1] for path in paths if len(path) == 3 and path[2] == INDEX}
+
+
+def _withdraw(objects: Objects, versions: Sequence[Version], there: dict[str, set[str]]) -> int:
+    """Remove the indexes of versions that the pool no longer has."""
+    alive = {(one.name, one.version) for one in versions}
+    gone = [(name, v) for name, listed in there.items() for v in listed if v != LATEST and (name, v) not in alive]
+    for name, version in gone:
+        index = objects.get(f"{name}/{version}/{INDEX}")
+        for path in (f"{name}/{version}/{INDEX}", f"{name}/{version}/{WAYS}", f"{SIGNATURES}/{sha256(index or b'')}"):
+            objects.delete(path)
+    return len(gone)
+
+
+def _lead_to(objects: Objects, name: str, newest: Released | None) -> None:
+    """Let "latest" be the newest release, if it was withdrawn."""
+    place = f"{name}/{LATEST}/{INDEX}"
+    if newest is None:
+        objects.delete(place)
+        return
+    data = objects.get(f"{name}/{newest.index.version}/{INDEX}")
+    if data is not None and data != objects.get(place):
+        objects.put(place, data)
+
+
+class _Rewriting:
+    """Writes the ways of releases anew where they lead to what is going.
+
+    Attributes:
+        needed: the objects beside the pool to which ways lead.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._objects, self._tables = pool.objects, pool.tables
+        condemned = self._tables.query("SELECT DISTINCT pack FROM marks WHERE digest IS NULL")
+        self._condemned = {pack.hex() for (pack,) in condemned}
+        self._packs: dict[bytes, Object] = {}
+        self.needed: set[str] = set()
+
+    def write(self, release: Released, *, is_newest: bool) -> bool:
+        """Write the ways of a release, if they change; whether they did."""
+        old = release.ways
+        digests = [*release.parts.contents, *(digest for digest, _ in old.bases)]
+        rows = stored_rows(self._tables, map(bytes.fromhex, digests))
+        forms: dict[str, list[Form]] = {}
+        earlier: dict[str, list[Form]] = defaultdict(list)
+        for number, digest in enumerate(digests):
+            kept = [
+                Form(way.encoding, where, way.at, way.stored, digests[way.base] if way.base >= 0 else None)
+                for way in old.ways[number]
+                for where in (old.objects[way.object],)
+                if is_newest and not (where.folder == "packs" and where.sha256 in self._condemned)
+            ]
+            if number < len(release.parts.contents):
+                if not any(form.base is None for form in kept):
+                    kept += [form for form in self._stored(rows, digest, earlier) if form not in kept]
+                forms[digest] = kept
+            elif kept:
+                earlier[digest] = kept
+        ways = numbered(release.sha256, release.parts, forms, earlier)
+        self.needed |= {one.sha256 for one in ways.objects if one.folder == "files"}
+        if ways == old:
+            return False
+        self._objects.put(f"{release.index.name}/{release.index.version}/{WAYS}", encode_ways(ways))
+        return True
+
+    def _stored(self, rows: dict[bytes, Stored], digest: str, earlier: dict[str, list[Form]]) -> list[Form]:
+        """How the pool has a content: whole, or as a difference to one that it has whole."""
+        row = rows.get(bytes.fromhex(digest))
+        if row is None:
+            raise PoolError(f"{self._objects.url}: the content {digest} is missing; a release needs it")
+        if row.base is None:
+            return [self._form(row)]
+        base = row.base.hex()
+        if check_encoding(row.encoding) and not earlier[base]:
+            earlier[base] = [self._form(rows[row.base])]
+        return [self._form(row, base)] if check_encoding(row.encoding) else []
+
+    def _form(self, row: Stored, base: str | None = None) -> Form:
+        if row.pack not in self._packs:
+            path = pack_path(row.pack)
+            nbytes = self._objects.size(path)
+            if nbytes is None:
+                raise PoolError(f"{self._objects.name(path)}: the pack is missing")
+            self._packs[row.pack] = Object(row.pack.hex(), nbytes, "packs")
+        return Form(row.encoding, self._packs[row.pack], row.offset, row.length, base)
+
+
+def _remove(objects: Objects, released: Iterable[Released], needed: set[str], keep: float) -> tuple[int, int, int]:
+    """Remove objects that were unused for long; how many, their bytes, and how many wait."""
+    used = set(needed)
+    for one in released:
+        used.add(one.index.parts.sha256)
+        if one.index.plain:
+            used |= {file.sha256 for file in one.index.files}
+    noted = _read_unused(objects)
+    now = time.time()
+    unused: dict[str, int] = {}
+    removed = freed = 0
+    for path, nbytes, _ in objects.list(FILES):
+        digest = path.rpartition("/")[2]
+        if digest in used:
+            continue
+        since = noted.get(digest, int(now))
+        if digest in noted and since <= now - keep:
+            objects.delete(path)
+            removed, freed = removed + 1, freed + nbytes
+        else:
+            unused[digest] = since
+    objects.put(UNUSED, json.dumps({"unused": unused}).encode() + b"\n")
+    return removed, freed, len(unused)
+
+
+def _read_unused(objects: Objects) -> dict[str, int]:
+    data = objects.get(UNUSED)
+    try:
+        noted = json.loads(data or b'{"unused": {}}')["unused"]
+        return {str(digest): int(since) for digest, since in noted.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ReleaseError(f"{objects.name(UNUSED)}: this does not say what is unused") from None
