@@ -57,6 +57,19 @@ def is_object(path: str) -> bool:
     return "/files/" in path or "/packs/" in path
 
 
+def contents(state: Server, data: bytes, ranges: str, tag: str | None) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of the answer for a file."""
+    headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()[:16]}"'} if state.tags else {}
+    if headers and headers["ETag"] == tag:
+        return 304, b"", headers
+    if state.ranges and state.parts and re.fullmatch(r"bytes=\d+-\d+(,\d+-\d+)+", ranges):
+        return 206, parts_of(data, ranges), {"Content-Type": "multipart/byteranges; boundary=between"}
+    if state.ranges and (found := re.fullmatch(r"bytes=(\d+)-(\d+)", ranges)):
+        start, stop = int(found[1]), int(found[2]) + 1
+        return 206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+    return 200, data, headers
+
+
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
     """A server of a folder on this machine."""
@@ -79,28 +92,9 @@ def serving(folder: Path) -> Iterator[Server]:
             if not path.is_file():
                 self.answer(404)
                 return
-            data = path.read_bytes()
-            tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()[:16]}"'} if state.tags else {}
-            if tag and self.headers.get("If-None-Match") == tag["ETag"]:
-                self.answer(304, headers=tag)
-            else:
-                self.send(data, tag)
-
-        def send(self, data: bytes, tag: dict[str, str]) -> None:
-            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            several = re.fullmatch(r"bytes=\d+-\d+(,\d+-\d+)+", self.headers.get("Range", ""))
-            if several and state.ranges and state.parts:
-                body = state.body(self.path, times[self.path], parts_of(data, self.headers["Range"]))
-                self.answer(206, body, {"Content-Type": "multipart/byteranges; boundary=between"})
-            elif found and state.ranges:
-                start, stop = int(found[1]), int(found[2]) + 1
-                self.answer(
-                    206,
-                    state.body(self.path, times[self.path], data[start:stop]),
-                    {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"},
-                )
-            else:
-                self.answer(200, state.body(self.path, times[self.path], data), tag)
+            asked = self.headers.get("Range", ""), self.headers.get("If-None-Match")
+            status, body, headers = contents(state, path.read_bytes(), *asked)
+            self.answer(status, state.body(self.path, times[self.path], body), headers)
 
         do_HEAD = do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - the names that the base class looks up
 

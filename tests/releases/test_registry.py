@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,24 +25,11 @@ from blobstore.releases import publish, pull, push
 from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
 from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.wire import answers, free_port, wire_to
 from tests.waiting import until
 
 REGISTRY = shutil.which("docker-registry")
 needs_registry = pytest.mark.skipif(REGISTRY is None, reason="needs docker-registry (apt-get install docker-registry)")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture(params=["open", "with a password"])
@@ -113,6 +99,28 @@ def test_push_and_pull(registry: str, tmp_path: Path) -> None:
     assert pull(third.reference, tmp_path / "other").sha256 == pull(releases / "a/3", tmp_path / "third").sha256
     with pytest.raises(TransferError, match="404"):
         pull(f"{registry}/team/a:nothing", device)
+
+
+@needs_registry
+def test_a_poll_of_a_registry(registry: str, tmp_path: Path) -> None:
+    """The manifest of a tag is not sent again; without a password, 300 bytes go over the wire, both ways (F2)."""
+    releases, device = published(tmp_path), tmp_path / "device"
+    push(f"{registry}/team/a:latest", releases / "a/1")
+    with wire_to(f"http://{registry}") as wire:
+        place = f"{wire.url.removeprefix('http://')}/team/a"
+        config = json.loads((tmp_path / "config.json").read_text()) if (tmp_path / "config.json").exists() else None
+        if config is not None:
+            config["auths"][wire.url.removeprefix("http://")] = config["auths"][registry]
+            (tmp_path / "config.json").write_text(json.dumps(config))
+        assert pull(place, device).changed
+        wire.reset()
+        done = pull(place, device)
+        assert (done.changed, done.fetched_bytes) == (False, 0)
+        assert config is not None or 0 < wire.total <= 300
+        push(f"{registry}/team/a:latest", releases / "a/2")
+        assert pull(place, device).version == "2"
+        push(f"{registry}/team/a:latest", releases / "a/1")  # as a cache has it
+        assert pull(place, device).stale == "1"
 
 
 @needs_registry

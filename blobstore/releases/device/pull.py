@@ -151,9 +151,16 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found, stale = asked(installed, source, options)
+    return replace(_take(installed, source, found, options, threads, progress), stale=stale)
+
+
+def _take(
+    installed: Installed, source: Source, found: Found, options: PullOptions, threads: int, progress: Progress | None
+) -> Pulled:
+    """Make the release that was found the current one."""
     done = nothing_new(installed, source, found.sha256, options)
     if done is not None:
-        return replace(done, stale=stale)
+        return done
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if options.key is None else source.signature(found.sha256)

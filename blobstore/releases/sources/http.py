@@ -367,10 +367,10 @@ class Client:
         def ask(tag: str | None) -> Polled | None:
             # Every byte counts when a fleet asks every day. A server that encodes its answer unasked, or needs the other
             # headers to find it, is asked once more.
-            if tag is None:
-                more, accept = dict(headers or {}), _WHOLE
-            else:
-                more, accept = {"If-None-Match": tag, "Accept-Encoding": SKIP_HEADER}, (200, 304, *_UNFIT)
+            more = dict(headers or {})
+            if tag is not None:
+                more = {"If-None-Match": tag, "Accept-Encoding": SKIP_HEADER}
+            accept = _WHOLE if tag is None else (200, 304, *_UNFIT)
             with self.request("GET", url, headers={**sent, **more}, accept=accept) as response:
                 age = natural(response.headers.get("Age", "")) or 0
                 if response.status == 304:

@@ -1,0 +1,342 @@
+"""Ranges that lie apart: few bytes by few requests, from servers that send several at once and from others (F2, F4)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore import save_file
+from blobstore.errors import BlobStoreError
+from blobstore.releases import publish, pull
+from blobstore.releases.device.spool import Spool
+from blobstore.releases.device.transfer import Transfer
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.multipart import OVERHEAD, boundary_of, parts_of
+from blobstore.releases.sources.patience import WrongAnswerError
+from blobstore.releases.sources.source import Body
+from tests.releases.models import NOW, found, same
+from tests.releases.server import Server, serving
+from tests.releases.server import parts_of as encoded
+from tests.releases.wire import needs_nginx, nginx, wire_to
+
+# What an answer says
+
+
+DATA = random.Random(0).randbytes(500)  # noqa: S311 - no secret
+
+
+@st.composite
+def separate(draw: st.DrawFn, size: int = len(DATA)) -> list[tuple[int, int]]:
+    """Ranges in order that do not touch, not empty."""
+    borders = sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=20)))
+    return [(borders[i], borders[i + 1]) for i in range(0, len(borders) - 1, 2)]
+
+
+def cut(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= len(data):
+            return
+        yield data[at : at + size]
+        at += size
+
+
+def read(body: bytes, start: int = 0, stop: int = len(DATA), sizes: tuple[int, ...] = (7,)) -> list[tuple[int, bytes]]:
+    parts = parts_of("one", cut(body, list(sizes)), "between", start, stop, len(DATA))
+    return [(part.start, b"".join(part.pieces)) for part in parts]
+
+
+def header(ranges: list[tuple[int, int]]) -> str:
+    return "bytes=" + ",".join(f"{start}-{stop - 1}" for start, stop in ranges)
+
+
+@given(separate(), st.lists(st.integers(1, 300), min_size=1, max_size=5))
+def test_parts_come_as_they_were_sent(ranges: list[tuple[int, int]], sizes: list[int]) -> None:
+    """However the network cuts them."""
+    expected = [(start, DATA[start:stop]) for start, stop in ranges]
+    assert read(encoded(DATA, header(ranges)), sizes=tuple(sizes)) == expected
+
+
+@given(separate(), st.data())
+def test_an_answer_that_is_damaged_is_an_error_or_has_ranges(
+    ranges: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Cut, or with a byte changed: no other error, and nothing outside of what was asked for."""
+    body = bytearray(encoded(DATA, header(ranges)))
+    at = data.draw(st.integers(0, len(body) - 1))
+    body[at] = data.draw(st.integers(0, 255))
+    del body[data.draw(st.integers(at, len(body))) :]
+    try:
+        for start, content in read(bytes(body)):
+            assert start >= 0 and start + len(content) <= len(DATA)
+    except WrongAnswerError:
+        pass
+
+
+SOUND = encoded(DATA, "bytes=10-19,30-39")
+WRONG = {
+    "nothing": b"",
+    "no part": b"--other\r\n",
+    "no end": SOUND.removesuffix(b"--between--\r\n"),
+    "no range": SOUND.replace(b"Content-Range", b"X-Range"),
+    "a range before": SOUND.replace(b"bytes 10-19", b"bytes 9-18"),
+    "a range behind": SOUND.replace(b"bytes 30-39", b"bytes 31-40"),
+    "a range backwards": SOUND.replace(b"bytes 30-39", b"bytes 39-30"),
+    "another size": SOUND.replace(b"/500", b"/501"),
+    "another unit": SOUND.replace(b"bytes 10", b"words 10"),
+    "digits of another script": SOUND.replace(b"bytes 10", "bytes 1\u0660".encode()),
+    "more bytes than it says": SOUND.replace(b"bytes 10-19", b"bytes 10-18"),
+    "fewer bytes than it says": SOUND.replace(b"bytes 10-19", b"bytes 10-20"),
+    "lines without end": b"\r\n" * OVERHEAD,
+    "a line without end": b"x" * 4 * OVERHEAD,
+    "a head without end": b"--between\r\n" + b"X: y\r\n" * OVERHEAD,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_answers_that_are_none(wrong: bytes) -> None:
+    assert wrong != SOUND
+    with pytest.raises(WrongAnswerError):
+        read(wrong, 10, 40)
+    assert read(SOUND, 10, 40) == [(10, DATA[10:20]), (30, DATA[30:40])]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "boundary"),
+    [
+        ("multipart/byteranges; boundary=a", "a"),
+        ('Multipart/ByteRanges;charset=x; boundary="a b"', "a b"),
+        ("multipart/byteranges", None),
+        ("multipart/byteranges; boundary=", None),
+        ("multipart/mixed; boundary=a", None),
+        (f"multipart/byteranges; boundary={'a' * 71}", None),
+        ("application/octet-stream", None),
+        ("", None),
+    ],
+)
+def test_what_separates_parts(content_type: str, boundary: str | None) -> None:
+    assert boundary_of(content_type) == boundary
+
+
+# What is asked for
+
+
+class Ranged:
+    """A source on a way with a certain price of a request, which sends so many ranges at a time."""
+
+    name, patience, remote = "one", NOW, True
+
+    def __init__(self, gap: int, most: int) -> None:
+        self._gap, self.most_ranges = gap, most
+
+    def gap(self, requests: int) -> int:
+        return self._gap
+
+
+@given(separate(20_000), st.integers(0, 3000))
+def test_gaps_are_chosen_by_their_cost(ranges: list[tuple[int, int]], cost: int) -> None:
+    """No other choice of gaps has fewer bytes, where each request counts as `cost` bytes."""
+    transfer = Transfer(Ranged(cost, 1), 4, None)  # type: ignore[arg-type]
+    transfer.ask(Spool(Path("/nowhere"), Object("0" * 64, 20_000)), ranges)
+    price = sum(stop - start + cost for _, start, stop in transfer.requests)
+    gaps = [after - stop for (_, stop), (after, _) in itertools.pairwise(ranges)]
+    needed = sum(stop - start for start, stop in ranges)
+    least = min(
+        needed + cost + sum(gap if taken else cost for gap, taken in zip(gaps, choice, strict=True))
+        for choice in itertools.product((False, True), repeat=len(gaps))
+    )
+    assert price == least
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_plan_has_one_range_in_each_request(planned: bool) -> None:
+    """Downloaders of a system know no others; and its gaps are those of C++."""
+    transfer = Transfer(Ranged(0, 100), 4, None, planned=planned)  # type: ignore[arg-type]
+    ranges = [(at, at + 1000) for at in range(0, 1_000_000, 10_000)]
+    transfer.ask(Spool(Path("/nowhere"), Object("0" * 64, 1_000_000)), ranges)
+    assert transfer.requests == (
+        [(Object("0" * 64, 1_000_000), 0, 991_000)]
+        if planned
+        else [(Object("0" * 64, 1_000_000), *one) for one in ranges]
+    )
+
+
+# Servers
+
+BLOBS, SIZE = 4000, 1024
+
+
+@pytest.fixture(autouse=True)
+def lists_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of such small parts is a tenth of their bytes; it is fetched anyway."""
+    monkeypatch.setattr("blobstore.releases.device.shopping._TABLE_SHARE", 1, raising=False)
+
+
+@pytest.fixture(scope="module")
+def scattered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    """Two versions of blobs of 1 KiB, of which a tenth changed, here and there."""
+    folder = tmp_path_factory.mktemp("scattered")
+    for one in (folder, folder.parent):
+        one.chmod(0o755)
+    rng = np.random.default_rng(0)
+    tensors = {f"k{i:05}": rng.integers(0, 256, SIZE, np.uint8) for i in range(BLOBS)}
+    for version in ("1", "2"):
+        (folder / "in").mkdir(exist_ok=True)
+        save_file(tensors, folder / "in" / "model.ptd")
+        publish(folder / "in", folder / "releases", name="a", version=version, encoded=False)
+        if version == "1":
+            for i in rng.choice(BLOBS, BLOBS // 10, replace=False):
+                tensors[f"k{i:05}"] = rng.integers(0, 256, SIZE, np.uint8)
+    return folder / "releases", tensors
+
+
+def update(server: Server, device: Path, tensors: dict[str, np.ndarray]) -> tuple[int, list[str]]:
+    """Pull both versions; the bytes of the second one, and the ranges of each of its requests for objects."""
+    pull(f"{server.url}/a/1/index.json", device, patience=NOW)
+    server.log.clear()
+    done = pull(f"{server.url}/a/2/index.json", device, patience=NOW)
+    assert same(found(device / "current"), tensors)
+    return done.fetched_bytes, [asked for _, path, asked, _ in server.log if "/files/" in path and asked]
+
+
+NEW = BLOBS // 10 * SIZE
+
+
+def test_small_blobs_travel_alone(scattered: tuple[Path, Any], tmp_path: Path) -> None:
+    """With a hundred ranges in a request, their number and that of bytes are both near the least."""
+    releases, tensors = scattered
+    with serving(releases) as server:
+        nbytes, asked = update(server, tmp_path / "device", tensors)
+        everything = pull(f"{server.url}/a/2/index.json", tmp_path / "new", patience=NOW)
+    table = min(one.stat().st_size for one in (releases / "files").iterdir())
+    assert nbytes < 1.3 * NEW + 2 * table + 20_000 < everything.fetched_bytes / 2
+    assert 1 <= len(asked) <= NEW / SIZE / 50
+    assert max(one.count("-") for one in asked) <= 100
+
+
+@needs_nginx
+def test_nginx_sends_several_ranges(scattered: tuple[Path, Any], tmp_path: Path) -> None:
+    releases, tensors = scattered
+    with nginx(releases, tmp_path / "nginx") as url, wire_to(url.removesuffix("/releases")) as wire:
+        pull(f"{wire.url}/releases/a/1/index.json", tmp_path / "device", patience=NOW)
+        wire.reset()
+        done = pull(f"{wire.url}/releases/a/2/index.json", tmp_path / "device", patience=NOW)
+        assert same(found(tmp_path / "device/current"), tensors)
+    table = min(one.stat().st_size for one in (releases / "files").iterdir())
+    assert wire.total < 1.35 * NEW + 2 * table + 20_000
+    assert done.requests < 20
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("refusal", [200, 400, 416, 431])
+def test_a_server_without_several_ranges(
+    scattered: tuple[Path, Any], tmp_path: Path, ranges: bool, refusal: int
+) -> None:
+    """It is asked for one at a time, or for all bytes; each of the threads may find that out for itself, once."""
+    releases, tensors = scattered
+    with serving(releases) as server:
+        server.parts, server.ranges = False, ranges
+        refused = []
+
+        def fault(handler: Any, times: int) -> bool:
+            several = "," in handler.headers.get("Range", "")
+            refused.extend([1] * several)
+            if several and refusal != 200:
+                handler.answer(refusal)
+                return True
+            return False
+
+        server.fault = fault
+        update(server, tmp_path / "device", tensors)
+        assert 1 <= len(refused) <= 6
+
+
+LIES = {
+    "the first range alone": lambda ranges, data: (206, data[slice(*ranges[0])], ranges[0], ""),
+    "one range of all": lambda ranges, data: (
+        206,
+        data[ranges[0][0] : ranges[-1][1]],
+        (ranges[0][0], ranges[-1][1]),
+        "",
+    ),
+    "some of the ranges": lambda ranges, data: (
+        206,
+        encoded(data, header(ranges[: len(ranges) // 2])),
+        None,
+        "multipart/byteranges; boundary=between",
+    ),
+    "the ranges backwards": lambda ranges, data: (
+        206,
+        encoded(data, header(ranges[::-1])),
+        None,
+        "multipart/byteranges; boundary=between",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_servers_that_send_other_ranges(scattered: tuple[Path, Any], tmp_path: Path, lie: Any) -> None:
+    """As RFC 9110 allows it; what is lacking is asked for again."""
+    releases, tensors = scattered
+    with serving(releases) as server:
+
+        def fault(handler: Any, times: int) -> bool:
+            asked = handler.headers.get("Range", "")
+            if "," not in asked:
+                return False
+            ranges = [tuple(map(int, one.split("-"))) for one in asked.removeprefix("bytes=").split(",")]
+            data = (releases / handler.path[1:]).read_bytes()
+            status, body, only, kind = lie([(start, stop + 1) for start, stop in ranges], data)
+            headers = {"Content-Type": kind}
+            if only is not None:
+                headers = {"Content-Range": f"bytes {only[0]}-{only[1] - 1}/{len(data)}"}
+            handler.answer(status, body, headers)
+            return True
+
+        server.fault = fault
+        update(server, tmp_path / "device", tensors)
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 100_000, SOUND], ids=["empty", "noise", "of another object"])
+def test_a_server_whose_ranges_are_nonsense_is_given_up(
+    scattered: tuple[Path, Any], tmp_path: Path, body: bytes
+) -> None:
+    """After a few attempts, and the old release stays."""
+    releases, _ = scattered
+    with serving(releases) as server:
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=NOW)
+
+        def fault(handler: Any, times: int) -> bool:
+            if "," not in handler.headers.get("Range", ""):
+                return False
+            handler.answer(206, body, {"Content-Type": "multipart/byteranges; boundary=between"})
+            return True
+
+        server.fault = fault
+        with pytest.raises(BlobStoreError):
+            pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=NOW)
+        assert len(server.log) < 30
+        assert pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=NOW).changed is False
+
+
+def test_a_source_that_is_a_folder_sends_one_range_at_a_time(scattered: tuple[Path, Any], tmp_path: Path) -> None:
+    """Nothing is gained there by more."""
+    releases, tensors = scattered
+    for version in ("1", "2"):
+        pull(releases / f"a/{version}", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), tensors)
+
+
+def test_bodies_are_what_sources_give() -> None:
+    """The parts of an answer are bodies like those of single ranges."""
+    for part in parts_of("one", iter([encoded(DATA, "bytes=0-9,20-29")]), "between", 0, 30, len(DATA)):
+        assert isinstance(part, Body)
+        assert b"".join(part.pieces) == DATA[part.start : part.start + 10]
