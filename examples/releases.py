@@ -104,14 +104,14 @@ def publish_first(folder: Path) -> None:
 
 
 def publish_next(folder: Path, version: int) -> None:
-    """Publish the weights of a version as a delta, and pull it into the folder of the device."""
+    """Publish the weights of a version, and pull it into the folder of the device."""
     data = folder / "build" / f"{NAME}.ptd"
     changed = data.with_name(f"{NAME}.new")
     with BlobCache(data, "copy") as cache:
         cache.update_state_dict(network(version).state_dict())
         cache.save(changed)
     changed.replace(data)
-    publish([folder / "build"], folder / "releases", name=NAME, version=str(version), base=str(version - 1))
+    publish([folder / "build"], folder / "releases", name=NAME, version=str(version))
     pull(folder / "releases" / NAME / str(version), folder / "device")
 
 

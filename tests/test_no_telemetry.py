@@ -99,7 +99,7 @@ def test_commands_without_a_url_use_no_network_and_start_no_process(tmp_path: Pa
         "dedup w.ptd -o out",
         "publish w.ptd -o releases --name m --version 1",
         "pull releases/m/1 device",
-        "compact -o releases --name m --version 2 --base 1",
+        "gc releases",
         "push oci:layout:1 releases/m/1",
         "pull oci:layout:1 other",
         "gc device",

@@ -353,9 +353,8 @@ def numbered(
     """The ways, with numbers instead of objects and digests."""
     sizes = dict(parts.contents)
     contents = list(sizes)
-    known = set(contents)
-    further = [base for base in earlier if base not in known]
-    further += sorted({form.base for listed in earlier.values() for form in listed if form.base} - known - set(further))
+    named = [form.base for listed in (*forms.values(), *earlier.values()) for form in listed if form.base is not None]
+    further = sorted({*named, *earlier} - set(contents))
     numbers = {digest: number for number, digest in enumerate([*contents, *further])}
     every = {**{base: earlier.get(base, ()) for base in further}, **{digest: forms[digest] for digest in contents}}
     used = [form.object for digest in numbers for form in every[digest]]

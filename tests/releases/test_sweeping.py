@@ -1,0 +1,164 @@
+"""A release folder frees what no release needs, and leads devices around what moved (F1, F3, R1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blobstore.errors import PoolError, ReleaseError
+from blobstore.pool import Pool
+from blobstore.releases import gc, publish, pull, sweep
+from tests.releases.models import NOW, Weights, found, inputs, same, weights
+from tests.releases.server import serving
+
+
+def version(number: int) -> Weights:
+    """Weights that move a little with each version, and of which one layer is only in this one."""
+    rng = np.random.default_rng(number)
+    tensors = {
+        key: (value * np.float32(1 + number * 1e-6)).astype(np.float32)
+        for key, value in weights(layers=3, size=64).items()
+    }
+    return {**tensors, "own": rng.standard_normal(3000).astype(np.float32)}
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    """Versions 1 to 4."""
+    for number in range(1, 5):
+        inputs(tmp_path / "in", version(number), files=1)
+        publish(tmp_path / "in", tmp_path / "releases", name="a", version=str(number))
+    return tmp_path / "releases"
+
+
+def nbytes(releases: Path) -> int:
+    return sum(
+        path.stat().st_size
+        for folder in ("packs", "files")
+        for path in (releases / folder).rglob("*")
+        if path.is_file()
+    )
+
+
+def test_forms_of_older_releases_go(releases: Path, tmp_path: Path) -> None:
+    """At first they wait for devices that looked them up; all releases stay whole (F3)."""
+    before = nbytes(releases)
+    first = sweep(releases)
+    assert (first.objects, nbytes(releases)) == (0, before) and first.waiting > 0 and first.rewritten > 0
+    assert sweep(releases).objects == 0  # the time is not over
+    done = sweep(releases, keep=0)
+    assert done.objects == first.waiting and done.freed == before - nbytes(releases) > 0
+    assert sweep(releases, keep=0).objects == sweep(releases, keep=0).rewritten == 0
+    for number in range(1, 5):
+        pull(releases / f"a/{number}", tmp_path / str(number))
+        assert same(found(tmp_path / str(number) / "current"), version(number))
+
+
+def test_differences_for_the_newest_release_stay(releases: Path, tmp_path: Path) -> None:
+    """A device with one of those before it fetches no more than before (F2)."""
+    fetched = {}
+    for when in ("before", "after"):
+        for number in (1, 2, 3):
+            device = tmp_path / f"{when} {number}"
+            pull(releases / f"a/{number}", device)
+            fetched[when, number] = pull(releases / "a/4", device).fetched_bytes
+            assert same(found(device / "current"), version(4))
+        if when == "before":
+            for _ in range(3):
+                sweep(releases, keep=0)
+    for number in (1, 2, 3):
+        assert fetched["after", number] <= fetched["before", number]
+
+
+def test_a_dropped_release_is_withdrawn(releases: Path, tmp_path: Path) -> None:
+    """The newest of those that are left becomes the latest one (F1)."""
+    pull(releases / "a/4", tmp_path / "device")
+    with Pool(releases) as pool:
+        for dropped in ("a@4", "a@1"):
+            pool.drop(dropped)
+    assert sweep(releases, keep=0).withdrawn == 2
+    for _ in range(2):
+        sweep(releases, keep=0)
+    assert not (releases / "a/4/index.json").exists() and not (releases / "a/1/ways.json").exists()
+    assert pull(releases / "a/latest", tmp_path / "new").version == "3"
+    for number in (2, 3):
+        pull(releases / f"a/{number}", tmp_path / str(number))
+        assert same(found(tmp_path / str(number) / "current"), version(number))
+    with Pool(releases) as pool:
+        for dropped in ("a@2", "a@3"):
+            pool.drop(dropped)
+    for _ in range(3):
+        sweep(releases, keep=0, grace=0)
+    assert not (releases / "a/latest/index.json").exists()
+    assert nbytes(releases) == 0
+
+
+def test_a_version_that_was_dropped_can_be_published_again(releases: Path, tmp_path: Path) -> None:
+    with Pool(releases) as pool:
+        pool.drop("a@4")
+    with pytest.raises(ReleaseError, match="published already"):  # devices may have it
+        publish(tmp_path / "in", releases, name="a", version="4")
+    sweep(releases)
+    publish(tmp_path / "in", releases, name="a", version="4")
+    pull(releases / "a/4", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), version(4))
+
+
+def test_a_pool_with_releases_is_collected_with_them(releases: Path, tmp_path: Path) -> None:
+    """`pool gc` would take packs away that releases lead to; folders of devices are another matter (F3)."""
+    with Pool(releases) as pool, pytest.raises(PoolError, match="releases are published from this pool"):
+        pool.gc()
+    pull(releases / "a/1", tmp_path / "device")
+    with pytest.raises(ReleaseError, match="no release is installed"):
+        gc(releases)
+    with pytest.raises(ReleaseError, match="releases are pulled into this folder"):
+        sweep(tmp_path / "device")
+    with pytest.raises(ReleaseError, match="no release folder"):
+        sweep(tmp_path / "nowhere")
+    (releases / "releases.json").write_text("[]")
+    with pytest.raises(ReleaseError, match=r"releases\.json"):
+        sweep(releases)
+
+
+def test_a_device_with_an_old_list_of_ways_looks_again(releases: Path, tmp_path: Path) -> None:
+    """What it led to was removed meanwhile; the list of now is asked for past caches (F2)."""
+    with serving(releases) as server:
+        stale = (releases / "a/3/ways.json").read_bytes()
+        for _ in range(2):
+            sweep(releases, keep=0)
+        server.body = lambda path, times, data: stale if path.endswith("ways.json") and times == 1 else data
+        done = pull(f"{server.url}/a/3/index.json", tmp_path / "device", patience=NOW)
+        assert done.changed and same(found(tmp_path / "device/current"), version(3))
+        asked = [
+            cache for (_, path, *_), (_, cache) in zip(server.log, server.conditions, strict=True) if "ways" in path
+        ]
+        assert asked == [None, "no-cache"]
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["publish", "drop", "sweep", "other"]), st.integers(0, 9)), max_size=12))
+def test_every_release_stays_whole(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]) -> None:
+    """After any sequence of publishing, under two names, dropping and sweeping (F3, R1)."""
+    place = tmp_path_factory.mktemp("any")
+    there: dict[tuple[str, str], Weights] = {}
+    for number, (step, which) in enumerate(steps):
+        if step in {"publish", "other"}:
+            name = "a" if step == "publish" else "b"
+            there[name, str(number)] = version(which)
+            inputs(place / "in", version(which), files=1)
+            publish(place / "in", place / "releases", name=name, version=str(number))
+        elif step == "drop" and there:
+            name, dropped = sorted(there)[which % len(there)]
+            with Pool(place / "releases") as pool:
+                pool.drop(f"{name}@{dropped}")
+            del there[name, dropped]
+        elif step == "sweep" and (place / "releases").exists():
+            sweep(place / "releases", keep=0)
+    for (name, published), tensors in there.items():
+        pull(place / f"releases/{name}/{published}", place / f"{name}-{published}")
+        assert same(found(place / f"{name}-{published}" / "current"), tensors)
