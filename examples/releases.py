@@ -1,6 +1,6 @@
 """One process serves, another publishes: ten releases are taken into a running program, and every answer is checked.
 
-A publisher changes a layer of a small network, publishes the weights as a delta, and pulls the release into the folder of
+A publisher changes a layer of a small network, publishes the weights, and pulls the release into the folder of
 the device. The server, another process, follows: it commits what changed while a thread of its own keeps calling the
 program through XNNPACK. The weights of each version follow from its number, so every answer can be compared with what
 eager PyTorch computes with the weights of one version. It must be one of those that the server had during the call, and

@@ -122,8 +122,8 @@ def test_a_later_index_is_read_or_refused_by_its_format(folder: Path, tmp_path: 
     path.write_text(json.dumps({**index, "later": {"than": "this"}}), encoding="utf-8")
     pull(str(path.parent), tmp_path / "device")
     assert (tmp_path / "device" / "current" / "model.pte").exists()
-    path.write_text(json.dumps({**index, "format": "blobstore.release.2"}), encoding="utf-8")
-    with pytest.raises(blobstore.errors.InvalidFileError, match=r"blobstore\.release\.2"):
+    path.write_text(json.dumps({**index, "format": "blobstore.release.3"}), encoding="utf-8")
+    with pytest.raises(blobstore.errors.InvalidFileError, match=r"blobstore\.release\.3"):
         pull(str(path.parent), tmp_path / "other")
 
 
