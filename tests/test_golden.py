@@ -6,6 +6,7 @@ and come from no code of ours.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -120,6 +121,9 @@ def test_a_later_index_is_read_or_refused_by_its_format(folder: Path, tmp_path: 
     path = tmp_path / "release" / "model" / "1" / "index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**index, "later": {"than": "this"}}), encoding="utf-8")
+    ways = json.loads((path.parent / "ways.json").read_text(encoding="utf-8"))
+    changed = {**ways, "index": hashlib.sha256(path.read_bytes()).hexdigest(), "later": {"than": "this"}}
+    (path.parent / "ways.json").write_text(json.dumps(changed), encoding="utf-8")
     pull(str(path.parent), tmp_path / "device")
     assert (tmp_path / "device" / "current" / "model.pte").exists()
     path.write_text(json.dumps({**index, "format": "blobstore.release.3"}), encoding="utf-8")

@@ -138,9 +138,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = lower(torch.nn.Linear(8, 2).eval(), (torch.ones(1, 8),), tag="model")
     save_programs({"model": program}, place)
     (place / "mlp.pte").write_bytes(models.mlp().pte)
-    publish([place / "0.ptd"], place / "releases", name="a", version="1")
-    pull(place / "releases/a/1", place / "device")
-    with Pool(pool_of(place), create=True) as pool:  # its engines take no such names
+    releases = pool_of(place).with_name("releases")  # engines of pools take no such names
+    publish([place / "0.ptd"], releases, name="a", version="1")
+    pull(releases / "a/1", place / "device")
+    with Pool(pool_of(place), create=True) as pool:
         pool.add(place / "weights.ptd", "weights@1")
     return place
 

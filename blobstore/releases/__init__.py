@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.plan import Fetch, Plan, commit, plan
     from blobstore.releases.device.pull import Pulled, gc, pull
-    from blobstore.releases.publishing.convert import convert_releases
     from blobstore.releases.publishing.publish import Published, publish
     from blobstore.releases.publishing.push import Pushed, push
+    from blobstore.releases.publishing.republish import republish
     from blobstore.releases.publishing.sweep import Swept, sweep
     from blobstore.releases.sources.patience import Patience
 
@@ -35,12 +35,12 @@ __all__ = [
     "Release",
     "Swept",
     "commit",
-    "convert_releases",
     "gc",
     "plan",
     "publish",
     "pull",
     "push",
+    "republish",
     "sweep",
 ]
 
@@ -56,7 +56,7 @@ _HOME = {
     "Release": "device.live",
     "Swept": "publishing.sweep",
     "commit": "device.plan",
-    "convert_releases": "publishing.convert",
+    "republish": "publishing.republish",
     "gc": "device.pull",
     "plan": "device.plan",
     "publish": "publishing.publish",

@@ -200,7 +200,7 @@ def parse_index(data: bytes, where: str) -> Index:
     if b'"blobstore.release.1"' in data[:200]:
         raise InvalidFileError(
             where,
-            "this release has an older format; `blobstore convert-releases` makes a new release folder of the old one",
+            "this release has an older format; `blobstore republish` makes a new release folder of the old one",
         )
     index = parse_json(data, Index, where, "an index of a release")
 

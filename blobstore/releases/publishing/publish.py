@@ -210,7 +210,7 @@ def opened(releases: str | os.PathLike[str], *inside: str, create: bool = False)
         raise ReleaseError(f"{root}: releases are pulled into this folder; publish them in another one")
     if older:
         raise ReleaseError(
-            f"{root}: this release folder has an older format; `blobstore convert-releases` makes a new one of it"
+            f"{root}: this release folder has an older format; `blobstore republish` makes a new one of it"
         )
     folders = [root / name for name in (FILES, SIGNATURES, "packs", "tables")]
     if inside:

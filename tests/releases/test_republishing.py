@@ -11,7 +11,7 @@ import pytest
 
 from blobstore import open_ptd
 from blobstore.errors import BlobStoreError, InvalidFileError, ReleaseError
-from blobstore.releases import convert_releases, publish, pull, sweep
+from blobstore.releases import publish, pull, republish, sweep
 from tests.releases.models import Weights, found, inputs, same, weights
 from tests.releases.test_registry import keys
 
@@ -33,7 +33,7 @@ def tensors(version: int) -> Weights:
 def test_every_release_is_there_again(tmp_path: Path) -> None:
     """One data file each, adapters and small files as they were, and the order of the versions."""
     private, public = keys(tmp_path, "one")
-    done = convert_releases(OLD, tmp_path / "new", sign=private)
+    done = republish(OLD, tmp_path / "new", sign=private)
     assert [one.version for one in done if one.name == "a"] == ["1", "2", "3"] and len(done) == 4
     device = tmp_path / "device"
     for version in (1, 2, 3):
@@ -47,21 +47,21 @@ def test_every_release_is_there_again(tmp_path: Path) -> None:
         assert len([path for path in (device / "current").rglob("*") if path.is_file()]) == 11
     pull(tmp_path / "new/b/latest", tmp_path / "other", key=public)
     assert same(found(tmp_path / "other/current"), tensors(3))
-    assert convert_releases(OLD, tmp_path / "new") == []  # again: nothing is left to do
+    assert republish(OLD, tmp_path / "new") == []  # again: nothing is left to do
 
 
 def test_what_it_was_is_said(tmp_path: Path) -> None:
     """An old folder is refused by everything that would write or read it as a new one."""
     old = shutil.copytree(OLD, tmp_path / "old")
     inputs(tmp_path / "in", weights(layers=1))
-    with pytest.raises(ReleaseError, match="older format; `blobstore convert-releases`"):
+    with pytest.raises(ReleaseError, match="older format; `blobstore republish`"):
         publish(tmp_path / "in", old, name="a", version="4")
     with pytest.raises(ReleaseError, match="older format"):
         sweep(old)
     with pytest.raises(InvalidFileError, match="older format"):
         pull(old / "a/3", tmp_path / "device")
     with pytest.raises(ReleaseError, match="no release in the format"):
-        convert_releases(tmp_path / "in", tmp_path / "new")
+        republish(tmp_path / "in", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_hostile_old_index(tmp_path: Path, change: object) -> None:
     change(index)  # type: ignore[operator]
     (old / "a/2/index.json").write_text(json.dumps(index))
     with pytest.raises(BlobStoreError):
-        convert_releases(old, tmp_path / "new")
+        republish(old, tmp_path / "new")
     assert not list(tmp_path.rglob("evil*"))
 
 
@@ -97,7 +97,7 @@ def test_a_device_goes_on(tmp_path: Path) -> None:
     (device / f"releases/{digest}").mkdir(parents=True)
     (device / f"indexes/{digest}.json").write_bytes(index)
     (device / "current").symlink_to(f"releases/{digest}")
-    convert_releases(OLD, tmp_path / "new")
+    republish(OLD, tmp_path / "new")
     older = json.loads((tmp_path / "new/a/1/index.json").read_text()) | {"published": 1}
     (tmp_path / "new/a/1/index.json").write_text(json.dumps(older))
     with pytest.raises(BlobStoreError, match="version 1 is older than version 2"):

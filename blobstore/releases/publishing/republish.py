@@ -21,7 +21,7 @@ from blobstore.releases.index.overlay import newest_entries
 from blobstore.releases.publishing.publish import Published, publish
 from blobstore.releases.sources.source import FILES, INDEX, LATEST, read_small
 
-__all__ = ["convert_releases"]
+__all__ = ["republish"]
 
 _FIRST = "blobstore.release.1"
 
@@ -57,7 +57,7 @@ class _Old:
     files: dict[str, list[Path]]
 
 
-def convert_releases(
+def republish(
     old: str | os.PathLike[str],
     new: str | os.PathLike[str],
     *,
