@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fleet import scattered
 from benchmarks.harness import MIB, Row, memory_row, peak_of, ratio_row, show, side_by_side
 from benchmarks.lowered import in_process, plugin
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
@@ -32,7 +33,7 @@ _BLOBS, _SIZE = 256, 4 * MIB
 
 def rows(folder: Path) -> Iterator[Row]:
     yield from _decoding()
-    for part in (_gigabyte, _registry, _adapter, _trained, _versions, _switch):
+    for part in (_gigabyte, _registry, _adapter, scattered, _trained, _versions, _switch):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)

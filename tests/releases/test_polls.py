@@ -26,12 +26,20 @@ from tests.releases.wire import needs_nginx, nginx, wire_to
 LATEST = "a/latest/index.json"
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Versions 1 to 3."""
+    folder = tmp_path_factory.mktemp("published")
     for number in (1, 2, 3):
-        content = inputs(tmp_path / "in", weights(number, layers=2, size=32))
-        publish(content, tmp_path / "releases", name="a", version=str(number))
+        content = inputs(folder / "in", weights(number, layers=2, size=32))
+        publish(content, folder / "releases", name="a", version=str(number))
+    return folder
+
+
+@pytest.fixture
+def releases(published: Path, tmp_path: Path) -> Path:
+    """A copy of versions 1 to 3, and beside it what was published last."""
+    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
     return tmp_path / "releases"
 
 
@@ -240,13 +248,18 @@ def test_the_manual_says_what_caches_may_keep(releases: Path, tmp_path: Path) ->
                 with urllib.request.urlopen(f"{url}/{name}") as answer:  # noqa: S310 - this machine
                     assert answer.headers.get_all("Cache-Control") == [cache_control(name)], name
                 seen.add(re.sub("[0-9a-f]{64}", "SHA", name))
-    assert {"files/SHA", "signatures/SHA", LATEST, "a/1/index.json"} <= seen
+    assert {"files/SHA", "signatures/SHA", LATEST, "a/1/index.json", "a/1/ways.json"} <= seen
+    assert any(name.startswith("packs/") for name in seen)
 
 
 @pytest.mark.parametrize(
     ("path", "kept"),
     [
         (f"files/{'0' * 64}", True),
+        (f"packs/a0/{'0' * 64}", True),
+        (f"packs/{'0' * 64}", False),
+        ("pool.json", False),
+        ("a/1/ways.json", False),
         (f"files/{'0' * 63}", False),
         (f"files/x/{'0' * 64}", False),
         (f"{'0' * 64}", False),

@@ -97,10 +97,10 @@ def answers(port: int) -> bool:
 
 @contextlib.contextmanager
 def nginx(folder: Path, place: Path) -> Iterator[str]:
-    """nginx, as the manual configures it for a release folder; the URL of that.
+    """nginx, as the manual configures it for release folders; the URL of one.
 
     Args:
-        folder: the release folder; its name is `releases`.
+        folder: the release folder, or one that has several.
         place: for files of the server.
     """
     assert NGINX is not None
@@ -120,6 +120,6 @@ def nginx(folder: Path, place: Path) -> Iterator[str]:
         try:
             until(lambda: answers(port) or process.poll() is not None)
             assert process.poll() is None, (place / "errors").read_text()
-            yield f"http://127.0.0.1:{port}/releases"
+            yield f"http://127.0.0.1:{port}/{folder.name}"
         finally:
             process.terminate()
