@@ -166,7 +166,7 @@ def _large(folder: Path) -> Iterator[Row]:
     """10,000 versions of 200 tensors, whose rows are made here: what the index costs."""
     random = np.random.default_rng(0)
     url = folder / "pool"
-    tables = Pool(url, create=True)._tables
+    tables = Pool(url, create=True).tables
     for first in range(0, 10_000, 250):
         parts, blobs, events = [], [], []
         for number in range(first, first + 250):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
+import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -21,10 +22,13 @@ import numpy as np
 from benchmarks.fleet import scattered
 from benchmarks.harness import MIB, Row, memory_row, peak_of, ratio_row, show, side_by_side
 from benchmarks.lowered import in_process, plugin
+from benchmarks.pool import checkpoints
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
-from blobstore.releases import Release, publish, pull
-from blobstore.releases.index.encoding import decode, encode
+from blobstore.pool import Pool
+from blobstore.pool.codec import decode, encode, near_encodings, sample
+from blobstore.pool.tables import BLOBS, EVENTS, PARTS
+from blobstore.releases import Release, publish, pull, push
 
 TITLE = "Releases"
 
@@ -33,7 +37,7 @@ _BLOBS, _SIZE = 256, 4 * MIB
 
 def rows(folder: Path) -> Iterator[Row]:
     yield from _decoding()
-    for part in (_gigabyte, _registry, _adapter, scattered, _trained, _versions, _switch):
+    for part in (_gigabyte, _chain, _growth, _registry, _adapter, scattered, _trained, _versions, _switch):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)
@@ -45,26 +49,142 @@ def _decoding() -> Iterator[Row]:
     weights = (rng.standard_normal(16 << 20) * 0.05).astype(np.float32)
     half = (weights.view(np.uint32) >> 16).astype(np.uint16)
     tuned = half + (rng.random(half.size) < 0.01).astype(np.uint16)
-    old = memoryview(half.tobytes())
-    for what, array, width, base, bar in (
-        ("fp32 weights as planes", weights, 4, None, None),
-        ("bf16 weights as planes", half, 2, None, 0.70),
-        ("bf16, of which 1 % moved, as a patch", tuned, 2, old, 0.02),
+    old = memoryview(half.view(np.uint8))
+    for what, array, encoding, base, bar in (
+        ("fp32 weights as planes", weights, "planes:4", None, None),
+        ("bf16 weights as planes", half, "planes:2", None, 0.70),
+        ("bf16, of which 1 % moved, as a difference", tuned, "near:f2:2", old, 0.02),
     ):
-        data = memoryview(array.tobytes())
-        stored = b"".join(encode(data, width, base))
-        part = (lambda start, count, old=old: old[start : start + count]) if base is not None else None
-        kind = "planes" if base is None else "patch"
+        data = memoryview(array.view(np.uint8))
+        stored = memoryview(b"".join(encode(data, encoding, base)))
         seconds = []
         for _ in range(5):
             start = time.thread_time()
-            for _piece in decode(f"{kind}:{width}", len(data), io.BytesIO(stored).read, part):  # type: ignore[arg-type]
+            for _piece in decode(encoding, len(data), stored, base):
                 pass
             seconds.append(time.thread_time() - start)
         speed, share = len(data) / 1e6 / sorted(seconds)[2], len(stored) / len(data)
         if bar is not None:
             yield Row(what, f"{share:.4f} of its bytes", f"at most {bar}", share <= bar)
         yield Row(f"  decoding {what}", f"{speed:,.0f} MB/s a core", "at least 600 MB/s", speed >= 600)
+
+
+def _chain(folder: Path) -> Iterator[Row]:
+    """A series of fine-tunes in bfloat16: what devices with an earlier one fetch, and how publishing grows."""
+    every = itertools.islice(checkpoints(folder), 12)
+    versions = [{key: _bf16(value.numpy()) for key, value in tensors.items()} for _, tensors in every]
+    releases, sizes = folder / "releases", []
+    (folder / "in").mkdir()
+    for number, tensors in enumerate(versions):
+        save_file(tensors, folder / "in" / "model.ptd")
+        done = publish(folder / "in", releases, name="a", version=str(number))
+        sizes.append(done)
+    last = len(versions) - 1
+    with _served(releases) as url:
+        for back, bar in ((1, 1.05), (3, 1.05)):
+            device = folder / f"device{back}"
+            pull(f"{url}/a/{last - back}/index.json", device)
+            fetched = pull(f"{url}/a/{last}/index.json", device).fetched_bytes
+            direct = sum(_direct(versions[last - back][key], versions[last][key]) for key in versions[last])
+            yield ratio_of(
+                f"bytes for a device {back} versions behind, against the direct difference", fetched, direct, bar
+            )
+        fetched = pull(f"{url}/a/{last}/index.json", folder / "new").fetched_bytes
+    alone = publish(folder / "in", folder / "alone", name="a", version="1").first_bytes
+    yield ratio_of(
+        "bytes for a device with nothing, against a release folder with this release alone", fetched, alone, 1.02
+    )
+
+
+def _direct(old: Any, new: Any) -> int:
+    """Bytes of a tensor as the difference to another one."""
+    data, base = (memoryview(_bytes(one)) for one in (new, old))
+    encoding, _ = sample(data, near_encodings(2, floating=True), base)
+    return 0 if data == base else sum(map(len, encode(data, encoding, base)))
+
+
+def _bytes(tensor: Any) -> bytes:
+    import torch
+
+    if isinstance(tensor, np.ndarray):
+        return tensor.tobytes()
+    return bytes(tensor.contiguous().view(torch.int16).numpy().tobytes())
+
+
+def fill(releases: Path, name: str, count: int) -> None:
+    """Versions of 50 tensors that were never released, as rows of a pool."""
+    with Pool(releases, create=True) as pool:
+        for first in range(0, count, 500):
+            parts, blobs, events = [], [], []
+            for number in range(first, min(first + 500, count)):
+                identity = f"{number:032x}"
+                events.append((identity, "add", name, f"before{number}", number, "[]"))
+                for at in range(50):
+                    digest = hashlib.sha256(f"{number // 50 * 50 + min(at, number % 50)} {at}".encode()).digest()
+                    called = (identity, name, f"before{number}")
+                    parts.append(
+                        (*called, "model.ptd", at << 14, 1 << 14, f"layer{at}", "float", "64,64", "", digest, number)
+                    )
+                    if at == number % 50:
+                        blobs.append(
+                            (digest, 1 << 14, "float", "64,64", "planes:4", None, bytes(32), at << 14, 1 << 13, None)
+                        )
+            pool.tables.append(PARTS, parts)
+            pool.tables.append(BLOBS, blobs)
+            pool.tables.append(EVENTS, events)
+        pool.tables.tidy(always=True)
+
+
+def ratio_of(what: str, ours: int, theirs: int, bar: float) -> Row:
+    return Row(what, f"{ours / theirs:.3f} x ({ours:,} against {theirs:,})", f"at most {bar} x", ours <= bar * theirs)
+
+
+def _growth(folder: Path) -> Iterator[Row]:
+    """The 10th and the 10,000th release of a name; the pool has rows of those between, of which most have no index."""
+    rng = np.random.default_rng(0)
+    tensors = {f"layer{i}": rng.standard_normal((64, 64)).astype(np.float32) for i in range(50)}
+    measured = {}
+    (folder / "in").mkdir()
+    for label, before in (("10th", 0), ("10,000th", 9_990)):
+        releases = folder / label.replace(",", "")
+        if before:
+            fill(releases, "a", before)
+        seconds = []
+        for number in range(10):
+            tensors[f"layer{number}"] = tensors[f"layer{number}"] + np.float32(0.001)
+            save_file(tensors, folder / "in" / "model.ptd")
+            start = time.process_time()
+            done = publish(folder / "in", releases, name="a", version=f"9{number}")
+            seconds.append(time.process_time() - start)
+        start = time.process_time()
+        pushed = push(f"oci:{folder / 'layout' / releases.name}:1", done.path.parent)
+        push_seconds = time.process_time() - start
+        with _served(releases) as url:
+            start = time.process_time()
+            pulled = pull(f"{url}/a/99/index.json", folder / "devices" / releases.name)
+            pull_seconds = time.process_time() - start
+        lists = done.path.stat().st_size + (done.path.parent / "ways.json").stat().st_size
+        measured[label] = (sorted(seconds[5:])[2], push_seconds, pull_seconds, pushed.layers, pulled.requests, lists)
+    first, last = measured["10th"], measured["10,000th"]
+    for what, one, other in zip(
+        (
+            "publish, processor time",
+            "push, processor time",
+            "pull, processor time",
+            "push, objects",
+            "pull, requests",
+            "pull, bytes of the index and the ways",
+        ),
+        first,
+        last,
+        strict=True,
+    ):
+        yield Row(
+            f"the 10,000th release against the 10th: {what}",
+            f"{other / one:.2f} x",
+            "at most 1.5 x",
+            other <= 1.5 * one,
+        )
 
 
 def _gigabyte(folder: Path) -> Iterator[Row]:
@@ -79,14 +199,14 @@ def _gigabyte(folder: Path) -> Iterator[Row]:
         tensors[f"layer{i}"] = rng.integers(0, 256, _SIZE, np.uint8)
         new += _SIZE
     save_file(tensors, folder / "in" / "model.ptd")
-    publish(folder / "in", releases, name="a", version="2", base="1")
+    publish(folder / "in", releases, name="a", version="2")
     del tensors
     with _served(releases) as url:
-        device, file = folder / "device", max((releases / "files").iterdir(), key=lambda path: path.stat().st_size)
+        device, file = folder / "device", max((releases / "packs").glob("*/*"), key=lambda path: path.stat().st_size)
         curl = shutil.which("curl") or "curl"
 
         def theirs() -> None:
-            subprocess.run([curl, "-sS", "-o", folder / "copy", f"{url}/files/{file.name}"], check=True)
+            subprocess.run([curl, "-sS", "-o", folder / "copy", f"{url}/packs/{file.name[:2]}/{file.name}"], check=True)
             subprocess.run([shutil.which("sha256sum") or "", folder / "copy"], check=True, stdout=subprocess.DEVNULL)
 
         def ours() -> None:
@@ -144,7 +264,7 @@ def _registry(folder: Path) -> Iterator[Row]:
     (folder / "in").mkdir()
     for i in range(4):
         (folder / "in" / f"{i}.bin").write_bytes(rng.bytes(_BLOBS * _SIZE // 4))
-    publish(folder / "in", folder / "releases", name="a", version="1", encoded=False)
+    publish(folder / "in", folder / "releases", name="a", version="1")
     with registry(folder / "registry") as host:
         growth = in_process(_PUSH, f"{host}/team/a:1", str(folder / "releases" / "a" / "1"))
         shutil.rmtree(folder / "releases")
@@ -172,8 +292,7 @@ def _adapter(folder: Path) -> Iterator[Row]:
         arrays = {f"layer{i}.lora": rng.integers(0, 256, 1 << 17, np.uint8) for i in range(16)}
         new = sum(array.nbytes for array in arrays.values())
         save_file(arrays, folder / "in" / f"adapter{number}.ptd")
-        base = "1" if number == 2 else None
-        publish(folder / "in", folder / "releases", name="a", version=str(number), base=base)
+        publish(folder / "in", folder / "releases", name="a", version=str(number))
     with _served(folder / "releases") as url:
         pull(f"{url}/a/1/index.json", folder / "device")
         done = pull(f"{url}/a/2/index.json", folder / "device")
@@ -230,15 +349,14 @@ def _versions(folder: Path) -> Iterator[Row]:
             arrays = np.random.default_rng(adapter + 1).standard_normal((12, 8, 384)).astype(np.float32)
             save_file({f"layer{i}.lora_a": array for i, array in enumerate(arrays)}, place / f"adapter{adapter}.ptd")
         versions.append(place)
-        base = str(number) if number else None
-        publish(place, folder / "releases", name="a", version=str(number + 1), base=base, encoded=False)
+        publish(place, folder / "releases", name="a", version=str(number + 1))
     ours = sum(path.stat().st_size for path in (folder / "releases").rglob("*") if path.is_file())
     for name, measure in STORES.items():
         place = folder / name
         place.mkdir()
         theirs = measure(versions, place)
         yield Row(
-            f"bytes of three versions, without compression, against {name}",
+            f"bytes of three versions, against {name}",
             f"{ours:,} against {theirs:,}" if theirs is not None else f"not measured: {name} is not there",
             "fewer",
             theirs is not None and ours < theirs,
@@ -260,7 +378,7 @@ def _switch(folder: Path) -> Iterator[Row]:
     x = torch.ones(1, width)
     program = lower({"forward": (net, (x,))}, partitioners=plugin, external_constants=lambda node: "model")
     save_programs({"model": program}, folder / "in")
-    publish(folder / "in", folder / "releases", name="a", version="0", encoded=False)
+    publish(folder / "in", folder / "releases", name="a", version="0")
     pull(folder / "releases" / "a" / "0", folder / "device")
     rounds = 6
     live: list[float] = []
@@ -275,14 +393,7 @@ def _switch(folder: Path) -> Iterator[Row]:
                 cache.update_state_dict(net.state_dict())
                 cache.save(folder / "in" / "model.new")
             (folder / "in" / "model.new").replace(folder / "in" / "model.ptd")
-            publish(
-                folder / "in",
-                folder / "releases",
-                name="a",
-                version=str(number),
-                base=str(number - 1),
-                encoded=False,
-            )
+            publish(folder / "in", folder / "releases", name="a", version=str(number))
             pull(folder / "releases" / "a" / str(number), folder / "device")
             start = time.perf_counter()
             done = release.follow()

@@ -282,7 +282,7 @@ def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place,
     from blobstore.pool.tables import EVENTS
 
     described = [{"name": "../stolen", "size": 0, "sha256": hashlib.sha256().hexdigest()}]
-    pool._tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(described))])
+    pool.tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(described))])
     with pytest.raises(PoolError, match="leads out of its folder"):
         where.open().get("m@1", tmp_path / "out")
     assert not (tmp_path / "stolen").exists()

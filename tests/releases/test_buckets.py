@@ -1,0 +1,65 @@
+"""Releases in a bucket of a real S3 server: published into it, pulled from it, and swept (F1, F2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore
+import pytest
+
+from blobstore.errors import ReleaseError, TransferError
+from blobstore.pool import Pool
+from blobstore.releases import publish, pull, sweep
+from tests.pool import places
+from tests.pool.conftest import gateway  # noqa: F401 - a fixture
+from tests.releases.models import found, inputs, same, weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[places.Place]:
+    """A bucket whose credentials are in the environment."""
+    place = places.bucket(request.getfixturevalue("gateway"), tmp_path / "cache")
+    for name, value in place.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield place
+
+
+def test_from_a_bucket_to_a_device(bucket: places.Place, tmp_path: Path) -> None:
+    """Two versions, and a third that devices with the first take; what is dropped goes."""
+    device, tensors = tmp_path / "device", weights()
+    for version in ("1", "2", "3"):
+        done = publish(inputs(tmp_path / "in", tensors), bucket.url, name="a", version=version)
+        assert done.index == f"{bucket.url}/a/{version}/index.json"
+        if version == "1":
+            first = pull(f"{bucket.url}/a/1", device)
+            assert same(found(device / "current"), tensors)
+        tensors = {**tensors, "layer1.weight": tensors["layer1.weight"] + 1}
+    with pytest.raises(ReleaseError, match="published already"):
+        publish(tmp_path / "in", bucket.url, name="a", version="2")
+    pulled = pull(f"{bucket.url}/a/latest/index.json", device)
+    assert pulled.version == "3" and pulled.fetched_bytes < first.fetched_bytes / 3
+    with Pool(bucket.url) as pool:
+        pool.drop("a@3")
+    assert sweep(bucket.url, keep=0).withdrawn == 1
+    for _ in range(2):
+        sweep(bucket.url, keep=0)
+    assert pull(f"{bucket.url}/a/latest", tmp_path / "new").version == "2"
+    assert same(found(tmp_path / "new/current"), {**weights(), "layer1.weight": weights()["layer1.weight"] + 1})
+    with pytest.raises(TransferError, match="there is no such release"):
+        pull(f"{bucket.url}/a/3", device)
+    with pytest.raises(ReleaseError, match="expected the URL of a release"):
+        pull("s3://bucket", device)
+
+
+def test_a_release_without_an_object(bucket: places.Place, tmp_path: Path) -> None:
+    """The device keeps what it has (F3)."""
+    publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version="1")
+    for path in bucket.packs():
+        obstore.delete(bucket.store, path)
+    with pytest.raises(TransferError, match="this object is missing"):
+        pull(f"{bucket.url}/a/1", tmp_path / "device")
+    assert not (tmp_path / "device/current").exists()
