@@ -23,7 +23,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """A bucket whose credentials are in the environment."""
     place = places.bucket(request.getfixturevalue("gateway"), tmp_path / "cache")
     for name, value in place.options.items():
-        monkeypatch.setenv(name.upper(), value)
+        monkeypatch.setenv(name.upper() if name.startswith("aws") else f"AWS_{name.upper()}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield place
 
