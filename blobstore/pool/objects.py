@@ -30,6 +30,9 @@ _REFUSED = frozenset("%*?[]\\^|")
 TEMPORARY = ".new-"
 """How the names of files begin that are not objects yet."""
 
+_NEVER_CHANGES = "max-age=31536000, immutable"
+"""What caches may do with an object that is named by its digest."""
+
 REQUEST = 1 << 23
 """Bytes of a bucket that are asked for at a time. A store gives each request some 50 MB/s and a client 30 seconds, so more
 bytes at once would be slow, and fail on a slow line."""
@@ -141,10 +144,16 @@ class Objects:
                 return memoryview(b"")
             raise
 
-    def put(self, path: str, content: bytes | Path) -> None:
-        """Store an object, complete or not at all."""
+    def put(self, path: str, content: bytes | Path, *, cached: str = "") -> None:
+        """Store an object, complete or not at all.
+
+        Args:
+            path, content: of it.
+            cached: what a bucket says to caches of it, as `Cache-Control`.
+        """
+        attributes = {"Cache-Control": cached} if cached and self.folder is None else None
         with self._translated(path):
-            _tried(lambda: obstore.put(self._opened(), path, content))
+            _tried(lambda: obstore.put(self._opened(), path, content, attributes=attributes))
         if self.folder is not None:
             self._sync(self.folder / path)
 
@@ -176,9 +185,9 @@ class Objects:
                 spooled.unlink(missing_ok=True)
 
     def place(self, spooled: Path, path: str) -> None:
-        """Make an object of a file in a spool, complete or not at all."""
+        """Make an object of a file in a spool, complete or not at all; its name says that it never changes."""
         if self.folder is None:
-            self.put(path, spooled)
+            self.put(path, spooled, cached=_NEVER_CHANGES)
             return
         place = self.folder / path
         with named(place):

@@ -42,6 +42,12 @@ def test_from_a_bucket_to_a_device(bucket: places.Place, tmp_path: Path) -> None
         publish(tmp_path / "in", bucket.url, name="a", version="2")
     pulled = pull(f"{bucket.url}/a/latest/index.json", device)
     assert pulled.version == "3" and pulled.fetched_bytes < first.fetched_bytes / 3
+    for path in bucket.paths():
+        kept = obstore.get(bucket.store, path).attributes.get("Cache-Control")
+        if path.startswith(("packs/", "files/")) or path == "a/1/index.json":
+            assert kept == "max-age=31536000, immutable", path
+        elif path.endswith(("latest/index.json", "ways.json")):
+            assert kept == "max-age=60", path
     with Pool(bucket.url) as pool:
         pool.drop("a@3")
     assert sweep(bucket.url, keep=0).withdrawn == 1

@@ -47,6 +47,7 @@ from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
 from blobstore.releases.index.ways import WAYS, encode_ways, parse_ways
 from blobstore.releases.publishing.forms import Forms, parts_of_version
 from blobstore.releases.publishing.released import UNUSED, Released, released_before, store_bytes, store_pieces
+from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of
 
 __all__ = ["Published", "opened", "publish"]
@@ -441,7 +442,7 @@ class _Publisher:
         folder = self._objects.folder
         if folder is None:
             for path, contents in written.items():
-                self._objects.put(path, contents)
+                self._objects.put(path, contents, cached=cache_control(path))
             return
         with named(folder):
             for path in written:

@@ -31,6 +31,7 @@ from blobstore.releases.index.ways import WAYS, encode_ways
 from blobstore.releases.publishing.forms import Form, numbered
 from blobstore.releases.publishing.publish import opened
 from blobstore.releases.publishing.released import UNUSED, Released, read_released
+from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST, SIGNATURES
 
 __all__ = ["Swept", "sweep"]
@@ -127,7 +128,7 @@ def _lead_to(objects: Objects, name: str, newest: Released | None) -> None:
         return
     data = objects.get(f"{name}/{newest.index.version}/{INDEX}")
     if data is not None and data != objects.get(place):
-        objects.put(place, data)
+        objects.put(place, data, cached=cache_control(place))
 
 
 class _Rewriting:
@@ -168,7 +169,8 @@ class _Rewriting:
         self.needed |= {one.sha256 for one in ways.objects if one.folder == "files"}
         if ways == old:
             return False
-        self._objects.put(f"{release.index.name}/{release.index.version}/{WAYS}", encode_ways(ways))
+        place = f"{release.index.name}/{release.index.version}/{WAYS}"
+        self._objects.put(place, encode_ways(ways), cached=cache_control(place))
         return True
 
     def _stored(self, rows: dict[bytes, Stored], digest: str, earlier: dict[str, list[Form]]) -> list[Form]:
