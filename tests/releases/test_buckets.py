@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from blobstore.errors import ReleaseError, TransferError
 from blobstore.pool import Pool
 from blobstore.releases import publish, pull, sweep
+from blobstore.releases.publishing.publish import _Publisher
 from tests.pool import places
 from tests.pool.conftest import gateway  # noqa: F401 - a fixture
 from tests.releases.models import found, inputs, same, weights
@@ -59,6 +62,22 @@ def test_from_a_bucket_to_a_device(bucket: places.Place, tmp_path: Path) -> None
         pull(f"{bucket.url}/a/3", device)
     with pytest.raises(ReleaseError, match="expected the URL of a release"):
         pull("s3://bucket", device)
+
+
+def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that began later ends first; the newest release is the latest one all the same."""
+    real = _Publisher._write
+
+    def write(self: _Publisher, *arguments: Any) -> None:
+        monkeypatch.setattr(_Publisher, "_write", real)
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time()) + 60))
+        publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="2")
+        real(self, *arguments)
+
+    monkeypatch.setattr(_Publisher, "_write", write)
+    publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version="1")
+    assert pull(f"{bucket.url}/a/latest", tmp_path / "device").version == "2"
+    assert pull(f"{bucket.url}/a/1", tmp_path / "other").version == "1"
 
 
 def test_a_release_without_an_object(bucket: places.Place, tmp_path: Path) -> None:

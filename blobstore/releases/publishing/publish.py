@@ -46,7 +46,14 @@ from blobstore.releases.index.needs import check_time
 from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
 from blobstore.releases.index.ways import WAYS, encode_ways, parse_ways
 from blobstore.releases.publishing.forms import Forms, parts_of_version
-from blobstore.releases.publishing.released import UNUSED, Released, released_before, store_bytes, store_pieces
+from blobstore.releases.publishing.released import (
+    UNUSED,
+    Released,
+    newest_index,
+    released_before,
+    store_bytes,
+    store_pieces,
+)
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of
 
@@ -443,6 +450,7 @@ class _Publisher:
         if folder is None:
             for path, contents in written.items():
                 self._objects.put(path, contents, cached=cache_control(path))
+            self._lead_to_newest()
             return
         with named(folder):
             for path in written:
@@ -451,6 +459,17 @@ class _Publisher:
             for path, contents in written.items():
                 with staging.open(folder / path, len(contents)) as file:
                     file.write(contents)
+
+    def _lead_to_newest(self) -> None:
+        """Let "latest" be the newest release, if somebody else published one at the same time: in a bucket nothing is locked.
+
+        Whoever looks last sees both.
+        """
+        self._pool.tables.fresh()
+        place = f"{self._version.name}/{LATEST}/{INDEX}"
+        data = newest_index(self._pool, self._version)
+        if data is not None and data != self._objects.get(place):
+            self._objects.put(place, data, cached=cache_control(place))
 
     def _time(self, previous: Sequence[Released]) -> int:
         """Now, or later than all other releases of this name."""

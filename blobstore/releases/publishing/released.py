@@ -17,13 +17,16 @@ from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Ways, parse_ways
 from blobstore.releases.sources.source import FILES, INDEX
 
-__all__ = ["UNUSED", "Released", "read_released", "released_before", "store_bytes", "store_pieces"]
+__all__ = ["UNUSED", "Released", "newest_index", "read_released", "released_before", "store_bytes", "store_pieces"]
 
 _BEFORE = (1, 2, 3, 4, 8)
 """Devices with the release before, the one before that, and so on, get differences."""
 
 UNUSED = "releases.json"
 """What a pool has from which releases are published: which objects beside it nothing refers to, and since when."""
+
+_TOGETHER = 3600
+"""Publishing takes fewer seconds."""
 
 _LOOKED_AT = 24  # newest versions of a name, of which some may not be released
 
@@ -52,6 +55,14 @@ def released_before(pool: Pool, version: Version) -> list[Released]:
     indexes.sort(key=lambda one: one[0][1].published, reverse=True)
     chosen = [indexes[back - 1] for back in _BEFORE if back <= len(indexes)]
     return [_read(pool.objects, one, data, index) for (data, index), one in chosen]
+
+
+def newest_index(pool: Pool, version: Version) -> bytes | None:
+    """The index of the newest release among a version and those that were added to the pool at about the same time."""
+    versions = live_versions(pool.tables, version.name)
+    indexes = [_index(pool.objects, one) for one in versions if one.time > version.time - _TOGETHER]
+    published = [one for one in indexes if one is not None]
+    return max(published, key=lambda one: one[1].published)[0] if published else None
 
 
 def read_released(objects: Objects, version: Version) -> Released | None:
