@@ -157,7 +157,7 @@ def _growth(folder: Path) -> Iterator[Row]:
             done = publish(folder / "in", releases, name="a", version=f"9{number}")
             seconds.append(time.process_time() - start)
         start = time.process_time()
-        pushed = push(f"oci:{folder / 'layout' / releases.name}:1", done.path.parent)
+        pushed = push(f"oci:{folder / 'layout' / releases.name}:latest", done.path.parent)
         push_seconds = time.process_time() - start
         with _served(releases) as url:
             start = time.process_time()

@@ -100,7 +100,7 @@ def add_version(
     )
     for _ in range(_ROUNDS):
         tables.fresh(EVENTS)
-        if any(one.id == identity for one in live_versions(tables, name)):
+        if any(one.id == identity for one in live_versions(tables, name, version)):
             return result  # a commit whose answer was lost
         _refuse_existing(tables, name, version)
         if tables.seen(EVENTS, f"end {identity}"):
@@ -117,7 +117,7 @@ def add_version(
 
 
 def _refuse_existing(tables: Tables, name: str, version: str) -> None:
-    if any(one.version == version for one in live_versions(tables, name)):
+    if live_versions(tables, name, version):
         raise PoolError(f"{name}@{version} is in the pool already; versions do not change: drop it, or use another one")
 
 

@@ -59,14 +59,26 @@ def parse_reference(text: str) -> tuple[str, str]:
     return name, version
 
 
-def live_versions(tables: Tables, name: str | None = None) -> list[Version]:
-    """The versions that are there, or those of one name, by name, the oldest first."""
+def live_versions(
+    tables: Tables, name: str | None = None, version: str | None = None, *, newest: int | None = None
+) -> list[Version]:
+    """The versions that are there, or those of one name, by name, the oldest first.
+
+    Args:
+        tables: the tables of the pool.
+        name, version: only this one.
+        newest: only so many, those that were added last.
+    """
     rows = tables.query(
         "SELECT name, version, id, time, files FROM events WHERE kind = 'add' AND coalesce(name = ?, true) "
-        "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') ORDER BY name, time, version",
+        "AND coalesce(version = ?, true) AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') "
+        "ORDER BY time DESC, version DESC LIMIT ?",
         name,
+        version,
+        newest if newest is not None else 1 << 62,
     )
-    return [Version(name, version, identity, when, _files(files)) for name, version, identity, when, files in rows]
+    found = [Version(name, version, identity, when, _files(files)) for name, version, identity, when, files in rows]
+    return sorted(found, key=lambda one: (one.name, one.time, one.version))
 
 
 def _files(text: str) -> tuple[tuple[str, int, str], ...]:
@@ -95,11 +107,11 @@ def find_version(tables: Tables, reference: str) -> Version:
         PoolError: there is no such version.
     """
     name, version = parse_reference(reference)
-    versions = {one.version: one for one in live_versions(tables, name)}
-    if version in versions:
-        return versions[version]
-    if versions:
-        raise PoolError(f"there is no {reference} in the pool; of {name} there are {', '.join(list(versions)[-5:])}")
+    if found := live_versions(tables, name, version):
+        return found[0]
+    if versions := live_versions(tables, name, newest=5):
+        there = ", ".join(one.version for one in versions)
+        raise PoolError(f"there is no {reference} in the pool; of {name} there are {there}")
     names = sorted({one.name for one in live_versions(tables)})
     raise PoolError(f"there is no {name} in the pool; it has {', '.join(names[:5]) or 'no versions'}")
 
@@ -120,7 +132,7 @@ def drop_version(tables: Tables, reference: str) -> Version:
         except TakenError:
             tables.fresh(EVENTS)
             # by others, or by this commit, whose answer was lost
-            if all(one.id != there.id for one in live_versions(tables, name)):
+            if all(one.id != there.id for one in live_versions(tables, name, version)):
                 return there
             continue
         return there

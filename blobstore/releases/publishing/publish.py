@@ -40,7 +40,7 @@ from blobstore.core.programs.deployed import taken_by
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
 from blobstore.pool import Pool
-from blobstore.pool.versions import Version
+from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
 from blobstore.releases.index.needs import check_time
 from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
@@ -338,10 +338,11 @@ def _in_pool(
 
     If it is there already, a publisher was killed, or the files were added before; this goes on then.
     """
-    there = next((one for one in pool.versions() if (one.name, one.version) == (name, version)), None)
-    if there is None:
+    found = live_versions(pool.tables, name, version)
+    if not found:
         added = pool.add_files([(str(file.path), file.name) for file in files], name, version, executor, progress)
         return added.version, added.new_bytes, added.stored_bytes
+    [there] = found
     given = sorted((file.name, *_digest(file.path)) for file in files)
     if sorted(there.files) != given:
         raise ReleaseError(

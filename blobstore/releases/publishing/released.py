@@ -50,7 +50,7 @@ class Released:
 
 def released_before(pool: Pool, version: Version) -> list[Released]:
     """The releases of a name to which a new one stores differences, the newest first."""
-    others = [one for one in live_versions(pool.tables, version.name) if one.id != version.id][-_LOOKED_AT:]
+    others = [one for one in live_versions(pool.tables, version.name, newest=_LOOKED_AT) if one.id != version.id]
     indexes = [(index, one) for one in others if (index := _index(pool.objects, one)) is not None]
     indexes.sort(key=lambda one: one[0][1].published, reverse=True)
     chosen = [indexes[back - 1] for back in _BEFORE if back <= len(indexes)]
@@ -59,7 +59,7 @@ def released_before(pool: Pool, version: Version) -> list[Released]:
 
 def newest_index(pool: Pool, version: Version) -> bytes | None:
     """The index of the newest release among a version and those that were added to the pool at about the same time."""
-    versions = live_versions(pool.tables, version.name)
+    versions = live_versions(pool.tables, version.name, newest=_LOOKED_AT)
     indexes = [_index(pool.objects, one) for one in versions if one.time > version.time - _TOGETHER]
     published = [one for one in indexes if one is not None]
     return max(published, key=lambda one: one[1].published)[0] if published else None
