@@ -163,7 +163,7 @@ def _growth(folder: Path) -> Iterator[Row]:
             start = time.process_time()
             pulled = pull(f"{url}/a/99/index.json", folder / "devices" / releases.name)
             pull_seconds = time.process_time() - start
-        lists = done.path.stat().st_size + (done.path.parent / "ways.json").stat().st_size
+        lists = done.path.stat().st_size + (done.path.parent / "ways.json.zst").stat().st_size
         measured[label] = (sorted(seconds[5:])[2], push_seconds, pull_seconds, pushed.layers, pulled.requests, lists)
     first, last = measured["10th"], measured["10,000th"]
     for what, one, other in zip(

@@ -23,6 +23,7 @@ from blobstore.releases import pull
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 from tests import golden
+from tests.releases.models import read_ways, write_ways
 
 VERSION = ".".join(blobstore.__version__.split(".")[:2])
 RELEASES = sorted(path for path in golden.DATA.iterdir() if path.name[0].isdigit())
@@ -121,9 +122,12 @@ def test_a_later_index_is_read_or_refused_by_its_format(folder: Path, tmp_path: 
     path = tmp_path / "release" / "model" / "1" / "index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**index, "later": {"than": "this"}}), encoding="utf-8")
-    ways = json.loads((path.parent / "ways.json").read_text(encoding="utf-8"))
-    changed = {**ways, "index": hashlib.sha256(path.read_bytes()).hexdigest(), "later": {"than": "this"}}
-    (path.parent / "ways.json").write_text(json.dumps(changed), encoding="utf-8")
+    changed = {
+        **read_ways(path.parent),
+        "index": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "later": {"than": "this"},
+    }
+    write_ways(path.parent, changed)
     pull(str(path.parent), tmp_path / "device")
     assert (tmp_path / "device" / "current" / "model.pte").exists()
     path.write_text(json.dumps({**index, "format": "blobstore.release.3"}), encoding="utf-8")

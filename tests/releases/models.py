@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import zstandard
 
 from blobstore import open_ptd, save_file
 from blobstore.releases import Patience
@@ -36,6 +39,18 @@ def found(folder: Path, *names: str) -> Weights:
         with open_ptd(folder / name, verify=True) as data_map:
             tensors.update({key: data_map.numpy(key).copy() for key in data_map})
     return tensors
+
+
+def read_ways(release: Path) -> dict[str, Any]:
+    """The list of ways beside an index."""
+    data = zstandard.ZstdDecompressor().decompress((release / "ways.json.zst").read_bytes())
+    ways: dict[str, Any] = json.loads(data)
+    return ways
+
+
+def write_ways(release: Path, ways: dict[str, Any]) -> None:
+    """Replace it."""
+    (release / "ways.json.zst").write_bytes(zstandard.ZstdCompressor().compress(json.dumps(ways).encode()))
 
 
 def same(one: Weights, other: Weights) -> bool:

@@ -49,7 +49,7 @@ def test_from_a_bucket_to_a_device(bucket: places.Place, tmp_path: Path) -> None
         kept = obstore.get(bucket.store, path).attributes.get("Cache-Control")
         if path.startswith(("packs/", "files/")) or path == "a/1/index.json":
             assert kept == "max-age=31536000, immutable", path
-        elif path.endswith(("latest/index.json", "ways.json")):
+        elif path.endswith(("latest/index.json", "ways.json.zst")):
             assert kept == "max-age=60", path
     with Pool(bucket.url) as pool:
         pool.drop("a@3")

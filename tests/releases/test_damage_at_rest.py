@@ -16,7 +16,7 @@ import pytest
 
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
 from blobstore.releases import Release, publish, pull
-from tests.releases.models import found, inputs, same, spoil, weights
+from tests.releases.models import found, inputs, same, spoil, weights, write_ways
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def hostile(releases: Path, size: int, parts: list[Any]) -> tuple[Path, bytes]:
     (releases / "a/9/index.json").write_bytes(data)
     ways = {"format": "blobstore.ways.1", "index": hashlib.sha256(data).hexdigest(), "objects": [["5" * 64, 9]]}
     ways |= {"bases": [], "ways": [[["planes:1", 0, 0, 9]]] * len(parts)}
-    (releases / "a/9/ways.json").write_text(json.dumps(ways))
+    write_ways(releases / "a/9", ways)
     return releases / "a/9", listed
 
 

@@ -16,7 +16,7 @@ from blobstore.releases import Patience, Release, commit, gc, plan, publish, pul
 from blobstore.releases.index.index import parse_index
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError
 from blobstore.runtime.native import native
-from tests.releases.models import found, inputs, same, weights
+from tests.releases.models import found, inputs, read_ways, same, weights
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_looking_up_files_takes_no_longer_with_more_of_them() -> None:
 def test_an_error_names_what_is_missing(releases: Path, tmp_path: Path) -> None:
     """A source that lost a file leaves the device as it was (F3)."""
     pull(releases / "a/1", tmp_path / "device")
-    ways = json.loads((releases / "a/2/ways.json").read_text())
+    ways = read_ways(releases / "a/2")
     paths = {sha256: next(releases.rglob(sha256)) for sha256, *_ in ways["objects"]}
     for path in paths.values():
         path.unlink()

@@ -248,7 +248,7 @@ def test_the_manual_says_what_caches_may_keep(releases: Path, tmp_path: Path) ->
                 with urllib.request.urlopen(f"{url}/{name}") as answer:  # noqa: S310 - this machine
                     assert answer.headers.get_all("Cache-Control") == [cache_control(name)], name
                 seen.add(re.sub("[0-9a-f]{64}", "SHA", name))
-    assert {"files/SHA", "signatures/SHA", LATEST, "a/1/index.json", "a/1/ways.json"} <= seen
+    assert {"files/SHA", "signatures/SHA", LATEST, "a/1/index.json", "a/1/ways.json.zst"} <= seen
     assert any(name.startswith("packs/") for name in seen)
 
 
@@ -259,7 +259,7 @@ def test_the_manual_says_what_caches_may_keep(releases: Path, tmp_path: Path) ->
         (f"packs/a0/{'0' * 64}", True),
         (f"packs/{'0' * 64}", False),
         ("pool.json", False),
-        ("a/1/ways.json", False),
+        ("a/1/ways.json.zst", False),
         (f"files/{'0' * 63}", False),
         (f"files/x/{'0' * 64}", False),
         (f"{'0' * 64}", False),

@@ -22,7 +22,7 @@ from blobstore.releases.index.index import Index, schema
 from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import Ways
 from tests.interruptions import forked
-from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.models import NOW, found, inputs, read_ways, same, weights
 from tests.releases.server import serving
 
 
@@ -52,7 +52,7 @@ def test_lists_follow_their_schemas(releases: Path) -> None:
         index = json.loads((releases / "assistant" / version / "index.json").read_text())
         jsonschema.validate(index, schema(Index))
         jsonschema.validate(json.loads((releases / "files" / index["parts"][0]).read_text()), schema(Parts))
-        jsonschema.validate(json.loads((releases / "assistant" / version / "ways.json").read_text()), schema(Ways))
+        jsonschema.validate(read_ways(releases / "assistant" / version), schema(Ways))
     latest = (releases / "assistant/latest/index.json").read_bytes()
     assert latest == (releases / "assistant/3/index.json").read_bytes()
 

@@ -24,7 +24,7 @@ from blobstore.errors import InvalidFileError, ReleaseError, TransferError, Trus
 from blobstore.releases import publish, pull, push
 from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
-from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.models import NOW, found, inputs, read_ways, same, weights
 from tests.releases.wire import answers, free_port, wire_to
 from tests.waiting import until
 
@@ -143,7 +143,7 @@ def test_an_upload_goes_on(
     """Whether a chunk or its answer was lost, or those of the last request: no chunk is sent again that arrived (F2)."""
     monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 150_000)
     releases = published(tmp_path)
-    sizes = [size for _, size, *_ in json.loads((releases / "a/1/ways.json").read_text())["objects"]]
+    sizes = [size for _, size, *_ in read_ways(releases / "a/1")["objects"]]
     assert sum(size > 150_000 for size in sizes) == 1
     real, count = _Upload._send, 0
 

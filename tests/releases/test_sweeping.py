@@ -83,7 +83,7 @@ def test_a_dropped_release_is_withdrawn(releases: Path, tmp_path: Path) -> None:
     assert sweep(releases, keep=0).withdrawn == 2
     for _ in range(2):
         sweep(releases, keep=0)
-    assert not (releases / "a/4/index.json").exists() and not (releases / "a/1/ways.json").exists()
+    assert not (releases / "a/4/index.json").exists() and not (releases / "a/1/ways.json.zst").exists()
     assert pull(releases / "a/latest", tmp_path / "new").version == "3"
     for number in (2, 3):
         pull(releases / f"a/{number}", tmp_path / str(number))
@@ -127,10 +127,10 @@ def test_a_pool_with_releases_is_collected_with_them(releases: Path, tmp_path: P
 def test_a_device_with_an_old_list_of_ways_looks_again(releases: Path, tmp_path: Path) -> None:
     """What it led to was removed meanwhile; the list of now is asked for past caches (F2)."""
     with serving(releases) as server:
-        stale = (releases / "a/3/ways.json").read_bytes()
+        stale = (releases / "a/3/ways.json.zst").read_bytes()
         for _ in range(2):
             sweep(releases, keep=0)
-        server.body = lambda path, times, data: stale if path.endswith("ways.json") and times == 1 else data
+        server.body = lambda path, times, data: stale if path.endswith("ways.json.zst") and times == 1 else data
         done = pull(f"{server.url}/a/3/index.json", tmp_path / "device", patience=NOW)
         assert done.changed and same(found(tmp_path / "device/current"), version(3))
         asked = [

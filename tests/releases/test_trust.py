@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import zstandard
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -35,7 +36,7 @@ from blobstore.releases.sources.oci_layout import LayoutTarget
 from blobstore.releases.sources.registry import RegistrySource
 from blobstore.releases.sources.source import read_small
 from blobstore.releases.sources.trust import check_signature, sign
-from tests.releases.models import inputs, weights
+from tests.releases.models import inputs, read_ways, weights, write_ways
 from tests.releases.server import serving
 
 DATA = b"an index"
@@ -339,6 +340,18 @@ HAS = {"format": "blobstore.ways.1", "index": "d" * 64, "objects": [["c" * 64, 1
 GOOD = [["planes:2", 0, 5, 5], ["near:f2:2", 0, 0, 10, 1]]
 
 
+def framed(value: Any) -> bytes:
+    return zstandard.ZstdCompressor().compress(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\x28\xb5\x2f\xfd", bytes.fromhex("28b52ffde0ffffffffffffff7f")])
+def test_lists_that_are_no_frames(data: bytes) -> None:
+    """How large one is, it says before it is read (S3)."""
+    of = parse_parts(json.dumps(parts([(0, 60)])).encode(), parse_index(index({**ONE, "size": 60}), "it"), "it")
+    with pytest.raises(InvalidFileError, match="not a list of the ways"):
+        parse_ways(data, "d" * 64, of, "it")
+
+
 def ways(*listed: Any, **more: Any) -> dict[str, Any]:
     return {**HAS, "ways": [*listed], **more}
 
@@ -368,9 +381,9 @@ def ways(*listed: Any, **more: Any) -> dict[str, Any]:
 def test_hostile_ways_are_refused(wrong: dict[str, Any]) -> None:
     """They lead into objects, and a difference has a base of its size (S3)."""
     of = parse_parts(json.dumps(parts([(0, 60)])).encode(), parse_index(index({**ONE, "size": 60}), "it"), "it")
-    parse_ways(json.dumps(ways(GOOD, [GOOD[0]])).encode(), "d" * 64, of, "it")
+    parse_ways(framed(ways(GOOD, [GOOD[0]])), "d" * 64, of, "it")
     with pytest.raises(InvalidFileError):
-        parse_ways(json.dumps(wrong).encode(), "d" * 64, of, "it")
+        parse_ways(framed(wrong), "d" * 64, of, "it")
 
 
 @given(st.data())
@@ -482,9 +495,8 @@ def times(release: Path, published: int) -> Path:
     index = json.loads((release / "index.json").read_text())
     index["published"] = published
     (release / "index.json").write_text(json.dumps(index))
-    if (release / "ways.json").exists():
-        ways = json.loads((release / "ways.json").read_text()) | {"index": digest(release / "index.json")}
-        (release / "ways.json").write_text(json.dumps(ways))
+    if (release / "ways.json.zst").exists():
+        write_ways(release, read_ways(release) | {"index": digest(release / "index.json")})
     return release
 
 

@@ -130,8 +130,9 @@ def plan(
             index = checked_index(installed, source, found.sha256, data, signature, options)
             current = nothing_new(installed, source, found.sha256, options) is not None
             plain = plain or (index.plain and not source.remote)
-            ways = None if current or plain else source.ways(index)
-            fetches = () if current else _fetches(installed, source, place, index, found.sha256, plain=plain)
+            fetches, ways = (
+                ((), None) if current else _fetches(installed, source, place, index, found.sha256, plain=plain)
+            )
             record = _Record("blobstore.plan.2", _text(reference), found.sha256, data, signature, ways, plain)
             with installed.locked():
                 installed.deliver(place)
@@ -234,8 +235,8 @@ def _text(reference: str | os.PathLike[str]) -> str:
 
 def _fetches(
     installed: Installed, source: Source, place: Path, index: Index, index_sha256: str, *, plain: bool
-) -> tuple[Fetch, ...]:
-    """What to fetch; the list of parts is stored, so that the commit finds it."""
+) -> tuple[tuple[Fetch, ...], bytes | None]:
+    """What to fetch, by which ways; the list of parts is stored, so that the commit finds it."""
     shopping = Shopping(installed, source, place, plain=plain, verify=True)
     shopping.add(index, index_sha256)
     if shopping.parts is not None:
@@ -245,7 +246,7 @@ def _fetches(
     transfer = Transfer(source, 1, None, longest=longest, planned=True)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
-    return tuple(
+    fetches = tuple(
         Fetch(
             source.url(wanted),
             None if (start, stop) == (0, wanted.size) else f"bytes={start}-{stop - 1}",
@@ -255,3 +256,4 @@ def _fetches(
         )
         for wanted, start, stop in transfer.requests
     )
+    return fetches, shopping.ways

@@ -25,10 +25,13 @@ from blobstore.releases.device.transfer import read_object
 from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object
 from blobstore.releases.index.intervals import Intervals
 from blobstore.releases.index.parts import Part, Parts, parse_parts
-from blobstore.releases.index.ways import Way, Ways, cheapest, parse_ways
+from blobstore.releases.index.ways import WAYS, Way, Ways, cheapest, parse_ways
 from blobstore.releases.sources.source import Source, pieces_of, read_small
 
 __all__ = ["Shopping"]
+
+_HARDLY = 0.4
+"""Of the bytes of what is missing: devices with a release of those before fetch less."""
 
 _WORTH = 0.98
 """A file whose parts take more than this share of its bytes is fetched whole, if it is there whole: steps cost requests."""
@@ -50,6 +53,7 @@ class Shopping:
         bases: contents that others are differences to and that must be made first, in this order; they are not kept.
         recipes: one for each file that is missing.
         ranges: what the recipes need of each spool.
+        ways: the list of ways that was used; None if none was needed.
         parts: the list of the parts of the release, to be kept beside its files; None if it is here, or none is needed.
     """
 
@@ -70,6 +74,7 @@ class Shopping:
         self.recipes: list[Recipe] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
         self.parts: bytes | None = None
+        self.ways: bytes | None = None
         self._spools: dict[str, Spool] = {}
 
     def add(self, index: Index, index_sha256: str, *, verify: bool = False) -> None:
@@ -94,8 +99,7 @@ class Shopping:
         listed = dict(zip((one.sha256 for one in index.distinct), parts.files, strict=True))
         needed = {part.sha256 for sha256 in wanted for part in listed[sha256]}
         lacking = any(self.here(digest, parts.contents[digest]) is None for digest in needed)
-        ways = self._ways(index, index_sha256, parts) if lacking else None
-        routes = _Routes(self, parts, *_with_whole_files(index, parts, ways), decode=self._decodes(index))
+        routes = self._routes(index, index_sha256, parts, needed, lacking=lacking)
         for sha256, file in wanted.items():
             cost = routes.cost(part.sha256 for part in listed[sha256])
             if index.plain and file.size and cost >= _WORTH * (file.size - self.spool(file.object).present):
@@ -107,18 +111,28 @@ class Shopping:
         # bytes of a folder on this machine cost less than decoding them
         return not self._plain and (self._source.remote or not index.plain) and _can_decode()
 
-    def _ways(self, index: Index, index_sha256: str, parts: Parts) -> Ways | None:
-        if index.plain and not self._decodes(index):
-            return None
-        data = self._source.ways(index, fresh=self._fresh)
+    def _routes(self, index: Index, index_sha256: str, parts: Parts, needed: set[str], *, lacking: bool) -> _Routes:
+        decode = self._decodes(index)
+        ways = self._ways(index, index_sha256, parts) if lacking and (decode or not index.plain) else None
+        routes = _Routes(self, parts, *_with_whole_files(index, parts, ways), decode=decode)
+        # A device with something that saves hardly anything may have a much older release.
+        total = sum(parts.contents[digest] for digest in needed)
+        if ways is not None and self._local and routes.cost(needed) > _HARDLY * total:
+            more = self._ways(index, index_sha256, parts, earlier=True)
+            if more is not None:
+                routes = _Routes(self, parts, *_with_whole_files(index, parts, more), decode=decode)
+        return routes
+
+    def _ways(self, index: Index, index_sha256: str, parts: Parts, *, earlier: bool = False) -> Ways | None:
+        data = self._source.ways(index, earlier=earlier, fresh=self._fresh)
         if data is None:
-            if index.plain:
+            if index.plain or earlier:
                 return None
             raise ReleaseError(
-                f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, ways.json"
+                f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, {WAYS}"
             )
-        where = f"{self._source.name} (ways.json of {index.name} {index.version})"
-        return parse_ways(data, index_sha256, parts, where)
+        self.ways = data
+        return parse_ways(data, index_sha256, parts, f"{self._source.name} (the ways of {index.name} {index.version})")
 
     def _fetch_whole(self, file: File) -> None:
         self.ranges.setdefault(file.sha256, []).append((0, file.size))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ MANIFEST_LIMIT = 1 << 22
 _ARTIFACT = "application/vnd.blobstore.release.v2+json"
 _CONFIG = "application/vnd.blobstore.release.index.v2+json"
 _LAYER = "application/vnd.blobstore.object.v1"
-_WAYS = "application/vnd.blobstore.release.ways.v1+json"
+_WAYS = "application/vnd.blobstore.release.ways.v1+json+zstd"
+_EARLIER = "application/vnd.blobstore.release.earlier.v1+json+zstd"
 _SIGNATURE = "dev.blobstore.signature"
 _TITLE = "org.opencontainers.image.title"
 _MOST_LAYERS = 1000
@@ -36,12 +38,13 @@ class Manifest:
 
     Attributes:
         index: the config.
-        ways: a layer; None without one.
+        ways, earlier: layers; None without them.
         signature: of the index; None without one.
     """
 
     index: Object
     ways: Object | None
+    earlier: Object | None
     signature: str | None
 
 
@@ -53,13 +56,16 @@ class Layer:
     title: str | None
 
 
-def layers_of(index: Index, ways: Ways) -> list[Layer]:
+def layers_of(index: Index, ways: Sequence[Ways]) -> list[Layer]:
     """The objects of a release, each once.
 
     Raises:
         ReleaseError: there are too many for one manifest.
     """
-    titles: dict[Object, str | None] = {**dict.fromkeys(ways.objects), index.parts: None}
+    titles: dict[Object, str | None] = {
+        **dict.fromkeys(one for some in ways for one in some.objects),
+        index.parts: None,
+    }
     if index.plain:
         for file in index.files:
             titles.setdefault(file.object, file.name)
@@ -79,12 +85,14 @@ def _descriptor(media_type: str, of: Object, **annotations: str) -> dict[str, An
     return {**descriptor, "annotations": annotations} if annotations else descriptor
 
 
-def make_manifest(index: Index, data: bytes, ways: bytes, signature: str | None, layers: list[Layer]) -> bytes:
+def make_manifest(
+    index: Index, data: bytes, ways: Sequence[bytes], signature: str | None, layers: list[Layer]
+) -> bytes:
     """The manifest of a release; equal releases have equal ones.
 
     Args:
         index, data: the release, and the bytes of its index.
-        ways: to its contents.
+        ways: to its contents, and those with ways to earlier contents, if there are such.
         signature: of the index.
         layers: what was pushed.
 
@@ -101,7 +109,10 @@ def make_manifest(index: Index, data: bytes, ways: bytes, signature: str | None,
             "artifactType": _ARTIFACT,
             "config": _descriptor(_CONFIG, Object(sha256(data), len(data))),
             "layers": [
-                _descriptor(_WAYS, Object(sha256(ways), len(ways))),
+                *(
+                    _descriptor(kind, Object(sha256(one), len(one)))
+                    for kind, one in zip((_WAYS, _EARLIER), ways, strict=False)
+                ),
                 *(
                     _descriptor(_LAYER, layer.object, **({_TITLE: layer.title} if layer.title is not None else {}))
                     for layer in layers
@@ -128,8 +139,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         content = json.loads(data)
         index = _described(content["config"], INDEX_LIMIT, where)
         kind = content["config"]["mediaType"]
-        listed = [one for one in content.get("layers") or () if one["mediaType"] == _WAYS]
-        ways = _described(listed[0], TABLE_LIMIT, where) if listed else None
+        by_kind = {one["mediaType"]: one for one in reversed(content.get("layers") or ())}
+        ways, earlier = (
+            _described(by_kind[kind], TABLE_LIMIT, where) if kind in by_kind else None for kind in (_WAYS, _EARLIER)
+        )
         signature = (content.get("annotations") or {}).get(_SIGNATURE)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidFileError):
@@ -139,7 +152,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise InvalidFileError(where, f"this is not a release: expected a config of type {_CONFIG}, found {kind!r}")
     if not isinstance(signature, str | None):
         raise InvalidFileError(where, "the signature is malformed")
-    return Manifest(index, ways, signature)
+    return Manifest(index, ways, earlier, signature)
 
 
 def _described(descriptor: Any, limit: int, where: str) -> Object:

@@ -2,23 +2,25 @@
 
 The ways lie beside the index, are not signed, and may change: a publisher that collects or packs anew writes them again.
 Nobody needs to trust them, because whatever they lead to is compared with its SHA-256. They come from servers, and their
-bounds are checked here.
+bounds are checked here. They are JSON in a zstd frame: who cannot read that cannot read most forms either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from blobstore.core.errors import InvalidFileError
-from blobstore.releases.index.index import Meta, Object, Sha256, Size, Struct, encode_json, parse_json
+from blobstore.core.distribution import install
+from blobstore.core.errors import InvalidFileError, MissingDependencyError
+from blobstore.releases.index.index import TABLE_LIMIT, Meta, Object, Sha256, Size, Struct, encode_json, parse_json
 from blobstore.releases.index.parts import Parts
 
-__all__ = ["WAYS", "Route", "Way", "Ways", "cheapest", "encode_ways", "parse_ways"]
+__all__ = ["EARLIER", "WAYS", "Route", "Way", "Ways", "cheapest", "encode_ways", "parse_ways"]
 
-WAYS = "ways.json"
-"""The name of the file beside an index."""
+WAYS, EARLIER = "ways.json.zst", "earlier.json.zst"
+"""The names of the files beside an index. The second one is for devices that have none of the bases of the first: it also has the
+ways to these bases."""
 
 _DEEPEST = 8
 """How many differences may follow each other."""
@@ -28,7 +30,7 @@ _MOST_WAYS = 64
 _ENCODING = r"^[a-z0-9:+]{1,40}$(?!\n)"
 
 
-class Way(Struct, frozen=True, array_like=True, omit_defaults=True):
+class Way(Struct, frozen=True, array_like=True):
     """One form in which a content can be fetched.
 
     Attributes:
@@ -67,7 +69,7 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
     """Read and check the ways of a release.
 
     Args:
-        data: the JSON.
+        data: the JSON, in a zstd frame.
         index_sha256: the digest of the index of the release.
         parts: its parts.
         where: the file or URL that it comes from, for messages.
@@ -75,7 +77,8 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
     Raises:
         InvalidFileError: they are malformed, or those of another release.
     """
-    ways = parse_json(data, Ways, where, "a list of the ways to the contents of a release")
+    what = "a list of the ways to the contents of a release"
+    ways = parse_json(_decompressed(data, where, what), Ways, where, what)
     if ways.index != index_sha256:
         raise InvalidFileError(
             where, f"expected the ways of the index sha256:{index_sha256}, found those of {ways.index}"
@@ -96,9 +99,32 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
     return ways
 
 
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingDependencyError(f"lists of ways need zstandard: {install('releases')}") from None
+    return zstandard
+
+
+def _decompressed(data: bytes, where: str, what: str) -> bytes:
+    zstandard = _zstandard()
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= TABLE_LIMIT:
+            raise InvalidFileError(
+                where, f"this is not {what}: it says that it has {size} bytes, at most {TABLE_LIMIT} are possible"
+            )
+        text: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise InvalidFileError(where, f"this is not {what}: {error}") from None
+    return text
+
+
 def encode_ways(ways: Ways) -> bytes:
-    """JSON, the same for equal ways."""
-    return encode_json(ways)
+    """What `parse_ways` reads, the same for equal ways."""
+    compressed: bytes = _zstandard().ZstdCompressor(level=9).compress(encode_json(ways))
+    return compressed
 
 
 @dataclass(frozen=True)

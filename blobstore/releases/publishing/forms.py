@@ -126,8 +126,9 @@ class Forms:
             )
         return contents
 
-    def ways(self, index_sha256: str) -> Ways:
-        """Make what is missing, and list everything.
+    def ways(self, index_sha256: str) -> tuple[Ways, Ways | None]:
+        """Make what is missing, and list everything: for devices with a release of those before, or with nothing; and for those
+        with still earlier ones, if there are such.
 
         Raises:
             DataChangedError: a file changed since it was added to the pool.
@@ -139,8 +140,10 @@ class Forms:
             forms[digest].append(form)
         for digest, form in self._differences(forms, rows):
             forms[digest].append(form)
-        earlier = self._earlier({form.base for listed in forms.values() for form in listed if form.base is not None})
-        return numbered(index_sha256, self._parts, forms, earlier)
+        bases = {form.base for listed in forms.values() for form in listed if form.base is not None}
+        earlier = self._earlier(bases)
+        ways = numbered(index_sha256, self._parts, forms, {})
+        return ways, numbered(index_sha256, self._parts, forms, earlier) if any(earlier.values()) else None
 
     # ------------------------------------------------------------------------------------------------ whole forms
 
@@ -206,44 +209,39 @@ class Forms:
                 form = Form(row.encoding, self._pack(row.pack), row.offset, row.length, row.base.hex())
                 yield content.digest, form
         blobs = Blobs(self._objects, self._tables, [bytes.fromhex(base) for base in sorted(bases)])
-        total, done = sum(content.size * len(listed) for content, listed in tasks), 0
+        jobs = _jobs(tasks, rows)
+        total, done = sum(content.size for some in jobs.values() for content, _ in some), 0
 
-        def encoded() -> Iterator[tuple[str, str, bytes, str]]:
+        def encoded(some: Sequence[tuple[_Content, str]]) -> Iterator[tuple[str, str, bytes, str]]:
             nonlocal done
             with ThreadPoolExecutor(os.cpu_count()) as threads:
-                jobs = [
-                    (content, base)
-                    for content, listed in tasks
-                    for base in listed
-                    if (row := rows[bytes.fromhex(content.digest)]).base is None or row.base.hex() != base
-                ]
-                for (content, base), made in zip(
-                    jobs, threads.map(lambda job: _difference(job[0], job[1], blobs), jobs), strict=True
-                ):
+                made = threads.map(lambda job: _difference(job[0], job[1], blobs), some)
+                for (content, base), difference in zip(some, made, strict=True):
                     done += content.size
                     if self._progress:
                         self._progress("encoding", done, total)
-                    if made is not None and len(made[1]) < _WORTH * whole[content.digest][0].stored:
-                        yield content.digest, *made, base
+                    if difference is not None and len(difference[1]) < _WORTH * whole[content.digest][0].stored:
+                        yield content.digest, *difference, base
 
-        yield from self._write(encoded())
+        for _, some in sorted(jobs.items()):
+            yield from self._write(encoded(some))
 
-    def _tasks(self) -> list[tuple[_Content, list[str]]]:
-        """The contents that are not in every earlier release, and what these had in their place."""
+    def _tasks(self) -> list[tuple[_Content, dict[str, int]]]:
+        """The contents that are not in every earlier release, what these had in their place, and which of them was the last."""
         had = [self._named(release) for release in self._previous]
         tasks = []
         for content in self._contents.values():
-            bases: dict[str, None] = {}
-            for release, named in zip(self._previous, had, strict=True):
+            bases: dict[str, int] = {}
+            for back, (release, named) in enumerate(zip(self._previous, had, strict=True)):
                 if content.size < _SMALLEST or content.digest in release.parts.contents:
                     continue
                 for key in content.keys:
                     base = named.get(key) or named.get(("", key[1]))
                     if base is not None and release.parts.contents[base] == content.size:
-                        bases[base] = None
+                        bases.setdefault(base, back)
                         break
             if bases:
-                tasks.append((content, list(bases)))
+                tasks.append((content, bases))
         return tasks
 
     def _named(self, release: Released) -> dict[tuple[str, str], str]:
@@ -305,6 +303,19 @@ class Forms:
         contents = [*self._parts.contents, *(digest for digest, _ in ways.bases)]
         best = cheapest(ways.ways, [digest in there for digest in contents])
         return sum(route.cost for route in best[: len(self._parts.contents)] if route is not None)
+
+
+def _jobs(
+    tasks: Sequence[tuple[_Content, dict[str, int]]], rows: Mapping[bytes, Stored]
+) -> dict[int, list[tuple[_Content, str]]]:
+    """The differences that the pool does not have, by release: one object for each, so that what a device needs lies together."""
+    jobs: dict[int, list[tuple[_Content, str]]] = defaultdict(list)
+    for content, listed in tasks:
+        row = rows[bytes.fromhex(content.digest)]
+        for base, back in listed.items():
+            if row.base is None or row.base.hex() != base:
+                jobs[back].append((content, base))
+    return jobs
 
 
 def _chained(first: bytes | memoryview, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -4,7 +4,8 @@
         pool.json, packs/, tables/      the pool: every content once, whatever releases have it
         files/SHA256                    lists of parts, forms that only the newest releases have, whole files (`plain`)
         assistant/1.4/index.json        an index
-        assistant/1.4/ways.json         in which forms its contents can be fetched
+        assistant/1.4/ways.json.zst     in which forms its contents can be fetched; earlier.json.zst the same for devices that
+                                        have much older ones
         assistant/latest/index.json     the newest of the indexes
         signatures/SHA256-of-an-index
 
@@ -18,7 +19,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
 from blobstore.releases.index.needs import check_time
 from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
-from blobstore.releases.index.ways import WAYS, encode_ways, parse_ways
+from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
 from blobstore.releases.publishing.forms import Forms, parts_of_version
 from blobstore.releases.publishing.released import (
     UNUSED,
@@ -401,18 +402,20 @@ class _Publisher:
         digest = sha256(data)
         sources = {file.name: file.path for file in self._inputs}
         forms = Forms(self._pool, version, parts, previous, sources, self._progress)
-        ways = forms.ways(digest)
+        ways, earlier = forms.ways(digest)
         place = f"{version.name}/{version.version}"
         # what is published can be pulled
         parse_parts(encode_parts(parts), parse_index(data, objects.name(f"{place}/{INDEX}")), objects.name("parts"))
-        encoded = encode_ways(ways)
-        parse_ways(encoded, digest, parts, objects.name(f"{place}/{WAYS}"))
+        lists = {name: encode_ways(some) for name, some in ((WAYS, ways), (EARLIER, earlier)) if some is not None}
+        for name, some in lists.items():
+            parse_ways(some, digest, parts, objects.name(f"{place}/{name}"))
+        encoded = lists[WAYS]
         signature = None
         if key is not None:
             from blobstore.releases.sources.trust import sign
 
             signature = sign(data, key)
-        self._write(place, data, encoded, digest, signature)
+        self._write(place, data, lists, digest, signature)
         return Published(
             index=objects.name(f"{place}/{INDEX}"),
             sha256=digest,
@@ -421,7 +424,7 @@ class _Publisher:
             files=len(files),
             release_bytes=index.size,
             new_bytes=new,
-            stored_bytes=stored + forms.written + len(encoded),
+            stored_bytes=stored + forms.written + sum(map(len, lists.values())),
             first_bytes=len(data) + index.parts.size + len(encoded) + forms.travelling(ways, ()),
             update_bytes=len(data)
             + index.parts.size
@@ -442,10 +445,10 @@ class _Publisher:
         if stored != file.object:
             raise ReleaseError(f"{path}: the file changed while it was published")
 
-    def _write(self, place: str, index: bytes, ways: bytes, digest: str, signature: str | None) -> None:
+    def _write(self, place: str, index: bytes, lists: Mapping[str, bytes], digest: str, signature: str | None) -> None:
         """Write what makes the release appear."""
         written: dict[str, bytes] = {} if signature is None else {f"{SIGNATURES}/{digest}": signature.encode()}
-        written |= {f"{place}/{WAYS}": ways, f"{place}/{INDEX}": index}
+        written |= {**{f"{place}/{name}": some for name, some in lists.items()}, f"{place}/{INDEX}": index}
         written[f"{self._version.name}/{LATEST}/{INDEX}"] = index
         folder = self._objects.folder
         if folder is None:

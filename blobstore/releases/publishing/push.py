@@ -19,7 +19,7 @@ from blobstore.releases.index.index import TABLE_LIMIT, Object, parse_index
 from blobstore.releases.index.manifests import layers_of, make_manifest
 from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.references import check_named, parse_reference
-from blobstore.releases.index.ways import WAYS, parse_ways
+from blobstore.releases.index.ways import EARLIER, WAYS, parse_ways
 from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.places import check_effort
 from blobstore.releases.sources.source import FolderSource, read_small
@@ -90,17 +90,18 @@ def push(
         index = parse_index(data, source.name)
         check_named(parse_reference(reference), index.name, index.version)
         root = source.path.parent.parent.parent
-        ways_data = source.ways(index)
-        if ways_data is None:
-            raise ReleaseError(
-                f"{source.name}: {index.name} {index.version} has no list of ways to its contents, ways.json"
-            )
+        place = root / index.name / index.version
         lists = read_small(root / index.parts.path, TABLE_LIMIT)
         parts = parse_parts(lists, index, str(root / index.parts.path))
-        layers = layers_of(index, parse_ways(ways_data, found.sha256, parts, source.name))
+        ways = {name: read_small(place / name, TABLE_LIMIT) for name in (WAYS, EARLIER) if (place / name).exists()}
+        if WAYS not in ways:
+            raise ReleaseError(
+                f"{source.name}: {index.name} {index.version} has no list of ways to its contents, {WAYS}"
+            )
+        layers = layers_of(index, [parse_ways(one, found.sha256, parts, str(place)) for one in ways.values()])
         wanted = [(layer.object, root / layer.object.path) for layer in layers]
         wanted.append((Object(sha256(data), len(data)), source.path))
-        wanted.append((Object(sha256(ways_data), len(ways_data)), root / index.name / index.version / WAYS))
+        wanted += [(Object(sha256(one), len(one)), place / name) for name, one in ways.items()]
         total, done, sent = sum(one.size for one, _ in wanted), 0, 0
         lock = threading.Lock()
 
@@ -125,7 +126,9 @@ def push(
             sent = sum(one.result() for one in ended)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-        digest = target.put_manifest(make_manifest(index, data, ways_data, source.signature(found.sha256), layers))
+        digest = target.put_manifest(
+            make_manifest(index, data, list(ways.values()), source.signature(found.sha256), layers)
+        )
         return Pushed(f"{target.name}@sha256:{digest}", digest, len(layers), total, sent)
     finally:
         target.close()

@@ -27,7 +27,7 @@ from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
 from blobstore.releases.index.index import Object
-from blobstore.releases.index.ways import WAYS, encode_ways
+from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways
 from blobstore.releases.publishing.forms import Form, numbered
 from blobstore.releases.publishing.publish import opened
 from blobstore.releases.publishing.released import UNUSED, Released, read_released
@@ -68,7 +68,7 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
         releases: the release folder, or its URL.
         grace: seconds after which a version that is being added to the pool is given up.
         keep: seconds for which what is no longer referred to stays, for devices that looked it up before. It must be longer
-            than caches keep `ways.json`, and than publishing takes.
+            than caches keep `ways.json.zst`, and than publishing takes.
 
     Raises:
         PoolError, ReleaseError: there is no release folder.
@@ -115,8 +115,10 @@ def _withdraw(objects: Objects, versions: Sequence[Version], there: dict[str, se
     gone = [(name, v) for name, listed in there.items() for v in listed if v != LATEST and (name, v) not in alive]
     for name, version in gone:
         index = objects.get(f"{name}/{version}/{INDEX}")
-        for path in (f"{name}/{version}/{INDEX}", f"{name}/{version}/{WAYS}", f"{SIGNATURES}/{sha256(index or b'')}"):
-            objects.delete(path)
+        for file in (INDEX, WAYS, EARLIER):
+            objects.delete(f"{name}/{version}/{file}")
+        if index is not None:
+            objects.delete(f"{SIGNATURES}/{sha256(index)}")
     return len(gone)
 
 
@@ -166,6 +168,8 @@ class _Rewriting:
             elif kept:
                 earlier[digest] = kept
         ways = numbered(release.sha256, release.parts, forms, earlier)
+        # the ways of releases before lead to forms that go
+        self._objects.delete(f"{release.index.name}/{release.index.version}/{EARLIER}")
         self.needed |= {one.sha256 for one in ways.objects if one.folder == "files"}
         if ways == old:
             return False

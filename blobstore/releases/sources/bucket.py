@@ -11,7 +11,7 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE
 from blobstore.pool.objects import Objects
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.ways import WAYS
+from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.patience import GoneError
 from blobstore.releases.sources.source import INDEX, SIGNATURES, Body, Found, Source, check_pin
 
@@ -66,8 +66,8 @@ class BucketSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, index)
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
-        return self._small(f"{index.name}/{index.version}/{WAYS}", TABLE_LIMIT)
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        return self._small(f"{index.name}/{index.version}/{EARLIER if earlier else WAYS}", TABLE_LIMIT)
 
     def signature(self, index_sha256: str) -> str | None:
         signature = self._small(f"{SIGNATURES}/{index_sha256}", 1 << 16)

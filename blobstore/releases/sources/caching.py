@@ -18,7 +18,7 @@ def cache_control(path: str) -> str:
     """The value of the header `Cache-Control` for a file of a release folder.
 
     What is named by its own digest never changes, and neither does the index of a version. The index of `latest` is another
-    one after each release, `ways.json` after `gc`, and a signature may come after its index.
+    one after each release, `ways.json.zst` after `gc`, and a signature may come after its index.
 
     Args:
         path: below the release folder, with slashes.

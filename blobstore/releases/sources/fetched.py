@@ -54,8 +54,8 @@ class FetchedSource(Source):
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         return self._found
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
-        return self._ways
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        return None if earlier else self._ways
 
     def signature(self, index_sha256: str) -> str | None:
         return self._signature

@@ -96,8 +96,10 @@ class LayoutSource(Source):
             raise IntegrityError(self._path(wanted.sha256), "the index does not have the digest that is its name")
         return Found(wanted.sha256, index)
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
-        wanted = self._manifest.ways if self._manifest is not None else None
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        if self._manifest is None:
+            return None
+        wanted = self._manifest.earlier if earlier else self._manifest.ways
         if wanted is None:
             return None
         data = read_small(self._path(wanted.sha256), TABLE_LIMIT)

@@ -87,8 +87,10 @@ class RegistrySource(Source):
             )
         return Found(wanted.sha256, index, found.tag, False, found.age)
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
-        wanted = self._manifest.ways if self._manifest is not None else None
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        if self._manifest is None:
+            return None
+        wanted = self._manifest.earlier if earlier else self._manifest.ways
         if wanted is None:
             return None
         data = self._client.get(self.url(wanted), TABLE_LIMIT)

@@ -15,7 +15,7 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.references import Reference, check_named
-from blobstore.releases.index.ways import WAYS
+from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.patience import Patience
 
 __all__ = [
@@ -117,11 +117,12 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
         """The ways to the contents of the release that was found; None if the source has none.
 
         Args:
             index: the release.
+            earlier: also to the contents of earlier releases, if there are such.
             fresh: let no cache answer.
 
         Raises:
@@ -223,8 +224,8 @@ class FolderSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, index)
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
-        path = self._root / index.name / index.version / WAYS
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        path = self._root / index.name / index.version / (EARLIER if earlier else WAYS)
         with named(path):
             if not path.exists():
                 return None

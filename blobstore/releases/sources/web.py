@@ -8,7 +8,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.ways import WAYS
+from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.http import MOST_RANGES, Client
 from blobstore.releases.sources.source import SIGNATURES, Body, Found, Source, check_pin
 
@@ -54,10 +54,11 @@ class WebSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, found.data, found.tag, found.data is None, found.age)
 
-    def ways(self, index: Index, *, fresh: bool = False) -> bytes | None:
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
         # not beside the index: "latest" may be another release by now
         headers = {"Cache-Control": "no-cache"} if fresh else None
-        return self._client.get(self._at(index.name, index.version, WAYS), TABLE_LIMIT, headers=headers, missing=True)
+        path = self._at(index.name, index.version, EARLIER if earlier else WAYS)
+        return self._client.get(path, TABLE_LIMIT, headers=headers, missing=True)
 
     def signature(self, index_sha256: str) -> str | None:
         if index_sha256 not in self._signatures:
