@@ -12,8 +12,15 @@ namespace {
 
 using namespace nb::literals;
 
-ReleaseOptions options_of(const std::string& sha256, bool allow_rollback, const std::string& executorch) {
+ReleaseOptions options_of(
+    const std::string& sha256,
+    bool allow_rollback,
+    const std::string& executorch,
+    const nb::bytes& ways,
+    bool plain) {
   ReleaseOptions options;
+  options.ways = to_string(ways);
+  options.plain = plain;
   options.sha256 = sha256;
   options.allow_rollback = allow_rollback;
   options.executorch = executorch;
@@ -26,13 +33,16 @@ nb::tuple missing_of(
     const nb::bytes& directory,
     const std::string& sha256,
     bool allow_rollback,
-    const std::string& executorch) {
+    const std::string& executorch,
+    const nb::bytes& ways,
+    bool plain) {
   const std::string path = to_string(index);
   const std::string folder = to_string(directory);
+  const ReleaseOptions options = options_of(sha256, allow_rollback, executorch, ways, plain);
   Missing found;
   {
     const WithoutInterpreter release;
-    found = missing(path, folder, options_of(sha256, allow_rollback, executorch));
+    found = missing(path, folder, options);
   }
   nb::list fetches;
   for (const Fetch& one : found.fetches) {
@@ -56,13 +66,16 @@ nb::tuple commit_of(
     const nb::bytes& directory,
     const std::string& sha256,
     bool allow_rollback,
-    const std::string& executorch) {
+    const std::string& executorch,
+    const nb::bytes& ways,
+    bool plain) {
   const std::string path = to_string(index);
   const std::string folder = to_string(directory);
+  const ReleaseOptions options = options_of(sha256, allow_rollback, executorch, ways, plain);
   InstalledRelease done;
   {
     const WithoutInterpreter release;
-    done = commit(path, folder, options_of(sha256, allow_rollback, executorch));
+    done = commit(path, folder, options);
   }
   return nb::make_tuple(done.name, done.version, done.sha256, to_bytes(done.path), done.changed, done.release_bytes);
 }
@@ -88,7 +101,9 @@ void add_releases(nb::module_& module) {
       "directory"_a,
       "sha256"_a = "",
       "allow_rollback"_a = false,
-      "executorch"_a = "1.5");
+      "executorch"_a = "1.5",
+      "ways"_a = nb::bytes(""),
+      "plain"_a = false);
   module.def(
       "commit",
       &commit_of,
@@ -96,7 +111,9 @@ void add_releases(nb::module_& module) {
       "directory"_a,
       "sha256"_a = "",
       "allow_rollback"_a = false,
-      "executorch"_a = "1.5");
+      "executorch"_a = "1.5",
+      "ways"_a = nb::bytes(""),
+      "plain"_a = false);
   module.def("collect_releases", &gc_of, "directory"_a, "keep"_a = 1);
 }
 

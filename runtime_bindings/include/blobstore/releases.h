@@ -34,6 +34,12 @@ struct ReleaseOptions {
   /// The version of ExecuTorch that the application has; releases whose programs need a newer one are refused. Empty
   /// accepts all.
   std::string executorch = "1.5";
+  /// A file with the list of the ways to the contents of the release, which lies beside its index and is fetched like
+  /// that; empty for `ways.json` beside the file with the index. Nobody needs to trust it.
+  std::string ways;
+  /// Decode nothing: only bytes that are stored as they are are listed. That takes more bytes and less time, and works
+  /// for every release that was published with `plain`.
+  bool plain = false;
 };
 
 /// Bytes to fetch into one file.

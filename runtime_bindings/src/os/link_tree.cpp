@@ -133,21 +133,6 @@ void make_link_tree(
   remove_all(old);
 }
 
-std::vector<std::string> links_below(const std::string& folder) {
-  std::vector<std::string> found;
-  int failed = 0;
-  for (const std::string& name : names_in(folder, failed)) {
-    const std::string path = format("{}/{}", folder, name);
-    if (is_folder(path)) {
-      const std::vector<std::string> below = links_below(path);
-      found.insert(found.end(), below.begin(), below.end());
-    } else if (std::string target = link_target(path); !target.empty()) {
-      found.push_back(std::move(target));
-    }
-  }
-  return found;
-}
-
 void replace_link(const std::string& folder, const std::string& name, const std::string& target) {
   const std::string place = folder + name;
   const std::string made = temporary_in(folder);

@@ -31,9 +31,6 @@ void remove_temporary(const std::string& folder);
 void make_link_tree(
     const std::string& folder, const std::string& name, const std::vector<std::pair<std::string, std::string>>& links);
 
-/// Where the links below a folder lead. Links are not followed, and what cannot be read is left out.
-std::vector<std::string> links_below(const std::string& folder);
-
 /// Make a link, or replace one, in a moment. It is on the disk when this returns.
 /// @throws Error FileAccess: the old link, if any, is in its place.
 void replace_link(const std::string& folder, const std::string& name, const std::string& target);

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <string_view>
 
 #include <sys/stat.h>
@@ -11,21 +10,18 @@
 
 #include <blobstore/error.h>
 
-#include "format/file_kind.h"
-#include "format/ptd_bounds.h"
-#include "format/ptd_file.h"
+#include "format/constants.h"
 #include "format/sha256.h"
 #include "os/folders.h"
 #include "os/link_tree.h"
 #include "os/output_file.h"
 #include "os/paths.h"
 #include "os/text.h"
+#include "releases/parts.h"
 
 namespace blobstore::internal {
 namespace {
 
-constexpr uint64_t kPieceOfOther = 1 << 23; // of files without blobs
-constexpr uint64_t kPieceOfPadding = 1 << 20;
 constexpr size_t kMostDigits = 20; // of 64 bits
 constexpr std::string_view kCurrent = "current";
 constexpr std::string_view kNewest = "newest"; // the mark, among the indexes
@@ -52,67 +48,9 @@ std::optional<uint64_t> number(std::string_view digits) {
   return digits.empty() || digits.size() > 16 ? std::nullopt : std::optional(value);
 }
 
+/// An older format had releases whose files were merged.
 bool is_view(std::string_view name) {
   return is_sha256(name.substr(0, 64)) && (name.size() == 64 || name.substr(64) == "-merged");
-}
-
-/// Call a function with the regions of a .ptd, by ascending offset: the blobs, what lies around them, and padding that
-/// is not zeros, or too many of them, as foreign writers may leave it.
-void each_region(const PtdFile& file, const std::function<void(uint64_t, uint64_t)>& use) {
-  const auto [data, size] = file.bytes();
-  std::vector<Range> extents = {{0, read_bounds(data, size).flatbuffer_end}};
-  for (const PtdSegment& segment : file.table().segments) {
-    extents.emplace_back(segment.start, segment.start + segment.size);
-  }
-  if (file.table().manifest) {
-    extents.emplace_back(file.table().manifest->start, size);
-  }
-  std::sort(extents.begin(), extents.end());
-  extents.erase(std::unique(extents.begin(), extents.end()), extents.end());
-  uint64_t end = 0;
-  const auto padding = [&, bytes = data](uint64_t stop) {
-    const bool is_hole = stop > end && stop - end > kHoleLimit;
-    for (; end < stop; end += kPieceOfPadding) {
-      const uint64_t until = std::min(end + kPieceOfPadding, stop);
-      if (is_hole || std::any_of(bytes + end, bytes + until, [](uint8_t byte) { return byte != 0; })) {
-        use(end, until);
-      }
-    }
-  };
-  for (const auto& [start, stop] : extents) {
-    if (start < stop) {
-      padding(start);
-      use(start, stop);
-      end = stop;
-    }
-  }
-  padding(size);
-}
-
-/// The parts of a file that is here.
-std::vector<ReleasePart> parts_in(const std::string& path, uint64_t size) {
-  std::vector<ReleasePart> parts;
-  const auto add = [&](uint64_t start, uint64_t stop) {
-    parts.push_back({start, stop - start, sha256_of({path, start, stop - start})});
-  };
-  if (size == 0) {
-    return parts;
-  }
-  try {
-    if (file_kind(path) == FileKind::Data) {
-      each_region(PtdFile(path), add);
-      return parts;
-    }
-  } catch (const Error& error) { // it is not what its name says
-    if (error.kind() != ErrorKind::InvalidFile && error.kind() != ErrorKind::Integrity) {
-      throw;
-    }
-    parts.clear();
-  }
-  for (uint64_t start = 0; start < size; start += kPieceOfOther) {
-    add(start, std::min(start + kPieceOfOther, size));
-  }
-  return parts;
 }
 
 constexpr size_t kPlaceDigits = 16; // of the name of the folder for what is fetched from one source
@@ -195,13 +133,12 @@ std::optional<LocalBytes> FetchedFiles::find(const ReleaseObject& object, uint64
 }
 
 Device::Device(const std::string& directory) : folder_(absolute_folder(directory)) {
-  for (std::string* const place : {&files_, &indexes_, &releases_, &tables_, &incoming_}) {
+  for (std::string* const place : {&files_, &indexes_, &releases_, &incoming_}) {
     *place = folder_;
   }
   files_ += "files/";
   indexes_ += "indexes/";
   releases_ += kReleases;
-  tables_ += "tables/";
   incoming_ += "incoming/";
   const auto make = [](const std::string& path) {
     if (const int failed = make_folder(path); failed != 0) {
@@ -214,7 +151,7 @@ Device::Device(const std::string& directory) : folder_(absolute_folder(directory
     throw_error_in(ErrorKind::Release, folder_, "releases are published in this folder; use another one");
   }
   lock_ = lock_folder(folder_);
-  for (const std::string& path : {files_, indexes_, releases_, tables_, incoming_, folder_ + "partial/"}) {
+  for (const std::string& path : {files_, indexes_, releases_, incoming_, folder_ + "partial/"}) {
     make(path);
     remove_temporary(path);
   }
@@ -234,13 +171,17 @@ std::string Device::view() const {
   return target.substr(kReleases.size());
 }
 
-ReleaseIndex Device::index(const std::string& sha256) const {
+std::string Device::index_bytes(const std::string& sha256) const {
   const std::string path = format("{}{}.json", indexes_, sha256);
-  const std::string bytes = read_small(path, kIndexLimit);
+  std::string bytes = read_small(path, kIndexLimit);
   if (const std::string found = internal::sha256(bytes.data(), bytes.size()); found != sha256) {
     throw_error_in(ErrorKind::Integrity, path, "expected the SHA-256 that is its name, found {}", found);
   }
-  return read_index(bytes, path);
+  return bytes;
+}
+
+ReleaseIndex Device::index(const std::string& sha256) const {
+  return read_index(index_bytes(sha256), format("{}{}.json", indexes_, sha256));
 }
 
 std::optional<ReleaseMark> Device::mark() const {
@@ -260,9 +201,10 @@ std::optional<ReleaseMark> Device::mark() const {
     found = ReleaseMark{text.substr(0, first), text.substr(first + 1, second - first - 1), *time};
   }
   if (const std::string current = view(); !current.empty()) {
-    ReleaseIndex index = this->index(current.substr(0, 64));
-    if (!found || found->published < index.published) {
-      found = ReleaseMark{std::move(index.name), std::move(index.version), index.published};
+    const std::string sha256 = current.substr(0, 64);
+    ReleaseMark mark = read_mark(index_bytes(sha256), format("{}{}.json", indexes_, sha256));
+    if (!found || found->published < mark.published) {
+      found = std::move(mark);
     }
   }
   return found;
@@ -270,14 +212,6 @@ std::optional<ReleaseMark> Device::mark() const {
 
 bool Device::has(const ReleaseObject& object) const {
   return size_of(file(object.sha256)) == object.size;
-}
-
-bool Device::has_sound(const ReleaseObject& object) const {
-  try {
-    return has(object) && sha256_of({file(object.sha256), 0, object.size}) == object.sha256;
-  } catch (const Error&) { // it is fetched
-    return false;
-  }
 }
 
 void Device::check_room(const ReleaseObject& largest, uint64_t needed) const {
@@ -328,66 +262,35 @@ std::vector<std::string> Device::views() const {
   return found;
 }
 
-/// The data files that the Python package merged of a release.
-std::vector<ReleaseObject> Device::merged(const std::string& view) const {
-  try {
-    const std::string path = format("{}{}.merged.json", indexes_, view.substr(0, 64));
-    return read_merged(read_small(path, kIndexLimit), path);
-  } catch (const Error&) { // nothing was merged
-    return {};
-  }
-}
-
-std::map<std::string, LocalBytes>& Device::blobs() {
+const std::map<std::string, LocalBytes>& Device::blobs() {
   if (!blobs_) {
     blobs_.emplace();
-    std::vector<std::string> seen;
+    std::set<std::string> seen;
     for (const std::string& view : views()) {
-      std::vector<ReleaseFile> files;
       try {
-        files = index(view.substr(0, 64)).files;
-      } catch (const Error&) {
-        continue;
-      }
-      for (ReleaseObject& one : merged(view)) {
-        files.push_back({std::string(), "data", std::move(one), std::nullopt});
-      }
-      for (const ReleaseFile& file : files) {
-        if (file.kind == "data" && has(file.object) &&
-            std::find(seen.begin(), seen.end(), file.object.sha256) == seen.end()) {
-          seen.push_back(file.object.sha256);
-          add_blobs(file);
-        }
+        add_blobs(view, seen);
+      } catch (const Error&) { // what cannot be read is fetched
       }
     }
   }
   return *blobs_;
 }
 
-void Device::add_blobs(const ReleaseFile& file) {
-  try {
-    for (ReleasePart& part : parts_of(file)) {
-      blobs_->emplace(std::move(part.sha256), LocalBytes{this->file(file.object.sha256), part.offset, part.size});
-    }
-  } catch (const Error&) { // what cannot be read is fetched
-  }
-}
-
-/// The parts of a file that is here, from the table that was published, or one that was made of its blobs.
-std::vector<ReleasePart> Device::parts_of(const ReleaseFile& file) const {
-  const std::string made = format("{}{}.json", tables_, file.object.sha256);
-  for (const std::string& path : {file.table ? this->file(file.table->sha256) : made, made}) {
-    try {
-      return read_table(read_small(path, kTableLimit), file.object, path);
-    } catch (const Error&) { // it is made again
+/// Add the contents of a release. @param seen the files whose contents were added.
+void Device::add_blobs(const std::string& view, std::set<std::string>& seen) {
+  const ReleaseIndex index = this->index(view.substr(0, 64));
+  const std::string list = file(index.parts.sha256);
+  const ReleaseParts parts = read_parts(read_small(list, kTableLimit), index, list);
+  const std::vector<const ReleaseFile*> files = index.distinct();
+  for (size_t i = 0; i < files.size(); ++i) {
+    const ReleaseObject& object = files[i]->object;
+    if (has(object) && seen.insert(object.sha256).second) {
+      for (const ReleasePart& part : parts.files[i]) {
+        blobs_->emplace(
+            parts.contents[part.content].sha256, LocalBytes{file(object.sha256), part.offset, part.size});
+      }
     }
   }
-  std::vector<ReleasePart> parts = parts_in(this->file(file.object.sha256), file.object.size);
-  try {
-    write_file(made, table_text(file.object, parts));
-  } catch (const Error&) { // it is made again next time
-  }
-  return parts;
 }
 
 void Device::switch_to(const ReleaseIndex& index, const std::string& bytes, const std::string& sha256) const {
@@ -415,17 +318,10 @@ void Device::remove_fetched() const {
 
 /// The digests of the objects that a release needs.
 std::set<std::string> Device::needed_by(const std::string& view) const {
-  std::set<std::string> found;
-  for (const std::string& target : links_below(release(view))) {
-    found.insert(target.substr(target.rfind('/') + 1));
-  }
-  for (ReleaseObject& one : merged(view)) {
-    found.insert(std::move(one.sha256));
-  }
-  for (const ReleaseFile& file : index(view.substr(0, 64)).files) {
-    if (file.table && found.count(file.object.sha256) > 0) {
-      found.insert(file.table->sha256);
-    }
+  const ReleaseIndex index = this->index(view.substr(0, 64));
+  std::set<std::string> found = {index.parts.sha256};
+  for (const ReleaseFile& file : index.files) {
+    found.insert(file.object.sha256);
   }
   return found;
 }
@@ -456,9 +352,9 @@ Collected Device::gc(uint64_t keep) const {
     ++done.releases;
   }
   remove_others(files_, needed, done);
-  remove_others(tables_, needed, done);
   remove_others(indexes_, indexes, done);
   remove_others(folder_ + "partial/", {}, done);
+  remove_others(folder_ + "tables/", {}, done); // as earlier versions left it
   int failed = 0;
   for (const std::string& name : names_in(folder_ + "partial/", failed)) { // what pulls of the Python package left
     const std::string place = format("{}partial/{}/", folder_, name);
@@ -491,6 +387,14 @@ std::string sha256_of(const LocalBytes& bytes) {
   Sha256 hash;
   read_pieces(bytes, [&](const uint8_t* data, size_t size) { hash.update(data, size); });
   return hash.finish();
+}
+
+bool has_digest(const LocalBytes& bytes, const std::string& sha256) {
+  try {
+    return sha256_of(bytes) == sha256;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 } // namespace blobstore::internal

@@ -26,7 +26,6 @@ struct LocalBytes {
   std::string path;
   uint64_t offset = 0;
   uint64_t size = 0;
-  std::optional<bool> sound = std::nullopt; // whether it has its digest, once it was compared
 };
 
 /// Bytes of objects, as fetched files have them.
@@ -50,13 +49,6 @@ class FetchedFiles {
   std::map<std::string, std::vector<Piece>> pieces_; // by SHA-256
 };
 
-/// The release that was last switched to, or was about to be when that failed, also if nothing leads to it.
-struct ReleaseMark {
-  std::string name;
-  std::string version;
-  uint64_t published = 0;
-};
-
 /// The folder of a device, locked against other processes as long as this lives.
 class Device {
  public:
@@ -71,22 +63,20 @@ class Device {
   /// @throws Error InvalidFile: it is no link to a release.
   std::string view() const;
   /// The release below which no other one counts: the current one, or a newer one that was marked; empty if there
-  /// was none.
+  /// was none. The release that was last switched to, or was about to be when that failed, is marked, also if nothing
+  /// leads to it.
   /// @throws Error FileAccess, InvalidFile, Integrity.
   std::optional<ReleaseMark> mark() const;
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
   bool has(const ReleaseObject& object) const;
 
-  /// Whether an object is here and has its digest; all of it is read.
-  bool has_sound(const ReleaseObject& object) const;
-
   /// Check that the needed bytes fit on the disk. @throws Error FileAccess: they do not; it names the largest file.
   void check_room(const ReleaseObject& largest, uint64_t needed) const;
   /// Whether all files of a release are here under their names; their contents are not read.
   bool is_complete(const ReleaseIndex& index, const std::string& view) const;
-  /// The blobs of all data files that are here, by SHA-256. The blobs of files without a table are read; that is kept.
-  std::map<std::string, LocalBytes>& blobs();
+  /// The contents of all files that are here, by SHA-256.
+  const std::map<std::string, LocalBytes>& blobs();
 
   /// Make a release whose files are here the current one.
   void switch_to(const ReleaseIndex& index, const std::string& bytes, const std::string& sha256) const;
@@ -99,15 +89,13 @@ class Device {
  private:
   std::set<std::string> needed_by(const std::string& view) const;
   std::vector<std::string> views() const;
-  std::vector<ReleaseObject> merged(const std::string& view) const;
-  std::vector<ReleasePart> parts_of(const ReleaseFile& file) const;
-  void add_blobs(const ReleaseFile& file);
+  std::string index_bytes(const std::string& sha256) const;
+  void add_blobs(const std::string& view, std::set<std::string>& seen);
 
   std::string folder_; // each ends with a separator
   std::string files_;
   std::string indexes_;
   std::string releases_;
-  std::string tables_;
   std::string incoming_;
   File lock_;
   std::optional<std::map<std::string, LocalBytes>> blobs_;
@@ -131,5 +119,7 @@ void read_pieces(const LocalBytes& bytes, const Use& use) {
 
 /// The SHA-256 of a range of a file.
 std::string sha256_of(const LocalBytes& bytes);
+/// Whether a range of a file has a SHA-256; not if it cannot be read.
+bool has_digest(const LocalBytes& bytes, const std::string& sha256);
 
 } // namespace blobstore::internal

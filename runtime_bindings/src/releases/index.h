@@ -1,5 +1,5 @@
-// The index of a release and the tables of its files, which blobstore/releases/index/index.py describes. Both come from
-// servers and are hostile until they were read here; the two readers refuse the same ones.
+// The index of a release, which blobstore/releases/index/index.py describes. It comes from servers and is hostile until
+// it was read here; the two readers refuse the same ones.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
-
-#include "format/constants.h"
 
 namespace blobstore::internal {
 
@@ -19,20 +16,24 @@ namespace blobstore::internal {
 struct ReleaseObject {
   std::string sha256;
   uint64_t size = 0;
+  bool packed = false; // it is a pack of a pool, in the folder of these
+
+  /// Where it is below a release folder.
+  std::string path() const;
 };
 
 /// One file of a release.
 struct ReleaseFile {
   std::string name; // its path below the folder of the release
-  std::string kind; // "program", "data" or "other"
+  std::string kind; // "program", "data", "adapter" or "other"
   ReleaseObject object;
-  std::optional<ReleaseObject> table;
 };
 
-/// Small files one behind the other.
-struct ReleasePack {
-  ReleaseObject object;
-  std::vector<std::pair<size_t, uint64_t>> files; // position in the index, and first byte in the pack
+/// What an index says of the age of its release.
+struct ReleaseMark {
+  std::string name;
+  std::string version;
+  uint64_t published = 0;
 };
 
 /// The parts of an index that a device needs.
@@ -42,17 +43,13 @@ struct ReleaseIndex {
   uint64_t published = 0;
   std::string executorch;
   std::vector<ReleaseFile> files;
-  std::vector<ReleasePack> packs;
-  bool has_programs = false;
+  ReleaseObject parts; // the list of the parts of the files
+  bool plain = false; // every file is also an object of its own
 
   uint64_t size() const;
-};
-
-/// A range of a file with one content.
-struct ReleasePart {
-  uint64_t offset = 0;
-  uint64_t size = 0;
-  std::string sha256;
+  bool has_programs() const;
+  /// The files with different contents, each the first of its content.
+  std::vector<const ReleaseFile*> distinct() const;
 };
 
 /// Places in a list by a text that lives elsewhere.
@@ -64,15 +61,8 @@ bool is_sha256(std::string_view text);
 /// @throws Error InvalidFile: it is malformed, or names something outside the folder of a release.
 ReleaseIndex read_index(const std::string& bytes, const std::string& where);
 
-/// The parts of a file by ascending offset; what lies between them is zeros.
-/// @throws Error InvalidFile: it is malformed, or the table of another file.
-std::vector<ReleasePart> read_table(const std::string& bytes, const ReleaseObject& file, const std::string& where);
-
-/// A table without other forms, as the Python package writes it.
-std::string table_text(const ReleaseObject& file, const std::vector<ReleasePart>& parts);
-
-/// The data files in a list of those that the Python package merged on the device. @throws Error InvalidFile.
-std::vector<ReleaseObject> read_merged(const std::string& bytes, const std::string& where);
+/// The same for what an index of any format says of its age.
+ReleaseMark read_mark(const std::string& bytes, const std::string& where);
 
 /// Whether a version of ExecuTorch, such as "1.5", comes before another one; empty if one of them is no version.
 std::optional<bool> is_older(std::string_view version, std::string_view other);
