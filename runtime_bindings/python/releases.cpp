@@ -1,10 +1,16 @@
 // The library's own releases, beside those of the Python package: for tests that compare the two.
+#include <algorithm>
+#include <optional>
+#include <string>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <blobstore/releases.h>
 
+#include "codec/decoder.h"
 #include "convert.h"
+#include "format/format_error.h"
 #include "interpreter.h"
 
 namespace blobstore::python {
@@ -91,6 +97,34 @@ nb::tuple gc_of(const nb::bytes& directory, uint64_t keep) {
   return nb::make_tuple(done.releases, done.files, done.nbytes, done.in_use);
 }
 
+/// The bytes of an encoded content. @throws ValueError: it is malformed.
+nb::bytes decoded_of(const std::string& encoding, uint64_t size, const nb::bytes& stored, const nb::bytes& base) {
+  const std::string all = to_string(stored);
+  const std::string other = to_string(base);
+  const auto reader = [](const std::string& from) {
+    return [&from](uint8_t* out, size_t count, uint64_t at) {
+      if (at > from.size() || count > from.size() - at) {
+        throw nb::value_error("the base is too short");
+      }
+      std::copy_n(from.data() + at, count, out);
+    };
+  };
+  std::string found;
+  try {
+    const std::optional<internal::Encoding> known = internal::read_encoding(encoding);
+    if (!known) {
+      throw nb::value_error("an encoding that is not known");
+    }
+    internal::decode(
+        *known, size, all.size(), reader(all), reader(other), [&](const uint8_t* data, size_t count) {
+          found.append(reinterpret_cast<const char*>(data), count);
+        });
+  } catch (const internal::FormatError& error) {
+    throw nb::value_error(error.what());
+  }
+  return to_bytes(found);
+}
+
 } // namespace
 
 void add_releases(nb::module_& module) {
@@ -115,6 +149,7 @@ void add_releases(nb::module_& module) {
       "ways"_a = nb::bytes(""),
       "plain"_a = false);
   module.def("collect_releases", &gc_of, "directory"_a, "keep"_a = 1);
+  module.def("decoded", &decoded_of, "encoding"_a, "size"_a, "stored"_a, "base"_a = nb::bytes(""));
 }
 
 } // namespace blobstore::python

@@ -29,10 +29,14 @@ from blobstore.errors import (
     TransferError,
     TrustError,
 )
-from blobstore.releases import Release, commit, compact, gc, plan, publish, pull
-from blobstore.releases.index.index import check_file_name, parse_index, parse_table
+from blobstore.pool import codec
+from blobstore.releases import Release, commit, gc, plan, publish, pull
+from blobstore.releases.index.index import check_file_name, parse_index
+from blobstore.releases.index.parts import parse_parts
+from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
-from tests.releases.models import found, inputs, same, spoil, weights
+from tests.releases.models import NOW, found, inputs, same, spoil, weights
+from tests.releases.server import serving
 from tests.releases.test_faults import HOSTILE
 
 VERSIONS = ("1", "2", "3", "4")
@@ -72,7 +76,8 @@ def take(release: Path, device: Path, **options: Any) -> tuple[str, str, str, by
 
 
 def content(root: Path, sha256: str, range_: str | None) -> bytes:
-    data = (root / "files" / sha256).read_bytes()
+    place = root / "packs" / sha256[:2] / sha256
+    data = (place if place.exists() else root / "files" / sha256).read_bytes()
     if range_ is None:
         return data
     first, last = range_.removeprefix("bytes=").split("-")
@@ -82,28 +87,30 @@ def content(root: Path, sha256: str, range_: str | None) -> bytes:
 def download(root: Path, todo: Missing) -> None:
     """What a phone's downloader does."""
     for one in todo.fetches:
-        assert one.url == f"files/{one.sha256}"
+        assert one.url in {f"files/{one.sha256}", f"packs/{one.sha256[:2]}/{one.sha256}"}
+        assert (root / one.url).exists()
         data = content(root, one.sha256, one.range)
         assert len(data) == one.size
         Path(os.fsdecode(todo.folder), one.file).write_bytes(data)
 
 
-def tables_of(release: Path) -> set[str]:
-    index = json.loads((release / "index.json").read_text())
-    return {file["table"]["sha256"] for file in index["files"] if "table" in file}
+def parts_of(release: Path) -> str:
+    """The digest of the list of parts."""
+    digest: str = json.loads((release / "index.json").read_text())["parts"][0]
+    return digest
 
 
-def update(release: Path, device: Path) -> Missing:
-    """Fetch until nothing is missing, and commit; all that was missing, without tables."""
+def update(release: Path, device: Path, **options: Any) -> Missing:
+    """Fetch until nothing is missing, and commit; all that was missing, without the list of parts."""
     fetched = []
     for _ in range(2):
-        todo = lacks(release, device)
+        todo = lacks(release, device, **options)
         fetched += todo.fetches
         download(release.parent.parent, todo)
-    todo = lacks(release, device)
+    todo = lacks(release, device, **options)
     assert not todo.fetches and not todo.bytes
-    assert take(release, device)[4]
-    fetched = [one for one in fetched if one.sha256 not in tables_of(release)]
+    assert take(release, device, **options)[4]
+    fetched = [one for one in fetched if one.sha256 != parts_of(release)]
     return todo._replace(fetches=fetched, bytes=sum(one.size for one in fetched))
 
 
@@ -119,45 +126,74 @@ def tree(folder: Path) -> dict[str, str | bytes | None]:
     }
 
 
-def last_weights() -> dict[str, np.ndarray]:
+def middle_weights() -> dict[str, np.ndarray]:
+    """A layer is another one, and there is a new one."""
     tensors = weights(layers=12)
-    tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
+    tensors["layer2.weight"] = weights(seed=2, layers=1)["layer0.weight"]
     tensors["new"] = np.arange(50_000, dtype=np.float32)
     return tensors
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A first version with a pack, a delta, both in one file, and one with other small files."""
-    folder = tmp_path_factory.mktemp("published")
-    root = folder / "releases"
-    publish(inputs(folder / "in", weights(layers=12), files=20), root, name="a", version="1")
-    publish(inputs(folder / "in", last_weights(), files=20), root, name="a", version="2", base="1")
-    compact(root, name="a", version="3", base="2")
+def last_weights() -> dict[str, np.ndarray]:
+    """All layers but two are a little different."""
+    rng, tensors = np.random.default_rng(9), middle_weights()
+    for name in list(tensors)[2:12]:
+        tensors[name] = (tensors[name] * (1 + rng.standard_normal(tensors[name].shape) * 1e-5)).astype(np.float32)
+    return tensors
+
+
+def publish_all(folder: Path, root: Path, *, plain: bool) -> Path:
+    """A first version, one with new layers, one with layers that are near to those, and one with other small files."""
+    inputs(folder / "in", weights(layers=12), files=20)
+    (folder / "in/noise").write_bytes(np.random.default_rng(3).bytes(20_000))
+    publish(folder / "in", root, name="a", version="1", plain=plain)
+    publish(inputs(folder / "in", middle_weights(), files=20), root, name="a", version="2", plain=plain)
+    publish(inputs(folder / "in", last_weights(), files=20), root, name="a", version="3", plain=plain)
     (folder / "in/tokenizer/3.json").write_text("new")
     (folder / "in/empty").write_bytes(b"")
     (folder / "in/ä 日本").write_bytes(b"named")
-    publish(folder / "in", root, name="a", version="4", base="3")
-    publish(folder / "in", root, name="b", version="1")
+    publish(folder / "in", root, name="a", version="4", plain=plain)
+    publish(folder / "in", root, name="b", version="1", plain=plain)
     return root / "a"
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    return publish_all(folder, folder / "releases", plain=False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with whole files."""
+    folder = tmp_path_factory.mktemp("whole")
+    return publish_all(folder, folder / "releases", plain=True)
+
+
+def test_there_are_all_kinds_of_ways(published: Path) -> None:
+    """Otherwise these tests would say little."""
+    ways = json.loads((published / "3/ways.json").read_text())["ways"]
+    assert {way[0].split(":")[0] for listed in ways for way in listed} == {"raw", "planes", "near"}
+
+
 @pytest.mark.parametrize("versions", ["1234", "13", "24", "4", "1243"])
-def test_plans_and_folders_are_equal(published: Path, tmp_path: Path, versions: str) -> None:
-    """What Python plans without encoded forms is what C++ lists, and all files and links are the same afterwards."""
+@pytest.mark.parametrize("plain", [False, True])
+def test_plans_and_folders_are_equal(published: Path, whole: Path, tmp_path: Path, versions: str, plain: bool) -> None:
+    """What Python plans is what C++ lists, and all files and links are the same afterwards."""
+    releases = whole if plain else published
     for version in versions:
-        release = published / version
+        release = releases / version
         rollback = int(version) < 4 and "4" in versions[: versions.index(version)]
-        todo = plan(release, tmp_path / "python", plain=True, allow_rollback=rollback)
+        todo = plan(release, tmp_path / "python", plain=plain, allow_rollback=rollback)
         fetched = tmp_path / f"fetched{version}"
         fetched.mkdir()
         for one in todo.fetches:
-            (fetched / one.file).write_bytes(content(published.parent, one.sha256, one.range))
+            (fetched / one.file).write_bytes(content(releases.parent, one.sha256, one.range))
         if rollback:
             with pytest.raises(TrustError, match="older than version"):
                 lacks(release, tmp_path / "native")
             break
-        last = update(release, tmp_path / "native")
+        last = update(release, tmp_path / "native", plain=plain)
         assert {one[1:] for one in last.fetches} == {
             (one.range, one.size, one.sha256, one.file) for one in todo.fetches
         }
@@ -175,19 +211,180 @@ def test_plans_and_folders_are_equal(published: Path, tmp_path: Path, versions: 
         assert lacks(release, tmp_path / "native").current
 
 
+def test_plans_of_a_server_with_whole_files_are_equal(whole: Path, tmp_path: Path) -> None:
+    """Of whole files and other forms, both choose the same."""
+    device, other = tmp_path / "device", tmp_path / "other"
+    with serving(whole.parent) as server:
+        for version in "134":
+            url = f"{server.url}/a/{version}/index.json"
+            todo = plan(url, other, patience=NOW)
+            done = update(whole / version, device)
+            listed = {(one.range, one.size, one.sha256, one.file) for one in todo.fetches}
+            assert {one[1:] for one in done.fetches} == listed
+            pull(url, other, patience=NOW)
+    assert tree(device / "current") == tree(other / "current")
+
+
 def test_the_two_take_turns_in_one_folder(published: Path, tmp_path: Path) -> None:
-    """Each goes on from what the other one left, also from merged files, and after gc."""
+    """Each goes on from what the other one left, also after gc."""
     device = tmp_path / "device"
     pull(published / "1", device)
     update(published / "2", device)
     assert not pull(published / "2", device).changed
-    pull(published / "2", device, merge=True)
     fetched = update(published / "3", device).bytes
-    assert fetched < sum(file.stat().st_size for file in (device / "current/").rglob("*")) / 20
+    assert fetched < sum(file.stat().st_size for file in (device / "current/").rglob("*")) / 3
     assert same(found(device / "current"), last_weights())
     gc(device)
     update(published / "4", device)
     assert (device / "current/ä 日本").read_bytes() == b"named" and (device / "current/empty").read_bytes() == b""
+
+
+def with_ways(release: Path, folder: Path, change: Callable[[Any], object]) -> Path:
+    """The release with a changed list of ways, in a folder of its own."""
+    folder.mkdir()
+    shutil.copy(release / "index.json", folder)
+    ways = json.loads((release / "ways.json").read_text())
+    change(ways)
+    (folder / "ways.json").write_text(json.dumps(ways))
+    return folder
+
+
+def contents_of(release: Path) -> list[str]:
+    """The digests of the contents of a release, by their numbers."""
+    parts = json.loads((release.parent.parent / "files" / parts_of(release)).read_text())
+    return list(dict.fromkeys(part[2] for listed in parts["files"] for part in listed))
+
+
+def chained(release: Path, folder: Path) -> Path:
+    """Version 3, where what is a difference is that alone, and its bases can be fetched."""
+    old = json.loads((release.parent / "2/ways.json").read_text())
+    by_digest = dict(zip(contents_of(release.parent / "2"), old["ways"], strict=False))
+
+    def change(ways: Any) -> None:
+        count = len(ways["ways"]) - len(ways["bases"])
+        ways["ways"] = [[way for way in some if way[0].startswith("near")][:1] or some for some in ways["ways"]]
+        for number, (digest, _) in enumerate(ways["bases"]):
+            for encoding, place, at, stored, *_ in by_digest[digest]:
+                ways["ways"][count + number].append([encoding, len(ways["objects"]) + place, at, stored])
+        ways["objects"] += old["objects"]
+
+    return with_ways(release, folder, change)
+
+
+def test_chains_of_differences(published: Path, tmp_path: Path) -> None:
+    """A base that is not here is made first, used, and removed."""
+    release = chained(published / "3", tmp_path / "release")
+    device, other = tmp_path / "device", tmp_path / "other"
+    for _ in range(2):
+        todo = lacks(release, device)
+        download(published.parent, todo)
+    assert not lacks(release, device).fetches
+    assert take(release, device)[4]
+    assert same(found(device / "current"), last_weights()) and not list((device / "incoming").iterdir())
+    pull(published / "3", other)
+    assert {one.name for one in (device / "files").iterdir()} == {one.name for one in (other / "files").iterdir()}
+
+
+def test_a_chain_of_differences_that_is_wrong(published: Path, tmp_path: Path) -> None:
+    """Every content of a chain is compared; what was fetched for it goes, and nothing else is left (F4)."""
+    release = chained(published / "3", tmp_path / "release")
+    device = tmp_path / "device"
+    for _ in range(2):
+        todo = lacks(release, device)
+        download(published.parent, todo)
+    incoming = Path(os.fsdecode(todo.folder))
+    for one in sorted(incoming.iterdir()):
+        data = one.read_bytes()
+        if one.name.startswith(parts_of(release)):
+            continue
+        one.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(IntegrityError):
+            take(release, device)
+        assert not one.exists() and not (device / "current").is_symlink()
+        assert not [left for left in incoming.iterdir() if left.name.startswith("base")]
+        one.write_bytes(data)
+    assert take(release, device)[4]
+
+
+def test_a_way_that_is_not_known_is_left_out(published: Path, tmp_path: Path) -> None:
+    """A later version may encode otherwise."""
+
+    def change(ways: Any) -> None:
+        for listed in ways["ways"]:
+            listed.insert(0, ["zip:9+", 0, 0, 0])
+            listed.insert(0, ["near:u4:0", 0, 0, 0])  # without a base
+
+    release = with_ways(published / "2", tmp_path / "release", change)
+    pull(published / "1", tmp_path / "device")
+    pull(published / "1", tmp_path / "other")
+    todo = lacks(release, tmp_path / "device")
+    assert todo.fetches == lacks(published / "2", tmp_path / "other").fetches
+    none = with_ways(published / "2", tmp_path / "none", lambda ways: ways.update(ways=[[]] * len(ways["ways"])))
+    download(published.parent, todo)
+    for call in (lacks, take):
+        with pytest.raises(ReleaseError, match="no form of the content"):
+            call(none, tmp_path / "device")
+
+
+def test_where_the_ways_are(published: Path, whole: Path, tmp_path: Path) -> None:
+    """Beside the index, or where the application says; a release with whole files can do without."""
+    for releases in (published, whole):
+        device = tmp_path / releases.parent.parent.name
+        alone = tmp_path / f"alone-{device.name}"
+        alone.mkdir()
+        shutil.copy(releases / "1/index.json", alone)
+        download(releases.parent, lacks(alone, device))
+        if releases == published:
+            with pytest.raises(ReleaseError, match=r"fetch ways\.json"):
+                lacks(alone, device)
+        else:
+            assert {one.url.split("/")[0] for one in lacks(alone, device).fetches} == {"files"}
+        with pytest.raises(FileAccessError):
+            lacks(alone, device, ways=os.fsencode(tmp_path / "nothing"))
+        shutil.copy(releases / "1/ways.json", tmp_path / "elsewhere")
+        elsewhere = {"ways": os.fsencode(tmp_path / "elsewhere")}
+        assert lacks(alone, device, **elsewhere) == lacks(releases / "1", device)
+        with pytest.raises(InvalidFileError, match="expected the ways of the index"):
+            lacks(alone, device, ways=os.fsencode(releases / "2/ways.json"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, (1 << 20) - 1, (1 << 20) + 13, 3 << 20])
+def test_what_python_encodes_is_decoded(size: int) -> None:
+    """In all encodings, with elements that do not end where a chunk or a content does."""
+    rng = np.random.default_rng(size)
+    data = (rng.standard_normal(size // 4 + 1) * 0.05).astype(np.float32).tobytes()[:size]
+    near = bytearray(data)
+    for at in rng.integers(0, max(size, 1), size // 50):
+        near[at] = (near[at] + 1) % 256
+    codes = [f"{letter}{width}" for letter, widths in (("u", "1248"), ("f", "248")) for width in widths]
+    for encoding in ["raw", *(f"planes:{width}" for width in "1248")]:
+        stored = b"".join(codec.encode(memoryview(data), encoding))
+        assert native.decoded(encoding, size, stored) == data
+    for encoding in [f"near:{code}:{bits}" for code in codes for bits in "024"]:
+        stored = b"".join(codec.encode(memoryview(data), encoding, memoryview(bytes(near))))
+        assert native.decoded(encoding, size, stored, bytes(near)) == data
+
+
+@given(st.data())
+def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
+    """Whatever is wrong with what is stored: both give the same bytes, or none."""
+    size = data.draw(st.integers(0, 300))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    blob, base = (rng.integers(0, 4, size, np.uint8).tobytes() for _ in range(2))
+    encoding = data.draw(st.sampled_from(["planes:1", "planes:2", "near:u1:2", "near:f2:0", "near:u4:4", "near:f8:2"]))
+    stored = bytearray(b"".join(codec.encode(memoryview(blob), encoding, memoryview(base))))
+    for _ in range(data.draw(st.integers(0, 3))):
+        if stored:
+            stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+    stored += data.draw(st.binary(max_size=2))
+    size += data.draw(st.sampled_from([0, 0, 0, 1])) if size < len(base) else 0
+    try:
+        decoded = b"".join(map(bytes, codec.decode(encoding, size, memoryview(bytes(stored)), memoryview(base))))
+    except codec.DecodeError:
+        with pytest.raises(ValueError):
+            native.decoded(encoding, size, bytes(stored), base)
+    else:
+        assert native.decoded(encoding, size, bytes(stored), base) == decoded
 
 
 def test_a_server_without_ranges(published: Path, tmp_path: Path) -> None:
@@ -212,9 +409,7 @@ def test_nothing_wrong_is_committed(published: Path, tmp_path: Path, damage: str
     if version != "1":
         update(published / str(int(version) - 1), start)
     todo = lacks(release, start)
-    rounds = [todo]
-    if version != "1":  # the first list has tables, the second what follows from them
-        rounds.append(after_tables(release, start, todo))
+    rounds = [todo, after_parts(release, start, todo)]
     before = tree(start / "current")
     for turn, todo in enumerate(rounds):
         for number, one in enumerate(todo.fetches):
@@ -222,8 +417,9 @@ def test_nothing_wrong_is_committed(published: Path, tmp_path: Path, damage: str
             shutil.copytree(start, device, symlinks=True)
             if turn == 0:
                 shutil.rmtree(device / "incoming")
-            again = lacks(release, device)
-            download(published.parent, again)
+            for _ in range(2):
+                again = lacks(release, device)
+                download(published.parent, again)
             place = Path(os.fsdecode(again.folder), one.file)
             spoil(place, damage)
             with pytest.raises((IntegrityError, TransferError)):
@@ -234,10 +430,9 @@ def test_nothing_wrong_is_committed(published: Path, tmp_path: Path, damage: str
             assert tree(device / "current") == tree(updated(published, tmp_path, version) / "current")
 
 
-def after_tables(release: Path, device: Path, todo: Missing) -> Missing:
-    """Fetch the tables of a list alone; what is listed then."""
-    tables = [one for one in todo.fetches if one.sha256 in tables_of(release)]
-    download(release.parent.parent, todo._replace(fetches=tables))
+def after_parts(release: Path, device: Path, todo: Missing) -> Missing:
+    """Fetch the list of parts; what is listed then."""
+    download(release.parent.parent, todo)
     return lacks(release, device)
 
 
@@ -257,8 +452,9 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     bad = bytearray(path.read_bytes())
     bad[len(bad) // 2] ^= 1
     path.write_bytes(bad)
-    todo = after_tables(published / "3", device, lacks(published / "3", device))
-    assert 128 * 128 * 4 < todo.bytes < 2 * 128 * 128 * 4
+    todo = after_parts(published / "3", device, lacks(published / "3", device))
+    sound = updated(published, tmp_path, "2")
+    assert todo.bytes > after_parts(published / "3", sound, lacks(published / "3", sound)).bytes
     update(published / "3", device)
     assert same(found(device / "current"), last_weights())
 
@@ -268,42 +464,24 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     for _ in range(2):
         download(published.parent, lacks(published / "3", device))
     path.write_bytes(bad)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(TransferError, match="were not fetched"):
         take(published / "3", device)
     update(published / "3", device)
     assert same(found(device / "current"), last_weights())
 
 
-@pytest.mark.parametrize("when", ["before the list", "after the list"])
-@pytest.mark.parametrize("damage", ["a bit", "a byte less", "a byte more", "missing", "of something else"])
-def test_a_damaged_file_is_not_added_to(published: Path, tmp_path: Path, damage: str, when: str) -> None:
-    """Files are added to a data set whose older files were compared with their digests, and are fetched again (F4, S1)."""
-    device = tmp_path / "device"
-    update(published / "1", device)
-    path = (device / "current/model.ptd").resolve()
-    if when == "after the list":
-        for _ in range(2):
-            download(published.parent, lacks(published / "2", device))
-    spoil(path, damage)
-    with pytest.raises(TransferError, match=r"'model\.(1\.)?ptd'.* not fetched"):
-        take(published / "2", device)
-    assert "1" in (device / "current").resolve().parent.parent.joinpath("indexes/newest").read_text().split()
-    update(published / "2", device)
-    assert same(found(device / "current", "model.ptd", "model.1.ptd"), last_weights())
-    assert path.read_bytes() == (published.parent / "files" / path.name).read_bytes()
-
-
 @pytest.mark.parametrize("keep", [1, 2, 9])
-@pytest.mark.parametrize("merge", [False, True])
-def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int, merge: bool) -> None:
-    """Also what Python merged, a release without its index, leftovers, and a release that a process has open (N1)."""
+def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int) -> None:
+    """Also what older versions left, and other leftovers (N1)."""
     first = tmp_path / "first"
     for version in ("1", "2", "4"):
-        pull(published / version, first, merge=merge)
+        pull(published / version, first)
     plan(published / "3", first, allow_rollback=True)
     (first / "partial" / f"{'1' * 64}.part").write_bytes(bytes(10))
     (first / "files" / ("2" * 64)).write_bytes(bytes(20))
     (first / "files" / "own").write_bytes(b"kept")
+    (first / "tables").mkdir()
+    (first / "tables" / f"{'3' * 64}.json").write_bytes(bytes(30))
     other = tmp_path / "other"
     shutil.copytree(first, other, symlinks=True)
     done = gc(first, keep=keep)
@@ -368,8 +546,7 @@ def test_what_is_refused(published: Path, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="not fetched"):
         take(published / "4", device, sha256=digest)
     assert tree(device / "current") == tree(updated(published, tmp_path, "2") / "current")
-    assert not lacks(published / "1", device, allow_rollback=True).fetches
-    assert take(published / "1", device, allow_rollback=True)[1] == "1"
+    assert update(published / "1", device, allow_rollback=True).version == "1"
     with pytest.raises(FileAccessError):
         lacks(published / "nothing", device)
     (tmp_path / "file").write_bytes(b"")
@@ -434,40 +611,84 @@ def test_an_index_without_end(tmp_path: Path) -> None:
         lacks(tmp_path, tmp_path / "device")
 
 
-def test_a_hostile_table_is_refused(published: Path, tmp_path: Path) -> None:
-    """One that an index names, but that is of another file, overlaps, or refers to nothing."""
+def with_parts(release: Path, device: Path, change: Callable[[Any], object]) -> tuple[Path, bytes]:
+    """The release with a changed list of parts, which was fetched; a folder with its index, and the list."""
+    index = json.loads((release / "index.json").read_text())
+    parts = json.loads((release.parent.parent / "files" / index["parts"][0]).read_text())
+    change(parts)
+    data = json.dumps(parts).encode()
+    index["parts"] = [hashlib.sha256(data).hexdigest(), len(data)]
+    folder = device.parent / "changed"
+    folder.mkdir(exist_ok=True)
+    (folder / "index.json").write_text(json.dumps(index))
+    (device / "incoming").mkdir(parents=True, exist_ok=True)
+    (device / "incoming" / index["parts"][0]).write_bytes(data)
+    return folder, data
+
+
+PARTS: dict[str, Callable[[Any], object]] = {
+    "another format": lambda parts: parts.update(format="blobstore.parts.2"),
+    "a file less": lambda parts: parts["files"].pop(),
+    "a file more": lambda parts: parts["files"].append([]),
+    "backwards": lambda parts: parts["files"][0].reverse(),
+    "an overlap": lambda parts: parts["files"][0][1].__setitem__(0, 1),
+    "behind the end": lambda parts: parts["files"][0][-1].__setitem__(1, 1 << 40),
+    "nothing": lambda parts: parts["files"][0][0].__setitem__(1, 0),
+    "a place without end": lambda parts: parts["files"][0][-1].__setitem__(0, (1 << 53) - 1),
+    "a digest that leads out": lambda parts: parts["files"][0][0].__setitem__(2, "../x"),
+    "capitals": lambda parts: parts["files"][0][0].__setitem__(2, "A" * 64),
+    "two sizes": lambda parts: parts["files"][0][0].__setitem__(2, parts["files"][0][1][2]),
+    "too few": lambda parts: parts["files"][0].append([1]),
+    "no files": lambda parts: parts.pop("files"),
+}
+
+
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
+def test_hostile_parts_are_refused(published: Path, tmp_path: Path, change: Any) -> None:
+    """A list that an index names, but that is of other files, overlaps, or leads out (F4)."""
     device = tmp_path / "device"
-    update(published / "2", device)
-    index = json.loads((published / "3/index.json").read_text())
-    [file] = (file for file in index["files"] if file["kind"] == "data")
-    good = json.loads((published.parent / "files" / file["table"]["sha256"]).read_text())
-    changes: list[Callable[[Any], Any]] = [
-        lambda table: table.update(size=table["size"] + 1),
-        lambda table: table["parts"].reverse(),
-        lambda table: table["parts"][1].__setitem__(0, 1),
-        lambda table: table["parts"][-1].__setitem__(1, 1 << 40),
-        lambda table: table["parts"][0].__setitem__(1, 0),
-        lambda table: table["parts"][0].__setitem__(2, "../x"),
-        lambda table: table["parts"][0].__setitem__(3, [["copy", -1, 0, 0, ""]]),
-        lambda table: table["parts"][0].__setitem__(3, [["zstd", 99, 0, 1]]),
-        lambda table: table["parts"][0].__setitem__(3, [["zip", 0, 0, 1]]),
-        lambda table: table["parts"].append([1]),
-        lambda table: table.pop("parts"),
-    ]
-    before = tree(device / "current")
-    for change in changes:
-        table = copy.deepcopy(good)
-        change(table)
-        data = json.dumps(table).encode()
-        file["table"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    folder, data = with_parts(published / "2", device, change)
+    index = parse_index((folder / "index.json").read_bytes(), "index")
+    with pytest.raises(InvalidFileError):
+        parse_parts(data, index, "parts")
+    for call in (lacks, take):
         with pytest.raises(InvalidFileError):
-            parse_table(data, parse_index(json.dumps(index).encode(), "index").file(file["name"]), "table")
-        (tmp_path / "index.json").write_text(json.dumps(index))
-        (device / "incoming" / file["table"]["sha256"]).write_bytes(data)
-        for call in (lacks, take):
-            with pytest.raises(InvalidFileError):
-                call(tmp_path, device)
-    assert tree(device / "current") == before
+            call(folder, device)
+    assert not list((device / "files").iterdir())
+
+
+WAYS: dict[str, Callable[[Any], object]] = {
+    "another format": lambda ways: ways.update(format="blobstore.ways.2"),
+    "of another index": lambda ways: ways.update(index="0" * 64),
+    "a content less": lambda ways: ways["ways"].pop(),
+    "a content more": lambda ways: ways["ways"].append([]),
+    "no object": lambda ways: ways["ways"][0].append(["planes:1", len(ways["objects"]), 0, 1]),
+    "behind the end": lambda ways: ways["ways"][0].append(["planes:1", 0, ways["objects"][0][1], 1]),
+    "raw of another size": lambda ways: ways["ways"][0].append(["raw", 0, 0, 1]),
+    "no base": lambda ways: ways["ways"][0].append(["near:u1:0", 0, 0, 1, len(ways["ways"])]),
+    "itself as a base": lambda ways: ways["ways"][0].append(["near:u1:0", 0, 0, 1, 0]),
+    "a base below": lambda ways: ways["ways"][0].append(["near:u1:0", 0, 0, 1, -2]),
+    "an encoding with a break": lambda ways: ways["ways"][0].append(["raw\n", 0, 0, 1]),
+    "ways without end": lambda ways: ways["ways"].__setitem__(0, [["x", 0, 0, 0]] * 65),
+    "a folder": lambda ways: ways["objects"].append(["0" * 64, 1, "../.."]),
+    "two sizes": lambda ways: ways["objects"].append(None),
+}
+
+
+@pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
+def test_hostile_ways_are_refused(published: Path, tmp_path: Path, change: Any) -> None:
+    """They are not signed; nothing that they say leads out or takes memory (F4)."""
+    device = tmp_path / "device"
+    release = with_ways(published / "2", tmp_path / "release", change)
+    download(published.parent, lacks(release, device))
+    sha256 = hashlib.sha256((release / "index.json").read_bytes()).hexdigest()
+    index = parse_index((release / "index.json").read_bytes(), "index")
+    parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
+    with pytest.raises(InvalidFileError):
+        parse_ways((release / "ways.json").read_bytes(), sha256, parts, "ways")
+    for call in (lacks, take):
+        with pytest.raises(InvalidFileError):
+            call(release, device)
 
 
 NAMES = st.text(st.sampled_from('aB./\\:*?"<>|\0\n\x7f\x85 \u00a0\u3000\u200aé日'), max_size=8)
@@ -483,8 +704,8 @@ def test_names_lead_into_the_folder(tmp_path_factory: pytest.TempPathFactory, na
     """Both libraries accept the same names (F4)."""
     folder = tmp_path_factory.mktemp("names")
     file = {"name": name, "kind": "other", "sha256": "0" * 64, "size": 1}
-    index = {"format": "blobstore.release.1", "name": "a", "version": "1", "published": 0, "executorch": "1.5"}
-    (folder / "index.json").write_text(json.dumps({**index, "files": [file]}))
+    index = {"format": "blobstore.release.2", "name": "a", "version": "1", "published": 0, "executorch": "1.5"}
+    (folder / "index.json").write_text(json.dumps({**index, "files": [file], "parts": ["0" * 64, 1]}))
     try:
         check_file_name(name)
         accepted = bool(name)
@@ -501,20 +722,25 @@ VALUES = st.sampled_from(
     [
         *(None, True, 0, -1, 2**53 - 1, 2**53, 2**64, 1.0, 1.5, [], {}, [1], {"a": 1}),
         *("", "x", "../a", "A/B", "0" * 64, "G" * 64, "1.5", "a\n", "x" * 101, "x" * 1025, "é" * 1024),
-        *("copy", "model.ptd", "MODEL.PTD", "tokenizer", "data", "program"),
+        *(
+            "raw",
+            "planes:2",
+            "near:f4:2",
+            "near:f1:2",
+            "model.ptd",
+            "MODEL.PTD",
+            "tokenizer",
+            "data",
+            "program",
+            "packs",
+        ),
     ]
 )
 
 
-@given(st.data())
-def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> None:
-    """Whatever value is changed, dropped or doubled (F4)."""
-    index: Any = json.loads((published / "2/index.json").read_text())
-    index["files"].append({"name": "p.pte", "kind": "program", "sha256": "0" * 64, "size": 3})
-    index["programs"] = [{"name": "p.pte", "data": ["model.ptd"]}]
-    index["files"] = index["files"][-8:] + [one for one in index["files"][:-8] if one["kind"] == "data"]
-    index.pop("packs", None)
-    at: Any = index
+def mutate(value: Any, data: st.DataObject) -> None:
+    """Change, drop or double something that is somewhere in JSON."""
+    at = value
     while True:
         key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
         if not at[key] or not isinstance(at[key], dict | list) or data.draw(st.integers(0, 4)) == 0:
@@ -527,6 +753,15 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
             del at[key]
         case "double" if isinstance(at, list):
             at.append(copy.deepcopy(at[key]))
+
+
+@given(st.data())
+def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> None:
+    """Whatever value is changed, dropped or doubled (F4)."""
+    index: Any = json.loads((published / "2/index.json").read_text())
+    index["files"].append({"name": "p.pte", "kind": "program", "sha256": "0" * 64, "size": 3, "data": ["model.ptd"]})
+    index["files"] = index["files"][-8:] + [one for one in index["files"][:-8] if one["kind"] == "data"]
+    mutate(index, data)
     text = json.dumps(index, ensure_ascii=data.draw(st.booleans()))
     folder = published.parent.parent / "changed"
     folder.mkdir(exist_ok=True)
@@ -541,6 +776,40 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
             lacks(folder, folder / "device", executorch="")
         except ReleaseError as error:  # well-formed, and of a time to come
             assert "ahead of this machine's clock" in str(error) and index["published"] > time.time() + 86400
+
+
+@given(st.data())
+def test_both_read_the_same_parts_and_ways(
+    published: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Likewise; and both ask for the same bytes (F4)."""
+    folder = tmp_path_factory.mktemp("lists")
+    device, which = folder / "device", data.draw(st.sampled_from(["parts", "ways"]))
+    release, listed = with_parts(
+        published / "3", device, (lambda parts: mutate(parts, data)) if which == "parts" else lambda parts: None
+    )
+    bytes_of_index = (release / "index.json").read_bytes()
+    index, sha256 = parse_index(bytes_of_index, "index"), hashlib.sha256(bytes_of_index).hexdigest()
+    ways = json.loads((published / "3/ways.json").read_text()) | {"index": sha256}
+    if which == "ways":
+        mutate(ways, data)
+    (release / "ways.json").write_text(json.dumps(ways))
+    root = folder / "releases"
+    shutil.copytree(release, root / "a" / "3")
+    (root / "files").mkdir()
+    (root / "files" / index.parts.sha256).write_bytes(listed)
+    pull(published / "2", folder / "other")
+    shutil.copytree(folder / "other", device, symlinks=True, dirs_exist_ok=True)
+    try:
+        parse_ways((release / "ways.json").read_bytes(), sha256, parse_parts(listed, index, "parts"), "ways")
+        expected = plan(root / "a" / "3", folder / "other")
+    except (InvalidFileError, ReleaseError) as error:
+        with pytest.raises(type(error)):
+            lacks(release, device)
+    else:
+        assert {one[1:] for one in lacks(release, device).fetches} == {
+            (one.range, one.size, one.sha256, one.file) for one in expected.fetches
+        }
 
 
 @pytest.mark.long

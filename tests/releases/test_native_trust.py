@@ -12,7 +12,15 @@ import pytest
 
 from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import pull
-from tests.releases.test_native import content, download, lacks, published, take, tree, update  # noqa: F401 - a fixture
+from tests.releases.test_native import (
+    download,
+    lacks,
+    parts_of,
+    published,  # noqa: F401 - a fixture
+    take,
+    tree,
+    update,
+)
 
 
 def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path:
@@ -24,31 +32,16 @@ def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path
     return folder
 
 
-def list_programs(index: Any, number: int, sets: int) -> None:
-    """Take a file for a program that is listed so many times, each with so many data sets."""
+def list_data(index: Any, number: int) -> None:
+    """Take a file for a program that takes so many data files."""
     file = next(file for file in index["files"] if file["kind"] == "other")
-    file["kind"] = "program"
-    index["programs"] = [{"name": file["name"], "data": [index["data"][0]["name"]] * sets}] * number
+    file.update(kind="program", data=["model.ptd"] * number)
 
 
 def add_file(index: Any, name: str, more: int = 0) -> None:
     """A file with the digest of another one, and a name that is made of its name."""
     file = next(file for file in index["files"] if file["kind"] == "other")
     index["files"].append({**file, "name": name.format(file["name"].upper()), "size": file["size"] + more})
-
-
-def with_table(published: Path, device: Path, folder: Path, change: Callable[[Any, Any], object]) -> Path:  # noqa: F811
-    """Version 3, with a changed entry of its data file and a changed table of it; the table was fetched."""
-
-    def edit(index: Any) -> None:
-        [file] = (one for one in index["files"] if one["kind"] == "data")
-        table = json.loads((published.parent / "files" / file["table"]["sha256"]).read_text())
-        change(file, table)
-        data = json.dumps(table).encode()
-        file["table"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-        (device / "incoming" / file["table"]["sha256"]).write_bytes(data)
-
-    return edited(published / "3", folder, edit)
 
 
 @pytest.fixture
@@ -62,53 +55,29 @@ def device(published: Path, tmp_path: Path) -> Path:  # noqa: F811
 def test_a_file_has_its_digest_after_its_parts(published: Path, device: Path, tmp_path: Path) -> None:  # noqa: F811
     """All parts are here and sound, but together they are another file than the index says (S1)."""
 
-    sound: list[str] = []
-
-    def change(file: Any, table: Any) -> None:
-        sound.append(file["sha256"])
-        file["sha256"] = table["sha256"] = "f" * 64
+    def change(index: Any) -> None:
+        [file] = (one for one in index["files"] if one["kind"] == "data")
+        file["sha256"] = "f" * 64
 
     before = tree(device / "current")
-    wrong = with_table(published, device, tmp_path / "wrong", change)
-    for one in lacks(wrong, device).fetches:  # what is no blob
-        (device / "incoming" / one.file).write_bytes(content(published.parent, sound[0], one.range))
-    assert not lacks(wrong, device).fetches
+    wrong = edited(published / "2", tmp_path / "wrong", change)
+    assert not lacks(wrong, device, allow_rollback=True).fetches
     with pytest.raises(IntegrityError, match="its parts give"):
-        take(wrong, device)
+        take(wrong, device, allow_rollback=True)
     assert tree(device / "current") == before and not (device / "files" / ("f" * 64)).exists()
 
 
-def test_a_table_is_the_one_that_the_index_names(published: Path, device: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Another one under its name is removed, to be fetched again (S1)."""
-    release = with_table(published, device, tmp_path / "release", lambda file, table: None)
-    [table] = (
-        one["table"]["sha256"] for one in json.loads((release / "index.json").read_text())["files"][:] if "table" in one
-    )
-    place = device / "incoming" / table
-    place.write_bytes(place.read_bytes().replace(b'"parts"', b' "parts"', 1)[: place.stat().st_size])
+def test_parts_are_those_that_the_index_names(published: Path, device: Path) -> None:  # noqa: F811
+    """Another list under its name is removed, to be fetched again (S1)."""
+    digest = parts_of(published / "3")
+    place = device / "incoming" / digest
+    data = (published.parent / "files" / digest).read_bytes()
     for call in (lacks, take):
-        data = place.read_bytes()
-        with pytest.raises(IntegrityError, match="is not the table"):
-            call(release, device)
+        place.write_bytes(data.replace(b'"files":[[[0', b'"files":[[[1'))
+        assert place.stat().st_size == len(data) and place.read_bytes() != data
+        with pytest.raises(IntegrityError, match="is not the list of the parts"):
+            call(published / "3", device)
         assert not place.exists()
-        place.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda part: part.__setitem__(3, [["copy", -1, 0, 0, "e" * 64]] * 5),
-        lambda part: part.__setitem__(0, (1 << 53) - 1),
-        lambda part: part.__setitem__(2, "G" * 64),
-        lambda part: part.__setitem__(2, "A" * 64),
-    ],
-    ids=["forms", "place", "digits", "capitals"],
-)
-def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
-    release = with_table(published, device, tmp_path / "release", lambda file, table: change(table["parts"][-1]))
-    for call in (lacks, take):
-        with pytest.raises(InvalidFileError):
-            call(release, device)
 
 
 @pytest.mark.long
@@ -117,29 +86,21 @@ def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, chan
     [
         lambda index: index.update(published=1 << 53),
         lambda index: index["files"][0].update(sha256="G" * 64),
-        lambda index: index["data"][0].update(name="../evil", files=["model.ptd"]),
-        lambda index: index["packs"][0]["files"][0].__setitem__(1, index["packs"][0]["size"]),
+        lambda index: index.update(parts=[*index["parts"][:2], "packs"]),
         lambda index: index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000)),
-        lambda index: index.update(packs=index["packs"] * 100_001),
-        lambda index: index["packs"][0].update(files=index["packs"][0]["files"][:1] * 100_001),
         lambda index: add_file(index, "{}"),
         lambda index: add_file(index, "{}/x"),
         lambda index: add_file(index, "new", more=1),
-        lambda index: list_programs(index, 100_001, 0),
-        lambda index: list_programs(index, 1, 100_001),
+        lambda index: list_data(index, 100_001),
     ],
     ids=[
         "number",
         "digest",
-        "data set",
-        "pack",
+        "packed parts",
         "files",
-        "packs",
-        "files of a pack",
         "one name",
         "a folder",
         "two sizes",
-        "programs",
         "data of a program",
     ],
 )
@@ -216,7 +177,7 @@ def test_a_release_from_the_future(published: Path, tmp_path: Path, time: int) -
             call(release, tmp_path / "device")
 
 
-@pytest.mark.parametrize("record", ["newest", "{}.json", "{}.merged.json"])
+@pytest.mark.parametrize("record", ["newest", "{}.json"])
 def test_records_are_not_written_through_links(published: Path, tmp_path: Path, record: str) -> None:  # noqa: F811
     """Whoever may write to the folder would else choose which file of its owner is replaced (S2)."""
     device, victim = tmp_path / "device", tmp_path / "victim"
@@ -226,17 +187,15 @@ def test_records_are_not_written_through_links(published: Path, tmp_path: Path, 
     place.unlink(missing_ok=True)
     place.symlink_to(victim)
     before = (device / "current").readlink()
-    merges = record.endswith(".merged.json")  # only Python does
     with pytest.raises(FileAccessError, match="a link is in its place"):
-        pull(published / "2", device, merge=merges, allow_rollback=True)
-    while not merges and (todo := lacks(published / "2", device, allow_rollback=True)).fetches:
+        pull(published / "2", device, allow_rollback=True)
+    while (todo := lacks(published / "2", device, allow_rollback=True)).fetches:
         download(published.parent, todo)
-    if not merges:
-        with pytest.raises(FileAccessError, match="a link is in its place"):
-            take(published / "2", device, allow_rollback=True)
+    with pytest.raises(FileAccessError, match="a link is in its place"):
+        take(published / "2", device, allow_rollback=True)
     assert victim.read_text() == "mine" and (device / "current").readlink() == before
     place.unlink()
-    assert pull(published / "2", device, merge=merges, allow_rollback=True).changed
+    assert pull(published / "2", device, allow_rollback=True).changed
 
 
 @pytest.mark.parametrize("dangling", [False, True])

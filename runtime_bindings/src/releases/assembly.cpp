@@ -125,10 +125,10 @@ void Assembly::check_room() const {
 void Assembly::make_base(size_t content) {
   const ReleaseObject& wanted = plan_.content(content);
   const LocalBytes place{device_.incoming() + "base-" + wanted.sha256, 0, wanted.size};
-  made_.emplace(content, place);
   Writer writer(place.path);
   write_content(content, writer);
   writer.commit(wanted.sha256);
+  made_.emplace(content, place);
 }
 
 void Assembly::make_file(const Recipe& recipe) {
@@ -204,10 +204,13 @@ Assembly::Here Assembly::find(size_t content) const {
   return {made == made_.end() ? nullptr : &made->second, false};
 }
 
-/// @throws Error Transfer: nobody fetched these bytes.
+/// @throws Error Transfer: nobody fetched these bytes, also if all that is here is sound.
 LocalBytes Assembly::fetched(
     const ReleaseObject& object, uint64_t start, uint64_t stop, const std::string& whose) const {
   const std::optional<LocalBytes> found = fetched_.find(object, start, stop);
+  if (!found && !verified_) { // the list was made without something that is here and damaged
+    throw DamagedHere();
+  }
   if (!found) {
     throw_error_in(
         ErrorKind::Transfer, device_.incoming(), "bytes of {} were not fetched; `missing` says which", whose);

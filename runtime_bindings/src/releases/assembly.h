@@ -12,8 +12,7 @@
 
 namespace blobstore::internal {
 
-/// A content that is here is not what it was when it was installed; or what was fetched and is a difference to it is
-/// wrong.
+/// A content that is here may not be what it was when it was installed.
 struct DamagedHere {};
 
 /// Makes what a plan lists. Everything is compared with its digest before it gets its place.
