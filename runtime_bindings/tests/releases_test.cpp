@@ -1,4 +1,4 @@
-// Releases: SHA-256, and two releases that a folder is updated to from what was fetched. Takes no arguments, makes its
+// Releases: SHA-256, encoded contents, and releases that a folder is updated to from what was fetched. Takes no arguments, makes its
 // own files in the folder that it runs in, and ends with 1 if something is wrong. tests/releases/test_native.py
 // compares the library with the Python package.
 
@@ -13,7 +13,10 @@
 #include <blobstore/error.h>
 #include <blobstore/releases.h>
 
+#include "codec/decoder.h"
+#include "format/format_error.h"
 #include "format/sha256.h"
+#include "os/folders.h"
 #include "os/link_tree.h"
 #include "os/text.h"
 
@@ -80,60 +83,184 @@ void test_sha256() {
   }
 }
 
-std::string index_of(const std::string& version, int published, const std::string& text) {
-  return format(
-      "{\"format\":\"blobstore.release.1\",\"name\":\"a\",\"version\":\"{}\",\"published\":{},\"executorch\":\"1.5\","
-      "\"files\":[{\"name\":\"b/c.txt\",\"kind\":\"other\",\"sha256\":\"{}\",\"size\":{}}],\"later\":[1,{}]}",
+/// A release of one file, in the folder of its version, with its list of ways.
+void publish(const std::string& version, int published, const std::string& text, const std::string& ways) {
+  const std::string parts =
+      format("{\"format\":\"blobstore.parts.1\",\"files\":[[[0,{},\"{}\"]]]}", text.size(), digest(text));
+  const std::string index = format(
+      "{\"format\":\"blobstore.release.2\",\"name\":\"a\",\"version\":\"{}\",\"published\":{},\"executorch\":\"1.5\","
+      "\"files\":[{\"name\":\"b/c.txt\",\"kind\":\"other\",\"sha256\":\"{}\",\"size\":{}}],"
+      "\"parts\":[\"{}\",{}],\"later\":[1,{}]}",
       version,
       published,
       digest(text),
       text.size(),
+      digest(parts),
+      parts.size(),
       published);
+  blobstore::internal::make_folder("release" + version);
+  write("release" + version + "/parts", parts);
+  write("release" + version + "/index.json", index);
+  write(
+      "release" + version + "/ways.json",
+      format("{\"format\":\"blobstore.ways.1\",\"index\":\"{}\",{}}", digest(index), ways));
 }
 
+std::string index_of(const std::string& version) {
+  return "release" + version + "/index.json";
+}
+
+/// Fetch the list of parts of a release; what is missing then.
+blobstore::Missing after_parts(const std::string& version, const std::string& device) {
+  const blobstore::Missing todo = blobstore::missing(index_of(version), device);
+  const std::string parts = read("release" + version + "/parts");
+  CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "files/" + digest(parts));
+  write(todo.folder + todo.fetches[0].file, parts);
+  return blobstore::missing(index_of(version), device);
+}
+
+// "older" as a difference to "newer", in elements of a byte: a stream of five numbers, and an empty one
+constexpr char kPack[] = "newer\x0f\0\0\0\0\x05\0\0\0\x02\x0e\x25\0\0\0\0\0\0\0";
+const std::string kStored(kPack, sizeof kPack - 1);
+
 void test_two_releases(const std::string& device) {
-  write("index1.json", index_of("1", 10, "old"));
-  write("index2.json", index_of("2", 11, "newer"));
-  blobstore::Missing todo = blobstore::missing("index1.json", device);
+  publish(
+      "1",
+      10,
+      "old",
+      format("\"objects\":[[\"{}\",3]],\"bases\":[],\"ways\":[[[\"raw\",0,0,3]]]", digest("old")));
+  publish(
+      "2",
+      11,
+      "newer",
+      format(
+          "\"objects\":[[\"{}\",{},\"packs\"]],\"bases\":[],\"ways\":[[[\"zip\",0,0,1],[\"raw\",0,0,5]]]",
+          digest(kStored),
+          kStored.size()));
+  blobstore::Missing todo = after_parts("1", device);
   CHECK(!todo.current && todo.version == "1" && todo.release_bytes == 3 && todo.bytes == 3);
   CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "files/" + digest("old") && todo.fetches[0].range.empty());
-  CHECK(error_of([&] { blobstore::commit("index1.json", device); }) == ErrorKind::Transfer);
+  CHECK(error_of([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Transfer);
   write(todo.folder + todo.fetches[0].file, "bad");
-  CHECK(error_of([&] { blobstore::commit("index1.json", device); }) == ErrorKind::Integrity);
-  CHECK(blobstore::missing("index1.json", device).fetches.size() == 1);
+  CHECK(error_of([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Integrity);
+  CHECK(blobstore::missing(index_of("1"), device).fetches.size() == 1);
   write(todo.folder + todo.fetches[0].file, "old");
-  CHECK(blobstore::missing("index1.json", device).fetches.empty());
-  const blobstore::InstalledRelease done = blobstore::commit("index1.json", device);
+  CHECK(blobstore::missing(index_of("1"), device).fetches.empty());
+  const blobstore::InstalledRelease done = blobstore::commit(index_of("1"), device);
   CHECK(done.changed && done.version == "1" && read(done.path + "/b/c.txt") == "old");
-  CHECK(!blobstore::commit("index1.json", device).changed && blobstore::missing("index1.json", device).current);
+  CHECK(!blobstore::commit(index_of("1"), device).changed && blobstore::missing(index_of("1"), device).current);
 
-  todo = blobstore::missing("index2.json", device);
-  write(todo.folder + todo.fetches[0].file, "newer");
+  todo = after_parts("2", device);
+  const std::string pack = digest(kStored);
+  CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "packs/" + pack.substr(0, 2) + "/" + pack);
+  CHECK(todo.fetches[0].range == "bytes=0-4" && todo.bytes == 5);
+  write(todo.folder + todo.fetches[0].file, kStored); // from a server that ignores ranges
   CHECK(read(device + "/current/b/c.txt") == "old");
-  CHECK(blobstore::commit("index2.json", device).changed && read(device + "/current/b/c.txt") == "newer");
+  CHECK(blobstore::commit(index_of("2"), device).changed && read(device + "/current/b/c.txt") == "newer");
   CHECK(read(done.path + "/b/c.txt") == "old"); // a process that has the old release open keeps it
 }
 
-void test_what_is_refused(const std::string& device) {
-  CHECK(error_of([&] { blobstore::missing("index1.json", device); }) == ErrorKind::Trust); // older
+/// A release that is a difference to the one before it, and to one that is not here.
+void test_differences(const std::string& device) {
+  publish(
+      "3",
+      12,
+      "older",
+      format(
+          "\"objects\":[[\"{}\",{},\"packs\"]],\"bases\":[[\"{}\",5]],"
+          "\"ways\":[[[\"near:u1:0\",0,5,19,1]],[[\"raw\",0,0,5]]]",
+          digest(kStored),
+          kStored.size(),
+          digest("newer")));
+  for (const std::string& place : {device, device + "-fresh"}) {
+    blobstore::internal::remove_all(device + "-fresh");
+    const blobstore::Missing todo = after_parts("3", place);
+    CHECK(todo.fetches.size() == 1 && todo.bytes == (place == device ? 19 : 24));
+    write(todo.folder + todo.fetches[0].file, kStored);
+    CHECK(blobstore::commit(index_of("3"), place).changed && read(place + "/current/b/c.txt") == "older");
+  }
   blobstore::ReleaseOptions options;
   options.allow_rollback = true;
-  CHECK(blobstore::commit("index1.json", device, options).version == "1"); // its file is still here
+  CHECK(blobstore::commit(index_of("2"), device, options).changed); // as the tests below expect
+}
+
+std::string decoded(const std::string& encoding, uint64_t size, const std::string& stored, const std::string& base) {
+  const auto reader = [](const std::string& from) {
+    return [&from](uint8_t* out, size_t count, uint64_t at) {
+      CHECK(at + count <= from.size());
+      std::copy_n(from.data() + at, count, out);
+    };
+  };
+  std::string found;
+  blobstore::internal::decode(
+      *blobstore::internal::read_encoding(encoding),
+      size,
+      stored.size(),
+      reader(stored),
+      reader(base),
+      [&](const uint8_t* data, size_t count) { found.append(reinterpret_cast<const char*>(data), count); });
+  return found;
+}
+
+bool is_refused(const std::string& encoding, uint64_t size, const std::string& stored, const std::string& base) {
+  try {
+    decoded(encoding, size, stored, base);
+  } catch (const blobstore::internal::FormatError&) {
+    return true;
+  }
+  return false;
+}
+
+/// Whatever is cut off, added or changed, nothing is read or written beyond its end.
+void test_decoding() {
+  CHECK(decoded("near:u1:0", 5, kStored.substr(5), "newer") == "older");
+  // forty bytes "a" as a frame of zstd, and no bytes behind the last element
+  const std::string frame(
+      "\x1b\0\0\0\x01\x11\0\0\0\x28\xb5\x2f\xfd\x20\x28\x45\0\0\x10\x61\x61\x01\0\x1f\x80\x05\0\0\0\0\0", 31);
+  CHECK(decoded("planes:1", 40, frame, "") == std::string(40, 'a'));
+  for (const std::string& sound : {frame, kStored.substr(5)}) {
+    const bool near = sound != frame;
+    const std::string encoding = near ? "near:u1:0" : "planes:1";
+    const uint64_t size = near ? 5 : 40;
+    for (size_t cut = 0; cut < sound.size(); ++cut) {
+      CHECK(is_refused(encoding, size, sound.substr(0, cut), "newer"));
+      for (int value = 0; value < 256; ++value) {
+        std::string changed = sound;
+        changed[cut] = static_cast<char>(value);
+        if (!is_refused(encoding, size, changed, "newer")) {
+          CHECK(decoded(encoding, size, changed, "newer").size() == size);
+        }
+      }
+    }
+    CHECK(is_refused(encoding, size, sound + "x", "newer"));
+    CHECK(is_refused(encoding, size + 1, sound, "newer!"));
+  }
+  CHECK(is_refused("raw", 3, "four", "") && decoded("raw", 4, "four", "") == "four");
+  for (const char* wrong : {"", "raw:1", "planes", "planes:3", "planes:10", "near:f1:0", "near:u4:1", "near:u4", "near:u16:0"}) {
+    CHECK(!blobstore::internal::read_encoding(wrong));
+  }
+}
+
+void test_what_is_refused(const std::string& device) {
+  CHECK(error_of([&] { blobstore::missing(index_of("1"), device); }) == ErrorKind::Trust); // older
+  blobstore::ReleaseOptions options;
+  options.allow_rollback = true;
+  CHECK(blobstore::commit(index_of("1"), device, options).version == "1"); // its file is still here
   options.sha256 = digest("something else");
-  CHECK(error_of([&] { blobstore::commit("index2.json", device, options); }) == ErrorKind::Trust);
-  options.sha256 = digest(read("index2.json"));
+  CHECK(error_of([&] { blobstore::commit(index_of("2"), device, options); }) == ErrorKind::Trust);
+  options.sha256 = digest(read(index_of("2")));
   for (std::string blobstore::ReleaseOptions::* part :
        {&blobstore::ReleaseOptions::name, &blobstore::ReleaseOptions::version}) {
     blobstore::ReleaseOptions another = options; // a signed release under the URL of another one (F4)
     another.*part = "other";
-    CHECK(error_of([&] { blobstore::commit("index2.json", device, another); }) == ErrorKind::Trust);
-    CHECK(error_of([&] { blobstore::missing("index2.json", device, another); }) == ErrorKind::Trust);
+    CHECK(error_of([&] { blobstore::commit(index_of("2"), device, another); }) == ErrorKind::Trust);
+    CHECK(error_of([&] { blobstore::missing(index_of("2"), device, another); }) == ErrorKind::Trust);
   }
   options.name = "a";
   options.version = "2";
-  CHECK(blobstore::commit("index2.json", device, options).changed);
+  CHECK(blobstore::commit(index_of("2"), device, options).changed);
   CHECK(error_of([&] { blobstore::missing("nothing.json", device); }) == ErrorKind::FileAccess);
-  for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.1\"}"}) {
+  for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.2\"}"}) {
     write("bad.json", bytes);
     CHECK(error_of([&] { blobstore::missing("bad.json", device); }) == ErrorKind::InvalidFile);
   }
@@ -144,10 +271,13 @@ void test_collecting(const std::string& device) {
   CHECK(error_of([&] { blobstore::gc(device, 0); }) == ErrorKind::Release);
   CHECK(error_of([&] { blobstore::gc("nothing"); }) == ErrorKind::Release);
   write(device + "/incoming/left", "over");
-  CHECK(blobstore::gc(device, 2).releases == 0);
+  const auto size_of = [](const std::string& version) {
+    return read(index_of(version)).size() + read("release" + version + "/parts").size();
+  };
+  CHECK(blobstore::gc(device, 3).releases == 0);
   const blobstore::Collected done = blobstore::gc(device);
-  CHECK(done.releases == 1 && done.files == 2 && done.in_use == 0); // the old text, and its index
-  CHECK(done.nbytes == 3 + read("index1.json").size());
+  CHECK(done.releases == 2 && done.files == 6 && done.in_use == 0); // two texts, their parts, and their indexes
+  CHECK(done.nbytes == 8 + size_of("1") + size_of("3"));
   CHECK(read(device + "/current/b/c.txt") == "newer" && blobstore::gc(device).files == 0);
   CHECK(std::fopen((device + "/incoming/left").c_str(), "rb") == nullptr);
 }
@@ -157,7 +287,9 @@ void test_collecting(const std::string& device) {
 int main() {
   blobstore::internal::remove_all("device");
   test_sha256();
+  test_decoding();
   test_two_releases("device");
+  test_differences("device");
   test_what_is_refused("device");
   test_collecting("device");
   return 0;

@@ -287,23 +287,23 @@ def test_chains_of_differences(published: Path, tmp_path: Path) -> None:
 
 def test_a_chain_of_differences_that_is_wrong(published: Path, tmp_path: Path) -> None:
     """Every content of a chain is compared; what was fetched for it goes, and nothing else is left (F4)."""
-    release = chained(published / "3", tmp_path / "release")
-    device = tmp_path / "device"
+    release, start = chained(published / "3", tmp_path / "release"), tmp_path / "start"
     for _ in range(2):
-        todo = lacks(release, device)
-        download(published.parent, todo)
-    incoming = Path(os.fsdecode(todo.folder))
-    for one in sorted(incoming.iterdir()):
-        data = one.read_bytes()
-        if one.name.startswith(parts_of(release)):
-            continue
-        one.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        download(published.parent, lacks(release, start))
+    names = [one.name for one in (start / "incoming").iterdir() if one.name != parts_of(release)]
+    assert len(names) > 2
+    for number, name in enumerate(names):
+        device = tmp_path / str(number)
+        shutil.copytree(start, device, symlinks=True)
+        place = device / "incoming" / name
+        data = place.read_bytes()
+        place.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(IntegrityError):
             take(release, device)
-        assert not one.exists() and not (device / "current").is_symlink()
-        assert not [left for left in incoming.iterdir() if left.name.startswith("base")]
-        one.write_bytes(data)
-    assert take(release, device)[4]
+        assert {one.name for one in place.parent.iterdir()} == {*names, parts_of(release)} - {name}
+        assert not (device / "current").is_symlink()
+        place.write_bytes(data)
+        assert take(release, device)[4]
 
 
 def test_a_way_that_is_not_known_is_left_out(published: Path, tmp_path: Path) -> None:
