@@ -164,7 +164,7 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
     emptied = [pack for pack, total, needed in rows if needed <= _MOSTLY * total]
     for pack in emptied:
         kept = tables.query(
-            f'{_KEPT} SELECT DISTINCT b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.sketch '
+            f'{_KEPT} SELECT DISTINCT b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.sketch, b.near_sketch '
             "FROM blobs b JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
             pack,
         )

@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -54,7 +55,9 @@ class Stored:
     pack: bytes
     offset: int
     length: int
-    sketch: bytes | None
+    time: int
+    sketch: bytes | None = None
+    near_sketch: bytes | None = None
 
     @property
     def range(self) -> Range:
@@ -276,7 +279,9 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         pack=b"",
         offset=at,
         length=0 if is_base else len(stored),
+        time=int(time.time()),
         sketch=None if base is not None else job.sketch or None,
+        near_sketch=None if base is None else job.sketch or None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.pool.packs import Job, Stored, cast
-from blobstore.pool.scan import SKETCHED, Part, Source, element
+from blobstore.pool.scan import Part, Source, element
 from blobstore.pool.tables import Tables
 
 __all__ = ["stored_rows", "with_bases"]
@@ -21,7 +21,10 @@ _SHORT = 32
 _CANDIDATES = 4096  # of one kind, the newest
 _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
-_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.sketch"
+_EARLIER = 32  # differences against a base, the newest
+_CLEARLY = 0.8  # what is nearer by less may be so by the chance of the samples
+_KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
+_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time"
 _UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
 
 _Kind = tuple[str, str, int]
@@ -75,73 +78,165 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
 
     A base is never a difference itself. A blob of the same call can be a base for those that follow.
 
+    A blob is stored whole although a base is close if it is a better base: the newest differences against that base would
+    have saved a sixth of its bytes, all together, had they been stored against the new blob. In a series that drifts away,
+    the last ones would have. Around a base of which fine-tunes go in all directions, none would: two of them are
+    further from each other than from the base. What would have saved less than a fifth of itself does not count, nor what is
+    close to another base by now; so the same differences do not ask for a second base.
+
     Args:
         tables: the tables of the pool.
         parts: the new blobs, each content once.
     """
-    candidates = _candidates(tables, parts)
+    stored = _candidates(tables, parts)
+    new: dict[_Kind, list[_Candidate]] = defaultdict(list)
+    short = {part.digest: _short(part, stored) for part in parts if part.sketch}
+    earlier = _earlier(tables, {nearest.digest for found in short.values() if (nearest := found.nearest) is not None})
     jobs: list[Job] = []
     for part in parts:
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch)
-        if part.size >= SKETCHED and part.sketch:
-            same = candidates[part.dtype, part.shape, part.size]
-            wide = candidates["float", part.shape, 2 * part.size] if part.dtype in _NARROW else []
-            nearest = _nearest(part, [*same, *(one.narrowed(part.dtype) for one in wide)])
-            if nearest is None:
-                same.append(_Candidate(part.digest, part.source, part.sketch))
+        if part.sketch:
+            found = short[part.digest].joined(_short(part, new))
+            nearest = found.nearest
+            differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
+            if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
+                new[part.dtype, part.shape, part.size].append(_Candidate(part.digest, part.source, part.sketch))
             else:
                 job = replace(job, base=(nearest.digest, nearest.where), is_cast=nearest.is_cast)
+                differences.append(part.sketch)
         jobs.append(job)
     return jobs
 
 
 def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Candidate]]:
+    """Of each kind the newest blobs that are whole."""
     kinds = {(part.dtype, part.shape, part.size) for part in parts if part.sketch}
     kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
     found: dict[_Kind, list[_Candidate]] = defaultdict(list)
     if not kinds:
         return found
     rows = tables.query(
-        f"SELECT {_COLUMNS} FROM blobs b JOIN kinds k ON b.size = k.c AND b.shape = k.b AND b.dtype = k.a "
-        f"WHERE b.sketch IS NOT NULL AND b.base IS NULL AND {_UNMARKED}",
+        f"""
+        WITH newest AS (
+            SELECT b.digest, b.pack FROM blobs b JOIN kinds k ON b.size = k.c AND b.shape = k.b AND b.dtype = k.a
+            WHERE b.base IS NULL AND {_UNMARKED}
+            QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY b.dtype, b.shape, b.size ORDER BY b.time DESC)
+        )
+        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.digest = n.digest AND b.pack = n.pack
+        WHERE b.sketch IS NOT NULL AND b.base IS NULL
+        """,
         kinds=list(kinds),
     )
     for row in rows:
-        stored = Stored(*row)
-        candidates = found[stored.dtype, stored.shape, stored.size]
-        if len(candidates) < _CANDIDATES:
-            candidates.append(_Candidate(stored.digest, stored, stored.sketch or b""))
+        blob = Stored(*row)
+        found[blob.dtype, blob.shape, blob.size].append(_Candidate(blob.digest, blob, blob.sketch or b""))
     return found
 
 
-def _nearest(part: Part, candidates: Sequence[_Candidate]) -> _Candidate | None:
-    candidates = [one for one in candidates if len(one.sketch) == len(part.sketch)]
-    if not candidates:
-        return None
+def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
+    """The sketches of the newest differences against bases, the oldest first; for each base and type."""
+    found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
+    if wanted := [(digest,) for digest in bases]:
+        newest = f"""
+            SELECT b.digest, b.pack, b.time FROM blobs b JOIN wanted w ON b.base = w.a WHERE b.length > 0 AND {_UNMARKED}
+            QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base, b.dtype ORDER BY b.time DESC)
+        """
+        rows = tables.query(
+            f"""
+            WITH newest AS ({newest})
+            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.digest = n.digest AND b.pack = n.pack
+            WHERE b.time >= (SELECT min(time) FROM newest) AND b.near_sketch IS NOT NULL AND b.base IS NOT NULL
+            ORDER BY b.time
+            """,
+            wanted=wanted,
+        )
+        for base, dtype, sketch in rows:
+            found[base, dtype].append(sketch)
+    return found
+
+
+@dataclass(frozen=True)
+class _Short:
+    """The bases that are the closest to a blob, each with how far it is: bits for an element of a difference to it."""
+
+    part: Part
+    bases: Sequence[_Candidate]
+    distances: npt.NDArray[Any]
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return 8 * element(self.part.dtype)[0]
+
+    @property
+    def nearest(self) -> _Candidate | None:
+        """The closest of all, if it is close."""
+        if not len(self.distances) or self.distances.min() >= _HOPELESS * self.bits:
+            return None
+        return self.bases[int(np.argmin(self.distances))]
+
+    def joined(self, other: _Short) -> _Short:
+        """With more bases."""
+        return _Short(self.part, [*self.bases, *other.bases], np.concatenate([self.distances, other.distances]))
+
+    def would_save(self, sketches: Sequence[bytes]) -> float:
+        """Bits for an element that differences against the nearest base would have saved against this blob, all together."""
+        sketches = [one for one in sketches[-_EARLIER:] if len(one) == len(self.part.sketch)]
+        if not sketches:
+            return 0.0
+        differences = np.stack([self._numbers(sketch) for sketch in sketches])
+        against_this = _bits(differences, self._numbers(self.part.sketch))
+        now = np.full(len(sketches), np.inf)
+        saved = 0.0
+        for at in np.argsort(self.distances, kind="stable"):  # the nearest decides it nearly always
+            now = np.minimum(now, _bits(differences, self._numbers(self.bases[at].sketch)))
+            saved = float((now - against_this)[against_this < _CLEARLY * now].sum())
+            if saved < _KEYFRAME * self.bits:
+                break
+        return saved
+
+    def _numbers(self, sketch: bytes) -> npt.NDArray[Any]:
+        return _numbers(sketch, *element(self.part.dtype))
+
+
+def _short(part: Part, candidates: Mapping[_Kind, Sequence[_Candidate]]) -> _Short:
+    same = candidates.get((part.dtype, part.shape, part.size), ())
+    wide = candidates.get(("float", part.shape, 2 * part.size), ()) if part.dtype in _NARROW else ()
+    bases = [*same, *(one.narrowed(part.dtype) for one in wide)]
+    bases = [one for one in bases if len(one.sketch) == len(part.sketch)]
     width, floating = element(part.dtype)
     own = _numbers(part.sketch, width, floating)
-    if len(candidates) > _SHORT:
+    if len(bases) > _SHORT:
         step = max(len(own) // _COARSE, 1)
-        coarse = np.stack([_numbers(one.sketch, width, floating)[::step] for one in candidates])
-        order = np.argsort(_bits(coarse, own[::step]), kind="stable")[:_SHORT]
-        candidates = [candidates[i] for i in order]
-    bits = _bits(np.stack([_numbers(one.sketch, width, floating) for one in candidates]), own)
-    best = int(np.argmin(bits))
-    return candidates[best] if bits[best] < _HOPELESS * 8 * width else None
+        coarse = np.stack([_numbers(one.sketch, width, floating)[::step] for one in bases])
+        bases = [bases[i] for i in np.argsort(_size(coarse, own[::step]), kind="stable")[:_SHORT]]
+    distances = _bits(np.stack([_numbers(one.sketch, width, floating) for one in bases]), own) if bases else np.empty(0)
+    return _Short(part, bases, distances)
 
 
 def _numbers(sketch: bytes, width: int, floating: bool) -> npt.NDArray[Any]:
     """The elements of a sketch as numbers in the order of their values, exact enough to compare."""
     elements = np.frombuffer(sketch, f"<u{width}")
     if not floating:
-        return elements.astype(np.int64 if width < 8 else np.float64)
+        return elements.astype(np.float64)
     sign = elements >> np.array(8 * width - 1, elements.dtype)
     magnitude = (elements & np.array((1 << (8 * width - 1)) - 1, elements.dtype)).astype(np.float64)
     numbers: npt.NDArray[Any] = np.where(sign == 1, -magnitude, magnitude)
     return numbers
 
 
+def _size(many: npt.NDArray[Any], one: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The mean logarithm of differences: an order of rows that few elements give."""
+    logarithms: npt.NDArray[Any] = np.log2(1 + np.abs(many - one)).mean(axis=-1)
+    return logarithms
+
+
 def _bits(many: npt.NDArray[Any], one: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """About how many bits an element of a difference takes."""
-    bits: npt.NDArray[Any] = np.log2(1 + np.abs(many - one)).mean(axis=-1) + (many != one).mean(axis=-1)
+    """How many bits an element of a difference takes: the entropy of their lengths, and the bits behind the first one."""
+    lengths = np.frexp(np.abs(many - one))[1]  # of a number in binary; 0 for 0
+    rows, most = len(lengths), int(lengths.max()) + 1
+    counts = np.bincount((lengths + most * np.arange(rows)[:, None]).ravel(), minlength=rows * most)
+    shares = counts.reshape(rows, most) / lengths.shape[1]
+    entropy = -(shares * np.log2(shares, out=np.zeros_like(shares), where=shares > 0)).sum(axis=1)
+    bits: npt.NDArray[Any] = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
     return bits

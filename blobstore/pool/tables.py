@@ -67,7 +67,9 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "pack": _BYTES,  # the name of the object that has it
         "offset": _NUMBER,
         "length": _NUMBER,
-        "sketch": _BYTES,  # some of its elements, or null
+        "time": _NUMBER,  # when it was stored, in seconds since 1970
+        "sketch": _BYTES,  # some of its elements; null if it is small, or a difference
+        "near_sketch": _BYTES,  # the same of a difference: apart, because few of them are read
     },
     PARTS: {
         "id": _TEXT,

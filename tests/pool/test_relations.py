@@ -1,0 +1,126 @@
+"""A series that drifts gets new bases, a star of fine-tunes does not, and bases are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blobstore.pool import Pool, relations
+from tests.pool.models import write
+from tests.pool.places import Place
+
+_Weight = npt.NDArray[np.generic]
+_SHAPE = (96, 64)
+
+
+def star(seed: int, number: int, dtype: str) -> list[_Weight]:
+    """A model, and fine-tunes that go from it in all directions, some further than others."""
+    random = np.random.default_rng(seed)
+    base = random.standard_normal(_SHAPE) * 0.02
+    step = 0.02 * np.finfo(dtype).eps
+    moves = [step * np.exp(random.uniform(-3, 1.5)) * random.standard_normal(_SHAPE) for _ in range(number)]
+    return [base.astype(dtype), *((base + move).astype(dtype) for move in moves)]
+
+
+def series(seed: int, number: int, dtype: str) -> list[_Weight]:
+    """A model that moves on, by steps that are all alike."""
+    random = np.random.default_rng(seed)
+    place = random.standard_normal(_SHAPE) * 0.02
+    weights = [place.astype(dtype)]
+    for _ in range(number):
+        place = place + 4e-6 * random.standard_normal(_SHAPE)
+        weights.append(place.astype(dtype))
+    return weights
+
+
+def added(pool: Pool, folder: Path, weights: Sequence[_Weight]) -> Iterator[int]:
+    """The bytes that each takes, added as a version of its own."""
+    for number, weight in enumerate(weights):
+        yield pool.add(write(folder / f"{number}.safetensors", {"weight": weight}), f"m@{number}").stored_bytes
+
+
+def together(folder: Path, weights: Sequence[_Weight]) -> dict[str, tuple[int, int, int]]:
+    """How all are stored that are added as one version."""
+    for number, weight in enumerate(weights):
+        write(folder / "files" / f"{number:03}.safetensors", {"weight": weight})
+    with Pool(folder / "pool", create=True) as pool:
+        pool.add(folder / "files", "m@1")
+        assert pool.verify() == []
+        return dict(pool.stats().encodings)
+
+
+def wholes(encodings: dict[str, tuple[int, int, int]]) -> int:
+    """How many weights are stored whole; headers of files are raw."""
+    return sum(number for encoding, (number, _, _) in encodings.items() if encoding.startswith("planes"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 1000))
+def test_a_star_has_one_base(tmp_path_factory: pytest.TempPathFactory, dtype: str, seed: int) -> None:
+    """However far its fine-tunes are: none of them is nearer to another one than to the base."""
+    assert wholes(together(tmp_path_factory.mktemp("star"), star(seed, 20, dtype))) == 1
+
+
+@settings(max_examples=3)
+@given(seed=st.integers(0, 1000))
+def test_a_series_gets_a_new_base_now_and_then(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    assert 2 <= wholes(together(tmp_path_factory.mktemp("series"), series(seed, 30, "float16"))) <= 8
+
+
+@pytest.mark.long
+def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all they take no more than against the first one alone, and each that is a difference takes less."""
+    weights = series(1, 24, "float16")
+    with where.open(create=True) as pool:
+        taken = list(added(pool, tmp_path, weights))
+        assert pool.verify() == []
+        rows = pool._tables.query("SELECT base FROM blobs WHERE base IS NOT NULL")
+        whole = {digest for (digest,) in pool._tables.query("SELECT digest FROM blobs WHERE base IS NULL")}
+    assert {base for (base,) in rows} <= whole  # no chains
+    assert len({base for (base,) in rows}) >= 2
+    monkeypatch.setattr(relations, "_KEYFRAME", 1e9)
+    with Pool(tmp_path / "first", create=True) as pool:
+        against_the_first = list(added(pool, tmp_path, weights))
+    assert sum(taken) < sum(against_the_first)
+    assert np.median(taken) < 0.95 * np.median(against_the_first)
+
+
+@pytest.mark.long
+def test_a_star_of_versions_has_one_base(where: Place, tmp_path: Path) -> None:
+    with where.open(create=True) as pool:
+        list(added(pool, tmp_path, star(2, 15, "float16")))
+        assert wholes(dict(pool.stats().encodings)) == 1
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_the_bits_of_a_difference_are_about_its_entropy(width: int) -> None:
+    random = np.random.default_rng(width)
+    one = random.integers(0, 200, 256).astype(np.float64)
+    for spread in (0.0, 0.1, 1.0, 8.0, 60.0):
+        differences = np.rint(random.laplace(0, spread, 1 << 16)) if spread else np.zeros(1 << 16)
+        counts = np.unique(differences, return_counts=True)[1] / len(differences)
+        entropy = -(counts * np.log2(counts)).sum()
+        (bits,) = relations._bits((one + differences[:256])[None], one)
+        assert abs(bits - entropy) < 0.35
+
+
+def test_the_newest_of_a_kind_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what was stored last finds its base, however much there is."""
+    random = np.random.default_rng(3)
+    monkeypatch.setattr(relations, "_CANDIDATES", 3)
+    models = [random.standard_normal(_SHAPE).astype("f2") for _ in range(6)]
+    clock = iter(range(10**9, 2 * 10**9))
+    monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
+    with Pool(tmp_path / "pool", create=True) as pool:
+        sizes = list(added(pool, tmp_path, models))
+        for number, expected in ((5, True), (3, True), (2, False)):
+            nearest = np.nextafter(models[number], np.float16(np.inf))
+            path = write(tmp_path / "near.safetensors", {"weight": nearest})
+            assert (pool.add(path, f"near@{number}").stored_bytes < sizes[number] / 5) is expected
