@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,8 @@ _UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.dige
 
 _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
+
+_Numbers = npt.NDArray[np.float64]
 
 
 def stored_rows(tables: Tables, digests: Iterable[bytes], *, unmarked: bool = False) -> dict[bytes, Stored]:
@@ -68,10 +69,6 @@ class _Candidate:
     sketch: bytes
     is_cast: bool = False
 
-    def narrowed(self, dtype: str) -> _Candidate:
-        """The same in a narrower type."""
-        return replace(self, sketch=bytes(cast(memoryview(self.sketch), dtype)), is_cast=True)
-
 
 def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     """How to store new blobs: each against the closest one that is stored whole, if there is one that is close.
@@ -90,17 +87,18 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     """
     stored = _candidates(tables, parts)
     new: dict[_Kind, list[_Candidate]] = defaultdict(list)
-    short = {part.digest: _short(part, stored) for part in parts if part.sketch}
+    sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts if part.sketch}.items()}
+    short = {part.digest: _short(part, sets[_kind(part)]) for part in parts if part.sketch}
     earlier = _earlier(tables, {nearest.digest for found in short.values() if (nearest := found.nearest) is not None})
     jobs: list[Job] = []
     for part in parts:
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch)
         if part.sketch:
-            found = short[part.digest].joined(_short(part, new))
+            found = short[part.digest].joined(_short(part, _set(part, new)))
             nearest = found.nearest
             differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
             if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
-                new[part.dtype, part.shape, part.size].append(_Candidate(part.digest, part.source, part.sketch))
+                new[_kind(part)].append(_Candidate(part.digest, part.source, part.sketch))
             else:
                 job = replace(job, base=(nearest.digest, nearest.where), is_cast=nearest.is_cast)
                 differences.append(part.sketch)
@@ -110,7 +108,7 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
 
 def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Candidate]]:
     """Of each kind the newest blobs that are whole."""
-    kinds = {(part.dtype, part.shape, part.size) for part in parts if part.sketch}
+    kinds = {_kind(part) for part in parts if part.sketch}
     kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
     found: dict[_Kind, list[_Candidate]] = defaultdict(list)
     if not kinds:
@@ -129,7 +127,7 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Cand
     )
     for row in rows:
         blob = Stored(*row)
-        found[blob.dtype, blob.shape, blob.size].append(_Candidate(blob.digest, blob, blob.sketch or b""))
+        found[_kind(blob)].append(_Candidate(blob.digest, blob, blob.sketch or b""))
     return found
 
 
@@ -156,12 +154,39 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
 
 
 @dataclass(frozen=True)
+class _Set:
+    """Possible bases of one kind of blobs, their sketches as rows of numbers, and a few of these, which are compared first."""
+
+    bases: Sequence[_Candidate]
+    numbers: _Numbers
+    few: _Numbers
+
+
+def _kind(blob: Part | Stored) -> _Kind:
+    return blob.dtype, blob.shape, blob.size
+
+
+def _set(part: Part, candidates: Mapping[_Kind, Sequence[_Candidate]]) -> _Set:
+    """The possible bases of blobs of a part's kind."""
+    size = len(part.sketch)
+    bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == size]
+    sketches = b"".join(one.sketch for one in bases)
+    if part.dtype in _NARROW:
+        wide = [one for one in candidates.get(("float", part.shape, 2 * part.size), ()) if len(one.sketch) == 2 * size]
+        bases += [replace(one, is_cast=True) for one in wide]
+        sketches += cast(memoryview(b"".join(one.sketch for one in wide)), part.dtype)
+    numbers = _numbers(part, sketches)
+    return _Set(bases, numbers, np.ascontiguousarray(_few(numbers)))
+
+
+@dataclass(frozen=True)
 class _Short:
     """The bases that are the closest to a blob, each with how far it is: bits for an element of a difference to it."""
 
     part: Part
     bases: Sequence[_Candidate]
-    distances: npt.NDArray[Any]
+    numbers: _Numbers
+    distances: _Numbers
 
     @property
     def bits(self) -> int:
@@ -177,66 +202,65 @@ class _Short:
 
     def joined(self, other: _Short) -> _Short:
         """With more bases."""
-        return _Short(self.part, [*self.bases, *other.bases], np.concatenate([self.distances, other.distances]))
+        numbers, distances = ((self.numbers, other.numbers), (self.distances, other.distances))
+        return _Short(self.part, [*self.bases, *other.bases], np.concatenate(numbers), np.concatenate(distances))
 
     def would_save(self, sketches: Sequence[bytes]) -> float:
         """Bits for an element that differences against the nearest base would have saved against this blob, all together."""
         sketches = [one for one in sketches[-_EARLIER:] if len(one) == len(self.part.sketch)]
         if not sketches:
             return 0.0
-        differences = np.stack([self._numbers(sketch) for sketch in sketches])
-        against_this = _bits(differences, self._numbers(self.part.sketch))
+        differences = _numbers(self.part, b"".join(sketches))
+        against_this = _bits(differences, _numbers(self.part, self.part.sketch))
         now = np.full(len(sketches), np.inf)
         saved = 0.0
         for at in np.argsort(self.distances, kind="stable"):  # the nearest decides it nearly always
-            now = np.minimum(now, _bits(differences, self._numbers(self.bases[at].sketch)))
+            now = np.minimum(now, _bits(differences, self.numbers[at]))
             saved = float((now - against_this)[against_this < _CLEARLY * now].sum())
             if saved < _KEYFRAME * self.bits:
                 break
         return saved
 
-    def _numbers(self, sketch: bytes) -> npt.NDArray[Any]:
-        return _numbers(sketch, *element(self.part.dtype))
 
-
-def _short(part: Part, candidates: Mapping[_Kind, Sequence[_Candidate]]) -> _Short:
-    same = candidates.get((part.dtype, part.shape, part.size), ())
-    wide = candidates.get(("float", part.shape, 2 * part.size), ()) if part.dtype in _NARROW else ()
-    bases = [*same, *(one.narrowed(part.dtype) for one in wide)]
-    bases = [one for one in bases if len(one.sketch) == len(part.sketch)]
-    width, floating = element(part.dtype)
-    own = _numbers(part.sketch, width, floating)
+def _short(part: Part, among: _Set) -> _Short:
+    """The bases that are the closest to a part, of those of its kind."""
+    bases, numbers = among.bases, among.numbers
+    own = _numbers(part, part.sketch)
     if len(bases) > _SHORT:
-        step = max(len(own) // _COARSE, 1)
-        coarse = np.stack([_numbers(one.sketch, width, floating)[::step] for one in bases])
-        bases = [bases[i] for i in np.argsort(_size(coarse, own[::step]), kind="stable")[:_SHORT]]
-    distances = _bits(np.stack([_numbers(one.sketch, width, floating) for one in bases]), own) if bases else np.empty(0)
-    return _Short(part, bases, distances)
+        order = np.argpartition(_size(among.few, _few(own)), _SHORT)[:_SHORT]
+        bases, numbers = [bases[at] for at in order], numbers[order]
+    return _Short(part, bases, numbers, _bits(numbers, own))
 
 
-def _numbers(sketch: bytes, width: int, floating: bool) -> npt.NDArray[Any]:
-    """The elements of a sketch as numbers in the order of their values, exact enough to compare."""
-    elements = np.frombuffer(sketch, f"<u{width}")
+def _numbers(part: Part, sketches: bytes) -> _Numbers:
+    """Sketches of a part's kind as rows of numbers in the order of their values, exact enough to compare."""
+    width, floating = element(part.dtype)
+    elements = np.frombuffer(sketches, f"<u{width}").reshape(-1, len(part.sketch) // width)
     if not floating:
         return elements.astype(np.float64)
-    sign = elements >> np.array(8 * width - 1, elements.dtype)
-    magnitude = (elements & np.array((1 << (8 * width - 1)) - 1, elements.dtype)).astype(np.float64)
-    numbers: npt.NDArray[Any] = np.where(sign == 1, -magnitude, magnitude)
+    magnitude = (elements & elements.dtype.type((1 << (8 * width - 1)) - 1)).astype(np.float64)
+    numbers: _Numbers = np.where(elements >> elements.dtype.type(8 * width - 1), -magnitude, magnitude)
     return numbers
 
 
-def _size(many: npt.NDArray[Any], one: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The mean logarithm of differences: an order of rows that few elements give."""
-    logarithms: npt.NDArray[Any] = np.log2(1 + np.abs(many - one)).mean(axis=-1)
-    return logarithms
+def _few(numbers: _Numbers) -> _Numbers:
+    return numbers[:, :: max(numbers.shape[1] // _COARSE, 1)]
 
 
-def _bits(many: npt.NDArray[Any], one: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _size(many: _Numbers, one: _Numbers) -> _Numbers:
+    """The logarithms of differences: an order of rows that few elements give."""
+    sizes: _Numbers = np.log2(1 + np.abs(many - one).astype(np.float32)).sum(axis=1)
+    return sizes
+
+
+def _bits(many: _Numbers, one: _Numbers) -> _Numbers:
     """How many bits an element of a difference takes: the entropy of their lengths, and the bits behind the first one."""
+    if not len(many):
+        return np.empty(0)
     lengths = np.frexp(np.abs(many - one))[1]  # of a number in binary; 0 for 0
     rows, most = len(lengths), int(lengths.max()) + 1
     counts = np.bincount((lengths + most * np.arange(rows)[:, None]).ravel(), minlength=rows * most)
     shares = counts.reshape(rows, most) / lengths.shape[1]
     entropy = -(shares * np.log2(shares, out=np.zeros_like(shares), where=shares > 0)).sum(axis=1)
-    bits: npt.NDArray[Any] = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
+    bits: _Numbers = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
     return bits
