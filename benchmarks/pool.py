@@ -115,12 +115,36 @@ def _types(folder: Path) -> Iterator[Row]:
     save_file(model, folder / "fp32.ptd")
     save_file(_half(model), folder / "bf16.ptd")
     save_file(_int8(model), folder / "int8.ptd")
+    save_file(_8da4w(model), folder / "8da4w.ptd")
     with Pool(folder / "pool", create=True) as pool:
-        alone = pool.add(folder / "fp32.ptd", "encoder@fp32").stored_bytes
-        both = alone + pool.add(folder / "bf16.ptd", "encoder@bf16").stored_bytes
-        yield Row("float32 and bfloat16 of one model, against float32", f"{both / alone:.3f} x", "", True)
-        all_three = both + pool.add(folder / "int8.ptd", "encoder@int8").stored_bytes
-        yield Row("  and int8 by channel", f"{all_three / alone:.3f} x", "at most 1.05 x", all_three <= 1.05 * alone)
+        alone = taken = pool.add(folder / "fp32.ptd", "encoder@fp32").stored_bytes
+        for name, row in (
+            ("bf16", "float32 and bfloat16 of one model, against float32"),
+            ("int8", "  and int8 by channel"),
+            ("8da4w", "  and 4 bits in groups of 32, by torchao"),
+        ):
+            taken += pool.add(folder / f"{name}.ptd", f"encoder@{name}").stored_bytes
+            bar = "at most 1.05 x" if name == "8da4w" else ""
+            yield Row(row, f"{taken / alone:.3f} x", bar, not bar or taken <= 1.05 * alone)
+        assert pool.verify() == []
+
+
+def _8da4w(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a model whose linear layers torchao quantized; embeddings and norms are as they were."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+    quantized: dict[str, torch.Tensor] = {}
+    for name, tensor in model.items():
+        if tensor.ndim != 2 or "embedding" in name:
+            quantized[name] = tensor
+            continue
+        layer: Any = torch.nn.Sequential(torch.nn.Linear(tensor.shape[1], tensor.shape[0], bias=False))
+        layer[0].weight = torch.nn.Parameter(tensor.clone())
+        quantize_(layer, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)))
+        weight = layer[0].weight
+        quantized |= {f"{name}.{part}": getattr(weight, part).contiguous() for part in weight.tensor_data_names}
+    return quantized
 
 
 def _int8(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

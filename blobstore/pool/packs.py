@@ -20,15 +20,17 @@ import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
+from blobstore.pool.derived import BYTES, check_recipe, derive, find_recipe
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import Source, element
 
 __all__ = ["CAST", "Job", "Range", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
 
 CAST = "cast"
-"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own.
+"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own. In the same way, a recipe of
+`derived` says that it is quantized.
 
-Before another encoding and a `+`, it says that the blob is stored against its base in the narrower type.
+Before another encoding and a `+`, it says that the blob is stored against that.
 """
 
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
@@ -78,7 +80,7 @@ class Job:
         digest, dtype, shape, sketch: as in the tables.
         base: the digest of a blob to store it against, and where that one is; None if there is none.
         spare: what a difference may take at the most.
-        is_cast: the base is to be taken in the type of the blob, which is narrower.
+        is_cast: the base is in float32, and is to be taken in the type of the blob, which is narrower.
     """
 
     source: Source
@@ -121,8 +123,10 @@ class Reader:
             FileAccessError, TransferError: the store refuses.
         """
         encodings = blob.encoding.split("+")
-        if encodings[0] == CAST and base is not None:
-            base = cast(base, blob.dtype)
+        if base is not None and (encodings[0] == CAST or check_recipe(encodings[0])):
+            base = cast(base, blob.dtype) if encodings[0] == CAST else derive(base, encodings[0])
+            if base is None:
+                raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
             encodings = encodings[1:]
         data = base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base, stored)
         if len(data) != blob.size or hashlib.sha256(data).digest() != blob.digest:
@@ -253,9 +257,11 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
 def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
     data = job.source.view()
     base = bases.get(*job.base) if job.base is not None else None
+    encodings = []
     if base is not None and job.is_cast:
-        base = cast(base, job.dtype)
-    encodings = [CAST] if job.is_cast else []
+        recipe = find_recipe(data, base, job.shape) if job.dtype in BYTES else CAST
+        base = None if recipe is None else cast(base, job.dtype) if recipe == CAST else derive(base, recipe)
+        encodings = [recipe] if recipe is not None else []
     is_base = base is not None and hashlib.sha256(base).digest() == job.digest
     if not is_base:
         encoding = _choice(data, job, base)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.pool.derived import BYTES, likeness
 from blobstore.pool.packs import Job, Stored, cast
 from blobstore.pool.scan import Part, Source, element
 from blobstore.pool.tables import Tables
@@ -22,6 +23,7 @@ _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
 _EARLIER = 32  # differences against a base, the newest
 _CLEARLY = 0.8  # what is nearer by less may be so by the chance of the samples
+_ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
 _COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time"
 _UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
@@ -93,7 +95,9 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     jobs: list[Job] = []
     for part in parts:
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch)
-        if part.sketch:
+        if (weights := _quantized_from(part, stored, new)) is not None:
+            job = replace(job, base=(weights.digest, weights.where), is_cast=True)
+        elif part.sketch:
             found = short[part.digest].joined(_short(part, _set(part, new)))
             nearest = found.nearest
             differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
@@ -110,6 +114,7 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Cand
     """Of each kind the newest blobs that are whole."""
     kinds = {_kind(part) for part in parts if part.sketch}
     kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
+    kinds |= {kind for part in parts if part.sketch for kind in _weights_of(part)}
     found: dict[_Kind, list[_Candidate]] = defaultdict(list)
     if not kinds:
         return found
@@ -151,6 +156,30 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
         for base, dtype, sketch in rows:
             found[base, dtype].append(sketch)
     return found
+
+
+def _weights_of(part: Part) -> Sequence[_Kind]:
+    """The kinds of blobs in float32 that a blob may be quantized from: a number of each byte, or two."""
+    if part.dtype not in BYTES or not part.shape:
+        return ()
+    rest, _, last = part.shape.rpartition(",")
+    doubled = f"{rest},{2 * int(last)}" if rest else f"{2 * int(last)}"
+    return ("float", part.shape, 4 * part.size), ("float", doubled, 8 * part.size)
+
+
+def _quantized_from(part: Part, *among: Mapping[_Kind, Sequence[_Candidate]]) -> _Candidate | None:
+    """The blob that a part may be quantized from."""
+    if not part.sketch:
+        return None
+    kinds = _weights_of(part)
+    wanted = 4 * len(part.sketch)  # every so many elements of both: the same ones
+    found = [one for kind in kinds for each in among for one in each.get(kind, ()) if len(one.sketch) == wanted]
+    if not found:
+        return None
+    weights = np.frombuffer(b"".join(one.sketch for one in found), "<f4").reshape(len(found), -1)
+    alike = likeness(part.sketch, weights)
+    best = int(np.argmax(alike))
+    return found[best] if alike[best] > _ALIKE else None
 
 
 @dataclass(frozen=True)
