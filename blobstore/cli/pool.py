@@ -40,11 +40,19 @@ def add(
         list[Path], typer.Argument(help="Files, and folders whose files keep their paths.", readable=False)
     ],
     reference: Annotated[str, typer.Option("--as", metavar="NAME@VERSION", help="What the version is called.")],
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            metavar="WORKERS",
+            help="threads:N, processes:N, or dask://HOST:PORT, whose workers see the same files and the same pool.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add files as a version; the first one makes the pool. Only contents that the pool lacks are stored."""
     with _open(pool, create=True) as opened, progress_bar(hidden=as_json) as progress:
-        added = opened.add(inputs, reference, progress=progress)
+        added = opened.add(inputs, reference, executor=executor, progress=progress)
     if as_json:
         print_json(added)
         return

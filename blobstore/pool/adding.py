@@ -32,8 +32,9 @@ from blobstore.pool.versions import Version, live_versions
 
 __all__ = ["Added", "add_version"]
 
-_PACK = 1 << 27
-"""A worker's pack has about as many bytes of contents."""
+_PACKS = 4
+_SMALLEST, _LARGEST = 1 << 23, 1 << 27
+"""Bytes of the contents of a pack, about: a small version makes work for several workers, too."""
 
 _ROUNDS = 10
 
@@ -206,12 +207,14 @@ def _write(objects: Objects, jobs: Sequence[Job], executor: Executor, progress: 
 
 
 def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    total = sum(job.source.stop - job.source.start for job in jobs)
+    enough = min(max(-(-total // _PACKS), _SMALLEST), _LARGEST)
     batch: list[Job] = []
     nbytes = 0
     for job in jobs:
         batch.append(job)
         nbytes += job.source.stop - job.source.start
-        if nbytes >= _PACK:
+        if nbytes >= enough:
             yield batch
             batch, nbytes = [], 0
     if batch:

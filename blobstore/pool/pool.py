@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version
 from blobstore.pool.collecting import Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
+from blobstore.pool.executors import open_executor
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SKETCHED
 from blobstore.pool.tables import Tables
@@ -149,7 +150,7 @@ class Pool:
         paths: Paths,
         reference: str,
         *,
-        executor: Executor | None = None,
+        executor: Executor | str | None = None,
         progress: Progress | None = None,
     ) -> Added:
         """Add files as a version.
@@ -161,14 +162,16 @@ class Pool:
             paths: files, which keep their names, and folders, whose files keep their paths below them. With the index of a
                 sharded checkpoint, its shards are added.
             reference: `name@version`; a name may have parts with `/` between them.
-            executor: does the work; its workers must see the same files and the same pool. By default threads.
+            executor: does the work: one of `concurrent.futures`, `threads:N`, `processes:N`, or the scheduler of a Dask
+                cluster, `dask://HOST:PORT`. Its workers must see the same files and the same pool. By default threads.
             progress: called with what is done, and bytes.
 
         Returns:
             What was new.
 
         Raises:
-            PoolError: the version is there already, or `reference` has another form.
+            PoolError: the version is there already, `reference` has another form, or there is no such executor, or it died.
+            MissingDependencyError: a Dask cluster needs the extra `pool-dask`.
             FileAccessError, DataChangedError, TransferError: reading or writing fails. The version is not there then, unless
                 the message says that this is not known, because the store did not answer to the very last request.
         """
@@ -180,12 +183,13 @@ class Pool:
         files: Sequence[tuple[str, str]],
         name: str,
         version: str,
-        executor: Executor | None = None,
+        executor: Executor | str | None = None,
         progress: Progress | None = None,
     ) -> Added:
         """As `add`, of files that have other names in the version: paths, and these names."""
         check_progress(progress)
-        with _workers(executor) as workers:
+        given = contextlib.nullcontext(executor) if isinstance(executor, Executor) else open_executor(executor)
+        with given as workers:
             added = add_version(self.objects, self.tables, files, name, version, workers, progress)
         with contextlib.suppress(BlobStoreError):  # the version is there; the next one tidies
             self.tables.tidy()
@@ -384,15 +388,6 @@ class Pool:
 def _default_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
     return Path(home) / "blobstore" / "pool"
-
-
-@contextlib.contextmanager
-def _workers(executor: Executor | None) -> Iterator[Executor]:
-    if executor is not None:
-        yield executor
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as own:
-        yield own
 
 
 def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:

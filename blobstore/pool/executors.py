@@ -1,0 +1,85 @@
+"""Who does the work of adding a version: threads, processes of this machine, or the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from blobstore.core.distribution import install
+from blobstore.core.errors import MissingDependencyError, PoolError
+
+__all__ = ["open_executor"]
+
+_LOCAL = re.compile(r"(threads|processes):([1-9][0-9]{0,3})")
+_DASK = re.compile(r"dask://([^/@\s]+:[0-9]{1,5})")
+_SECONDS = 10  # until a scheduler has answered
+
+
+@contextlib.contextmanager
+def open_executor(text: str | None) -> Iterator[Executor]:
+    """An executor, and its workers ended when it is left. A cluster goes on.
+
+    Args:
+        text: `threads:N`, `processes:N` or `dask://HOST:PORT`, the address of a scheduler; None for as many threads as there
+            are processors. The workers of a cluster must see the files and the pool under the same paths, and have the
+            same version of this package.
+
+    Raises:
+        PoolError: it is none of these, no scheduler answers, or inside the block: workers died.
+        MissingDependencyError: `distributed` is not installed.
+    """
+    if text is None:
+        text = f"threads:{os.cpu_count() or 1}"
+    if local := _LOCAL.fullmatch(text):
+        with _local(local[1], int(local[2])) as executor:
+            yield executor
+    elif dask := _DASK.fullmatch(text):
+        with _cluster(text, dask[1]) as executor:
+            yield executor
+    else:
+        raise PoolError(f"{text!r} names no executor: expected threads:N, processes:N or dask://HOST:PORT")
+
+
+@contextlib.contextmanager
+def _local(kind: str, number: int) -> Iterator[Executor]:
+    if kind == "threads":
+        with ThreadPoolExecutor(number) as threads:
+            yield threads
+        return
+    try:
+        with ProcessPoolExecutor(number, mp_context=get_context("spawn")) as processes:
+            yield processes
+    except BrokenProcessPool:
+        raise PoolError(f"processes:{number}: a worker process died; nothing was added") from None
+
+
+@contextlib.contextmanager
+def _cluster(text: str, address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client
+        from distributed.comm import CommClosedError
+        from distributed.scheduler import KilledWorker
+    except ImportError:
+        raise MissingDependencyError(f"{text}: a Dask cluster needs distributed: {install('pool-dask')}") from None
+    try:
+        client: Any = Client(f"tcp://{address}", timeout=_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:  # it wraps what was wrong in several layers, and a time-out is one of them
+        raise PoolError(f"{text}: no scheduler answers: {type(error).__name__}") from None
+    try:
+        # not pure: files change, and every pack is a new one. What a worker began that died is done again by another one;
+        # what it had stored `gc` removes
+        yield client.get_executor(pure=False)
+    except KilledWorker as error:
+        raise PoolError(
+            f"{text}: {error.last_worker.address} and workers before it died of this; nothing was added"
+        ) from None
+    except (CommClosedError, CancelledError):
+        raise PoolError(f"{text}: the scheduler went away, or ended the work; nothing was added") from None
+    finally:
+        client.close()

@@ -1,0 +1,161 @@
+"""Any workers add the same versions, and one that dies loses nothing (P1, P4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blobstore.errors import MissingDependencyError, PoolError
+from blobstore.pool import Pool
+from blobstore.pool.executors import open_executor
+from tests.pool.models import halves, tensors, tuned, write
+from tests.pool.places import Place
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for number in range(4):
+        write(tmp_path / "model" / f"{number}.safetensors", tuned(halves(tensors(number % 2)), number))
+    return tmp_path / "model"
+
+
+def come_back(pool: Pool, reference: str, model: Path, out: Path) -> bool:
+    pool.get(reference, out)
+    return all((out / file.name).read_bytes() == file.read_bytes() for file in model.iterdir())
+
+
+def test_threads(where: Place, model: Path, tmp_path: Path) -> None:
+    with where.open(create=True) as pool:
+        pool.add(model, "m@1", executor="threads:2")
+        assert come_back(pool, "m@1", model, tmp_path / "out")
+
+
+@pytest.mark.long
+def test_processes(where: Place, model: Path, tmp_path: Path) -> None:
+    with where.open(create=True) as pool:
+        pool.add(model, "m@1", executor="processes:2")
+        assert come_back(pool, "m@1", model, tmp_path / "out")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_one_error() -> None:
+    with pytest.raises(PoolError, match="processes:1: a worker process died"), open_executor("processes:1") as executor:
+        executor.submit(die).result()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "threads", "threads:0", "threads:x", "processes:-1", "dask://", "dask://host", "ray://host:1", "tcp://h:1"],
+)
+def test_other_executors_are_refused(where: Place, model: Path, text: str) -> None:
+    with where.open(create=True) as pool:
+        with pytest.raises(PoolError, match="expected threads:N, processes:N or dask://HOST:PORT"):
+            pool.add(model, "m@1", executor=text)
+        assert pool.versions() == []
+
+
+def test_without_distributed_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingDependencyError, match=r"pool-dask"), open_executor("dask://127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.pool.executors._SECONDS", 1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"dask://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(PoolError, match=f"{address}: no scheduler answers"), open_executor(address):
+            pass
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a scheduler with two workers, each a process."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as started:
+        yield started.scheduler_address.replace("tcp://", "dask://")
+
+
+@pytest.mark.slow
+def test_a_cluster_adds(where: Place, cluster: str, model: Path, tmp_path: Path) -> None:
+    with where.open(create=True) as pool:
+        pool.add(model, "m@1", executor=cluster)
+        assert come_back(pool, "m@1", model, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_changed_file_is_read_again(cluster: str, tmp_path: Path) -> None:
+    """A cluster remembers what it did with the same arguments, and must not here."""
+    path = tmp_path / "m.safetensors"
+    with Pool(tmp_path / "pool", create=True) as pool:
+        for number in range(2):
+            write(path, tensors(number))
+            pool.add(path, f"m@{number}", executor=cluster)
+        assert b"".join(map(bytes, pool.cat("m@1", "m.safetensors"))) == path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.1, 0.4, 1.0])
+def test_a_killed_worker_loses_nothing(cluster: str, tmp_path: Path, after: float) -> None:
+    """The other one does its work, and `gc` leaves nothing of what it had stored."""
+    from distributed import Client
+
+    random = np.random.default_rng(0)
+    for number in range(12):
+        values = {"w": random.standard_normal((1200, 1000), np.float32)}
+        write(tmp_path / "model" / f"{number}.safetensors", values)
+    with Client(cluster.replace("dask://", "tcp://"), set_as_default=False) as client:
+        (victim, *_) = client.run(os.getpid).values()
+    timer = threading.Timer(after, os.kill, (victim, signal.SIGKILL))
+    timer.start()
+    with Pool(tmp_path / "pool", create=True) as pool:
+        added = pool.add(tmp_path / "model", "m@1", executor=cluster)
+        timer.join()
+        assert added.bytes > 12 * 4_800_000
+        assert come_back(pool, "m@1", tmp_path / "model", tmp_path / "out")
+        pool.drop("m@1")
+        time.sleep(1.1)
+        for _ in range(3):
+            pool.gc(grace=0, keep=0)
+    assert not [file for file in (tmp_path / "pool" / "packs").rglob("*") if file.is_file()]
+
+
+@pytest.mark.slow
+def test_two_adds_of_equal_contents_at_once(where: Place, cluster: str, model: Path, tmp_path: Path) -> None:
+    """Both are there, and a collection leaves each content once."""
+    where.open(create=True).close()
+
+    def add(name: str) -> None:
+        with where.open() as pool:
+            pool.add(model, f"{name}@1", executor=cluster)
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with where.open() as pool:
+        for name in ("a", "b"):
+            assert come_back(pool, f"{name}@1", model, tmp_path / name)
+        alone = pool.stats().stored_bytes
+        time.sleep(1.1)
+        for _ in range(3):
+            pool.gc(grace=0, keep=0)
+        assert pool.verify() == []
+    assert where.stored_bytes() < 1.5 * alone + 10_000
