@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots pictures native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format constants install clean
+.PHONY: help demo test test-all test-slow bench plots pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,10 @@ crash: $(VENV)/.runtime ## let every system call of what writes fail or be the l
 MINUTES ?= 10
 soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10, every output checked
 	$(RUN) -W ignore -m campaigns.soak --minutes $(MINUTES) $(ARGUMENTS)
+
+KILLS ?= 1000
+kills: $(VENV)/.installed ## processes on one pool, each killed at a random moment, KILLS=1000 times; every version compared after each
+	$(RUN) -W ignore -m campaigns.kills --kills $(KILLS) $(ARGUMENTS)
 
 mutants: $(VENV)/.runtime ## take guards out of the sources, one by one: the tests that are named for each must fail
 	$(RUN) -W ignore -m campaigns.mutants $(ARGUMENTS)

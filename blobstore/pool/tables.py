@@ -4,7 +4,7 @@ Each is a Delta table below `tables/`. Rows are appended; a commit of a table is
 lock is held by anyone.
 
     events   one row for each version that was added or dropped: the truth. A version is there if its id was added and not
-             dropped.
+             dropped. As in all tables, a row may be there twice.
     parts    the rows of all files of a version, under its id, and what the version needs otherwise
     blobs    where each content lies, and how it is stored. A content may have several rows
     marks    rows of `blobs` that a collection found unused, and packs that it condemned (without a digest): whoever adds
@@ -102,6 +102,8 @@ _RETRIES = 20
 _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL_FILES = 64  # as many files are made one
+_TIDY = "tidy"
+_TIDYING = 600 * 10**9  # nanoseconds that it may take
 
 
 class TakenError(Exception):
@@ -307,12 +309,21 @@ class Tables:
     def _tidy(self, table: str, always: bool) -> bool:
         self.fresh(table)
         delta = self._delta(table)
-        if always or len(delta.file_uris()) > _SMALL_FILES:
+        if always or (len(delta.file_uris()) > _SMALL_FILES and time.time_ns() - self._tidied(delta) > _TIDYING):
             with contextlib.suppress(CommitFailedError):  # somebody else does it
+                # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first
+                # that it begins, in a commit that only one can make.
+                mark = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(_TIDY, time.time_ns())])
+                delta.create_write_transaction([], "append", _schema(table), commit_properties=mark)
+                delta.update_incremental()
                 delta.optimize.compact()
                 delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
                 delta.cleanup_metadata()
         return True
+
+    def _tidied(self, delta: deltalake.DeltaTable) -> int:
+        """When somebody began to tidy a table, in nanoseconds since 1970; in the state that was seen last."""
+        return delta.transaction_version(_TIDY) or 0
 
     def _update(self, table: str) -> bool:
         self._delta(table).update_incremental()

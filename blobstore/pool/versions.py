@@ -70,7 +70,7 @@ def live_versions(
         newest: only so many, those that were added last.
     """
     rows = tables.query(
-        "SELECT name, version, id, time, files FROM events WHERE kind = 'add' AND coalesce(name = ?, true) "
+        "SELECT DISTINCT name, version, id, time, files FROM events WHERE kind = 'add' AND coalesce(name = ?, true) "
         "AND coalesce(version = ?, true) AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') "
         "ORDER BY time DESC, version DESC LIMIT ?",
         name,

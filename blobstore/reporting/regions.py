@@ -6,7 +6,7 @@ import bisect
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT
 from blobstore.core.formats.pte.parts import TensorData
 from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.ptn import ALIASES, PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
@@ -29,7 +30,7 @@ from blobstore.reporting.source import CHUNK, Source, is_url
 
 __all__ = ["SUFFIXES", "read_regions"]
 
-SUFFIXES = (".pte", ".ptd", ".safetensors", ".gguf")
+SUFFIXES = (".pte", ".ptd", ".ptn", ".safetensors", ".gguf")
 """The files that a folder is searched for."""
 
 _HEAD = 1 << 16
@@ -53,10 +54,12 @@ def read_regions(source: Source) -> tuple[str, list[Region], int]:
         return "pte", *_pte(source, head)
     if head[:4] == b"GGUF":
         return "gguf", _gguf(source), ALIGNMENT
+    if head[:4] == b"PK\3\4" and source.path.endswith(".ptn"):
+        return "ptn", _ptn(source), ALIGNMENT
     if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
         return "safetensors", _safetensors(source), ALIGNMENT
     suffix = os.path.splitext(source.path)[1]  # noqa: PTH122 - also of URLs
-    kind = "neither .pte, .ptd, .safetensors nor .gguf"
+    kind = "neither .pte, .ptd, .ptn, .safetensors nor .gguf"
     claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{kind}: it begins with {head[:8]!r}"
     raise InvalidFileError(source.path, claimed)
 
@@ -188,6 +191,35 @@ def _safetensors(source: Source) -> list[Region]:
         for key in data_map
     ]
     return _cover(source, drafts, header)
+
+
+def _ptn(source: Source) -> list[Region]:
+    source.fill(0, source.size)
+    package = PtnDataMap(source.path, data=source.structure())
+    drafts = []
+    for member in package.members:
+        if member.is_stored and member.name.endswith(".safetensors"):
+            continue  # its tensors are
+        kind = RegionKind.STRUCTURE if member.name == ALIASES else RegionKind.NAMED_DATA
+        drafts.append(_Draft(kind, member.start, member.stop, [member.name], []))
+    for key in package:
+        layout = package.get_tensor_layout(key)
+        dtype = "" if layout is not None else package.dtype(key)
+        drafts.append(_Draft(RegionKind.TENSOR, *package.byte_range(key), [key], [], layout, dtype))
+    # what lies between is the zip's own: heads of members, the directory
+    structure = [_Draft(RegionKind.STRUCTURE, *extent, [], []) for extent in _between(drafts, source.size)]
+    return _cover(source, [*drafts, *structure], 0)
+
+
+def _between(drafts: Sequence[_Draft], size: int) -> Iterator[tuple[int, int]]:
+    """The ranges of a file that nothing claims."""
+    end = 0
+    for draft in sorted(drafts, key=lambda draft: draft.start):
+        if draft.start > end:
+            yield end, draft.start
+        end = max(end, draft.stop)
+    if end < size:
+        yield end, size
 
 
 _GGML = {

@@ -242,6 +242,56 @@ def test_a_mostly_unused_pack_is_written_anew(where: Place, tmp_path: Path) -> N
         assert pool.verify() == []
 
 
+def rows_of(where: Place) -> list[tuple[str, int, int]]:
+    """For each table how many rows it has, and how many distinct ones."""
+    with where.open() as pool:
+        tables = pool._tables
+        return [
+            (name, *tables.query(f"SELECT count(*), count(DISTINCT t) FROM {name} t")[0])  # noqa: S608
+            for name in ("events", "parts", "blobs", "marks")
+        ]
+
+
+def test_two_that_tidy_at_once_do_not_double_rows(
+    where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine lets two compactions of the same files both succeed."""
+    write(tmp_path / "a.safetensors", tensors())
+    with where.open(create=True) as pool, where.open() as other:
+        for number in range(6):
+            pool.add(tmp_path / "a.safetensors", f"m@{number}")
+        monkeypatch.setattr("blobstore.pool.tables._SMALL_FILES", 2)
+        begun: list[int] = []
+        update = type(pool._tables._delta("events")).update_incremental
+
+        def between(self: Any) -> None:
+            """The other one tidies after the first has looked, and before it changes anything."""
+            update(self)
+            if not begun:
+                begun.append(1)
+                other._tables.tidy()
+
+        monkeypatch.setattr(type(pool._tables._delta("events")), "update_incremental", between)
+        pool._tables.tidy()
+        assert begun
+    assert all(number == distinct for _, number, distinct in rows_of(where))
+    with where.open() as pool:
+        assert len(pool.versions()) == 6
+
+
+def test_an_event_that_is_there_twice_counts_once(where: Place, tmp_path: Path) -> None:
+    write(tmp_path / "a.safetensors", tensors())
+    with where.open(create=True) as pool:
+        pool.add(tmp_path / "a.safetensors", "m@1")
+        rows = pool._tables.query("SELECT * FROM events")
+        pool._tables.append("events", rows)
+        pool._tables.fresh()
+        assert len(pool.versions()) == 1
+        assert pool.stats().versions == 1
+        pool.drop("m@1")
+        assert pool.versions() == []
+
+
 class Machine(RuleBasedStateMachine):
     """Any sequence of what can be done to a pool, against a dictionary."""
 

@@ -19,6 +19,7 @@ class Format(enum.Enum):
     PTE = "a .pte program"
     PTD = "a .ptd data file"
     SAFETENSORS = "a .safetensors file"
+    PTN = "a .ptn package"
     SHARDS = "an index of .safetensors shards"
     HTML = "an HTML page"
     UNKNOWN = "a file of an unknown format"
@@ -37,7 +38,13 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
 
 def by_name(path: str | os.PathLike[str]) -> Format:
     """The format that the ending of a file name stands for."""
-    formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
+    formats = {
+        ".pte": Format.PTE,
+        ".ptd": Format.PTD,
+        ".safetensors": Format.SAFETENSORS,
+        ".ptn": Format.PTN,
+        ".html": Format.HTML,
+    }
     path = as_path(path)
     return Format.SHARDS if path.name.endswith(".safetensors.index.json") else formats.get(path.suffix, Format.UNKNOWN)
 
@@ -94,6 +101,8 @@ def _by_content(path: str | os.PathLike[str]) -> Format:
     # A .safetensors has no magic. It starts with the length of a JSON object and the brace of that object.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
+    if head[:4] == b"PK\3\4" and as_path(path).suffix == ".ptn":  # other zips are something else
+        return Format.PTN
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return Format.HTML
     return Format.UNKNOWN

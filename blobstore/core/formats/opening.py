@@ -11,6 +11,7 @@ from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
+from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.formats.sharded import ShardedDataMap
 from blobstore.core.memory.mapped_file import as_path
@@ -22,8 +23,8 @@ Names: TypeAlias = NamedDataMap | str | os.PathLike[str]
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
-    """Open a file of any known format as a data map: a .pte, .ptd or .safetensors, or the index of a sharded checkpoint
-    (`model.safetensors.index.json`).
+    """Open a file of any known format as a data map: a .pte, .ptd, .safetensors or .ptn, or the index of a sharded
+    checkpoint (`model.safetensors.index.json`).
 
     Raises:
         FileAccessError, InvalidFileError: it cannot be read, or is malformed.
@@ -34,6 +35,7 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
         Format.PTD: open_ptd,
         Format.SAFETENSORS: SafetensorsDataMap,
         Format.SHARDS: ShardedDataMap,
+        Format.PTN: PtnDataMap,
     }
     kind = detect_format(path)
     if kind not in opener:
