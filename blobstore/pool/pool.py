@@ -25,7 +25,7 @@ from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, rest
 from blobstore.pool.executors import open_executor
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SKETCHED
-from blobstore.pool.tables import Tables
+from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables
 from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
 
 __all__ = ["Pool", "PoolStats", "Shared"]
@@ -197,7 +197,7 @@ class Pool:
 
     def versions(self) -> list[Version]:
         """The versions that are there, by name, the oldest first."""
-        self.tables.fresh()
+        self._look()
         return live_versions(self.tables)
 
     def open(self, reference: str) -> PoolDataMap:
@@ -367,9 +367,13 @@ class Pool:
             tuple(apart),
         )
 
+    def _look(self) -> None:
+        """See the newest versions, and after that what they need, which was there before them."""
+        self.tables.fresh(EVENTS, PARTS, BLOBS, MARKS)
+
     def _find(self, reference: str) -> Version:
         parse_reference(reference)
-        self.tables.fresh()
+        self._look()
         return find_version(self.tables, reference)
 
     def _description(self) -> str | None:

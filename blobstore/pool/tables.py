@@ -214,7 +214,11 @@ class Tables:
             self._again(table, partial(self._tidy, table, always))
 
     def fresh(self, *tables: str) -> None:
-        """Look at the newest state of these tables, or of all; queries are about the state that was seen last."""
+        """Look at the newest state of these tables, or of all; queries are about the state that was seen last.
+
+        They are looked at one after the other, in the given order, and others may change them in between. Of all tables, blobs
+        come first and the parts after them: no row of blobs is seen without the parts that were there before it.
+        """
         for table in tables or _COLUMNS:
             self._again(table, partial(self._update, table))
 

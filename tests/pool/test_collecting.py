@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from blobstore.errors import BlobStoreError, FileAccessError, PoolError
-from blobstore.pool import Pool
+from blobstore.pool import Pool, PoolDataMap
 from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
 from tests.pool.models import halves, tensors, tuned, write
@@ -242,6 +242,32 @@ def test_a_mostly_unused_pack_is_written_anew(where: Place, tmp_path: Path) -> N
         assert pool.verify() == []
 
 
+@pytest.mark.parametrize("step", range(4))
+def test_a_version_that_appears_while_a_reader_looks_is_whole(
+    where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The tables are looked at one after the other; whoever sees the version sees what it needs."""
+    path = write(tmp_path / "a.safetensors", tensors())
+    with where.open(create=True) as reader, where.open() as writer:
+        looked: list[str] = []
+        update = Tables._update
+
+        def counted(self: Tables, table: str) -> bool:
+            if self is reader._tables:
+                looked.append(table)
+                if len(looked) - 1 == step:
+                    writer.add(path, "m@1")
+            return update(self, table)
+
+        monkeypatch.setattr(Tables, "_update", counted)
+        versions = reader.versions()
+        monkeypatch.undo()
+        assert len(looked) == 4
+        for version in versions:
+            assert PoolDataMap(reader._objects, reader._tables, version).numpy("layer.bias").nbytes == 384
+        assert bool(versions) == (looked.index("events") >= step)
+
+
 def rows_of(where: Place) -> list[tuple[str, int, int]]:
     """For each table how many rows it has, and how many distinct ones."""
     with where.open() as pool:
@@ -262,16 +288,17 @@ def test_two_that_tidy_at_once_do_not_double_rows(
             pool.add(tmp_path / "a.safetensors", f"m@{number}")
         monkeypatch.setattr("blobstore.pool.tables._SMALL_FILES", 2)
         begun: list[int] = []
-        update = type(pool._tables._delta("events")).update_incremental
+        events = pool._tables._delta("events")
+        update = type(events).update_incremental
 
         def between(self: Any) -> None:
             """The other one tidies after the first has looked, and before it changes anything."""
             update(self)
-            if not begun:
+            if self is events and not begun:
                 begun.append(1)
                 other._tables.tidy()
 
-        monkeypatch.setattr(type(pool._tables._delta("events")), "update_incremental", between)
+        monkeypatch.setattr(type(events), "update_incremental", between)
         pool._tables.tidy()
         assert begun
     assert all(number == distinct for _, number, distinct in rows_of(where))
