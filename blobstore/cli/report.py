@@ -40,7 +40,8 @@ OVER = 1
 @exits.handled
 def report(
     paths: Annotated[
-        list[str], typer.Argument(help=".pte, .ptd, .safetensors and .gguf files, folders of them, or fsspec URLs.")
+        list[str],
+        typer.Argument(help=".pte, .ptd, .ptn, .safetensors and .gguf files, folders of them, or fsspec URLs."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
     html: Annotated[

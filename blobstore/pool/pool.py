@@ -155,7 +155,7 @@ class Pool:
     ) -> Added:
         """Add files as a version.
 
-        `.safetensors`, `.ptd`, `.pte` and `.gguf` files are taken apart into their tensors; of other files, 8 MiB at a time
+        `.safetensors`, `.ptd`, `.pte`, `.ptn` and `.gguf` files are taken apart into their tensors; of other files, 8 MiB at a time
         are a content. What the files have is read back from what was stored, and compared, before the version appears.
 
         Args:

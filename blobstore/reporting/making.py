@@ -68,7 +68,7 @@ def report(
     rest; a cache that cannot be read or written is one of `Report.notes`.
 
     Args:
-        paths: one or several: `.pte`, `.ptd`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
+        paths: one or several: `.pte`, `.ptd`, `.ptn`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
             either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.

@@ -16,6 +16,7 @@ from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.data_map import PteDataMap
 from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import CheckpointDataMap
 from blobstore.core.memory.layout import TensorLayout
 
@@ -89,7 +90,7 @@ class FileInfo:
 
     Attributes:
         path: the file.
-        format: "pte", "ptd" or "safetensors".
+        format: "pte", "ptd", "ptn" or "safetensors".
         size: bytes of the file.
         blobs: its blobs, in the order of the file.
         externals: of a program, the keys that it takes from data files, as far as its payloads can be read.
@@ -113,7 +114,7 @@ class FileInfo:
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
-    """List a .pte, .ptd or .safetensors, or a sharded checkpoint by its index, whose size is that of all its files.
+    """List a .pte, .ptd, .ptn or .safetensors, or a sharded checkpoint by its index, whose size is that of all its files.
 
     Raises:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
@@ -127,6 +128,8 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
             metadata = dict(data_map.metadata)
             size = sum(source.stat().st_size for source in data_map.sources)
             return FileInfo(Path(path), "safetensors", size, _blobs(data_map, {}), metadata=metadata)
+        if isinstance(data_map, PtnDataMap):
+            return FileInfo(Path(path), "ptn", size, _blobs(data_map, {}))
         if not isinstance(data_map, PteDataMap):
             raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
         program = data_map.program
