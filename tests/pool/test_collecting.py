@@ -271,7 +271,7 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
 def rows_of(where: Place) -> list[tuple[str, int, int]]:
     """For each table how many rows it has, and how many distinct ones."""
     with where.open() as pool:
-        tables = pool._tables
+        tables = pool.tables
         return [
             (name, *tables.query(f"SELECT count(*), count(DISTINCT t) FROM {name} t")[0])  # noqa: S608
             for name in ("events", "parts", "blobs", "marks")
@@ -288,7 +288,7 @@ def test_two_that_tidy_at_once_do_not_double_rows(
             pool.add(tmp_path / "a.safetensors", f"m@{number}")
         monkeypatch.setattr("blobstore.pool.tables._SMALL_FILES", 2)
         begun: list[int] = []
-        events = pool._tables._delta("events")
+        events = pool.tables._delta("events")
         update = type(events).update_incremental
 
         def between(self: Any) -> None:
@@ -299,7 +299,7 @@ def test_two_that_tidy_at_once_do_not_double_rows(
                 other._tables.tidy()
 
         monkeypatch.setattr(type(events), "update_incremental", between)
-        pool._tables.tidy()
+        pool.tables.tidy()
         assert begun
     assert all(number == distinct for _, number, distinct in rows_of(where))
     with where.open() as pool:
@@ -310,9 +310,9 @@ def test_an_event_that_is_there_twice_counts_once(where: Place, tmp_path: Path) 
     write(tmp_path / "a.safetensors", tensors())
     with where.open(create=True) as pool:
         pool.add(tmp_path / "a.safetensors", "m@1")
-        rows = pool._tables.query("SELECT * FROM events")
-        pool._tables.append("events", rows)
-        pool._tables.fresh()
+        rows = pool.tables.query("SELECT * FROM events")
+        pool.tables.append("events", rows)
+        pool.tables.fresh()
         assert len(pool.versions()) == 1
         assert pool.stats().versions == 1
         pool.drop("m@1")

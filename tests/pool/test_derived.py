@@ -203,11 +203,11 @@ def test_a_recipe_that_does_not_fit_its_base_is_an_error(tmp_path: Path) -> None
     with Pool(tmp_path / "pool", create=True) as pool:
         add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
         add(pool, tmp_path / "q.safetensors", "q", {"weight": FORMS["int8, rows"]})
-        ((digest, base, pack, size),) = pool._tables.query(
+        ((digest, base, pack, size),) = pool.tables.query(
             "SELECT digest, base, pack, size FROM blobs WHERE encoding LIKE 'quant%'"
         )
-        pool._tables.delete("blobs", "encoding LIKE 'quant%'")
+        pool.tables.delete("blobs", "encoding LIKE 'quant%'")
         row = (digest, size, "char", "", "quant:127:1000:n", base, pack, 0, 0, 0, None, None)
-        pool._tables.append("blobs", [row])
+        pool.tables.append("blobs", [row])
         with pytest.raises(IntegrityError, match="a base of another size"):
             pool.get("m@q", tmp_path / "out")

@@ -81,8 +81,8 @@ def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypat
     with where.open(create=True) as pool:
         taken = list(added(pool, tmp_path, weights))
         assert pool.verify() == []
-        rows = pool._tables.query("SELECT base FROM blobs WHERE base IS NOT NULL")
-        whole = {digest for (digest,) in pool._tables.query("SELECT digest FROM blobs WHERE base IS NULL")}
+        rows = pool.tables.query("SELECT base FROM blobs WHERE base IS NOT NULL")
+        whole = {digest for (digest,) in pool.tables.query("SELECT digest FROM blobs WHERE base IS NULL")}
     assert {base for (base,) in rows} <= whole  # no chains
     assert len({base for (base,) in rows}) >= 2
     monkeypatch.setattr(relations, "_KEYFRAME", 1e9)

@@ -108,6 +108,24 @@ def test_a_version_that_was_dropped_can_be_published_again(releases: Path, tmp_p
     assert same(found(tmp_path / "device/current"), version(4))
 
 
+def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
+    """Devices do not know these; older releases keep what they can read (R1)."""
+    wide = weights(layers=2)
+    narrow = {key: value.astype(np.float16) for key, value in wide.items()}
+    publish(inputs(tmp_path / "in", wide, files=1), tmp_path / "releases", name="wide", version="1")
+    for version in ("1", "2"):
+        done = publish(inputs(tmp_path / "in", narrow, files=1), tmp_path / "releases", name="narrow", version=version)
+        narrow = {key: value * 2 for key, value in narrow.items()}
+        if version == "1":
+            assert done.new_bytes > 0
+    with Pool(tmp_path / "releases") as pool:
+        assert any(encoding == "cast" for encoding in pool.stats().encodings)
+    for _ in range(3):
+        sweep(tmp_path / "releases", keep=0)
+    pull(tmp_path / "releases/narrow/1", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), {key: value.astype(np.float16) for key, value in wide.items()})
+
+
 def test_a_pool_with_releases_is_collected_with_them(releases: Path, tmp_path: Path) -> None:
     """`pool gc` would take packs away that releases lead to; folders of devices are another matter (F3)."""
     with Pool(releases) as pool, pytest.raises(PoolError, match="releases are published from this pool"):

@@ -155,15 +155,18 @@ class _Rewriting:
         forms: dict[str, list[Form]] = {}
         earlier: dict[str, list[Form]] = defaultdict(list)
         for number, digest in enumerate(digests):
-            kept = [
+            there = [
                 Form(way.encoding, where, way.at, way.stored, digests[way.base] if way.base >= 0 else None)
                 for way in old.ways[number]
                 for where in (old.objects[way.object],)
-                if is_newest and not (where.folder == "packs" and where.sha256 in self._condemned)
+                if not (where.folder == "packs" and where.sha256 in self._condemned)
             ]
+            kept = there if is_newest else []
             if number < len(release.parts.contents):
                 if not any(form.base is None for form in kept):
-                    kept += [form for form in self._stored(rows, digest, earlier) if form not in kept]
+                    # what the pool has as a recipe stays in the form that devices can read
+                    stored = self._stored(rows, digest, earlier) or [form for form in there if form.base is None]
+                    kept = [*kept, *(form for form in stored if form not in kept)]
                 forms[digest] = kept
             elif kept:
                 earlier[digest] = kept
