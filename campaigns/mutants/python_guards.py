@@ -41,6 +41,8 @@ _PTE = tuple(
     )
 )
 _SAFETENSORS = ("tests/formats/test_safetensors.py",)
+_PTN = ("tests/formats/test_ptn.py",)
+_POOL = "blobstore/pool"
 
 GUARDS = (
     # What a release is trusted by
@@ -1100,5 +1102,41 @@ GUARDS = (
         "elif sizes[weight] != product:",
         "elif False:",
         ("tests/adapters/test_fit.py",),
+    ),
+    # A pool
+    Guard(
+        "ptn: members do not overlap",
+        f"{_FILES}/ptn.py",
+        "if at < before.stop:",
+        "if False:",
+        _PTN,
+    ),
+    Guard(
+        "ptn: a stored member has as many bytes as it says",
+        f"{_FILES}/ptn.py",
+        "if is_stored and info.file_size != info.compress_size:",
+        "if False:",
+        _PTN,
+    ),
+    Guard(
+        "pool: one at a time compacts a table",
+        f"{_POOL}/tables.py",
+        'delta.create_write_transaction([], "append", _schema(table), commit_properties=mark)',
+        "pass",
+        ("tests/pool/test_collecting.py::test_two_that_tidy_at_once_do_not_double_rows",),
+    ),
+    Guard(
+        "pool: a reader looks at the events first",
+        f"{_POOL}/pool.py",
+        "self._tables.fresh(EVENTS, PARTS, BLOBS, MARKS)",
+        "self._tables.fresh()",
+        ("tests/pool/test_collecting.py::test_a_version_that_appears_while_a_reader_looks_is_whole",),
+    ),
+    Guard(
+        "pool: a recipe fits its base",
+        f"{_POOL}/derived.py",
+        'if len(base) % 4 or len(base) // 4 % group or (form in "lhLH" and len(base) % 8):',
+        "if False:",
+        ("tests/pool/test_derived.py::test_any_bytes_are_weights_or_none",),
     ),
 )
