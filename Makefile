@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site lint tidy format constants install clean
+.PHONY: help demo test test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
+
+case-study: $(VENV)/.runtime $(VENV)/.extra-bench ## lower a small zoo, measure what the commands save, and write docs/case-study.md
+	$(RUN) -W ignore -m benchmarks.case_study $(ARGUMENTS)
 
 pictures: $(VENV)/.runtime $(VENV)/.extra-pictures ## draw the pictures in docs/report.md; needs chromium, and ncdu and npm for all of them
 	$(RUN) -m examples.demo demo-output

@@ -230,10 +230,18 @@ def _write(manager: Any, folder: Path) -> None:
     manager.write_tensor_data_to_file(str(folder))
 
 
+def _case_study(folder: Path, names: dict[str, Any]) -> None:
+    """Two languages, and the same with another program for one of them."""
+    for zoo, seed in (("zoo", 0), ("zoo2", 1)):
+        for language in ("en-us", "en-gb"):
+            models.mlp(seed=seed if language == "en-gb" else 0).write(folder / zoo / "speech" / language, "decoder")
+
+
 PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/backends.md": _backends,
     "README.md": _readme,
     "docs/index.md": _index,
+    "docs/case-study.md": _case_study,
     "docs/howto/ci.md": _ci,
     "docs/howto/fuse.md": _fuse,
     "docs/howto/dedup.md": _dedup,
