@@ -166,7 +166,7 @@ def check_wheel(path: Path) -> None:
         names = set(opened.namelist())
     package = path.name.split("-")[0].removeprefix("executorch_")
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-    vendored = [] if package == "blobstore" else ["executorch", "nanobind", "robin_map", "xxhash"]
+    vendored = [] if package == "blobstore" else ["executorch", "nanobind", "robin_map", "xxhash", "zstd"]
     licences = ["LICENSE", *(f"third_party/{name}/LICENSE" for name in vendored)]
     if vendored:
         licences.append("third_party/executorch/NOTICE.md")

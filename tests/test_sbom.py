@@ -123,12 +123,19 @@ def test_the_native_library_is_installed_with_its_parts(tmp_path: Path) -> None:
     document = json.loads(text)
     assert document["metadata"]["component"]["version"] == blobstore.__version__
     parts = {one["name"]: one for one in document["components"]}
-    assert parts.keys() == {"xxHash", "executorch"}
+    assert parts.keys() == {"xxHash", "executorch", "zstd"}
     assert parts["executorch"]["version"] == metadata.version("executorch").partition("+")[0]
     header = (NATIVE / "third_party" / "xxhash" / "xxhash.h").read_bytes()
     assert parts["xxHash"]["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(header).hexdigest()}]
     numbers = re.findall(rb"#define XXH_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)", header)
     assert parts["xxHash"]["version"] == b".".join(numbers).decode()
+    sources = NATIVE / "third_party" / "zstd"
+    numbers = re.findall(
+        r"#define ZSTD_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)", (sources / "zstd.h").read_text("utf-8")
+    )
+    assert parts["zstd"]["version"] == ".".join(numbers)
+    digest = hashlib.sha256((sources / "zstd.c").read_bytes()).hexdigest()
+    assert parts["zstd"]["hashes"] == [{"alg": "SHA-256", "content": digest}]
     install = (tmp_path / "build" / "cmake_install.cmake").read_text(encoding="utf-8")
     assert re.search(r'/share/blobstore_runtime" TYPE FILE FILES "[^"]*/sbom\.cdx\.json"', install)
 
@@ -156,9 +163,9 @@ def test_the_installed_native_package_has_its_document() -> None:
     sbom.check(text, path.name)
     document = json.loads(text)
     parts = {one["name"]: one["version"] for one in document["components"]}
-    assert parts.keys() == {"xxHash", "nanobind", "robin-map", "executorch"}
+    assert parts.keys() == {"xxHash", "nanobind", "robin-map", "executorch", "zstd"}
     about = Parser().parsestr(metadata.distribution("executorch-blobstore-runtime").read_text("METADATA") or "")
     assert about["License-Expression"] == LICENCES
-    assert {f"third_party/{name}/LICENSE" for name in ("executorch", "nanobind", "robin_map", "xxhash")} <= set(
+    assert {f"third_party/{name}/LICENSE" for name in ("executorch", "nanobind", "robin_map", "xxhash", "zstd")} <= set(
         about.get_all("License-File") or ()
     )

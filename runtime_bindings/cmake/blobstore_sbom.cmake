@@ -20,6 +20,27 @@ function(blobstore_sbom output)
   blobstore_header_version(xxhash_VERSION ${xxhash} XXH_VERSION RELEASE)
   set(xxhash_TAG "@v${xxhash_VERSION}")
   file(SHA256 ${xxhash} xxhash_SHA256)
+  set(zstd_component "")
+  if(BLOBSTORE_ZSTD STREQUAL "bundled")
+    set(zstd ${PROJECT_SOURCE_DIR}/third_party/zstd)
+    blobstore_header_version(zstd_VERSION ${zstd}/zstd.h ZSTD_VERSION RELEASE)
+    file(SHA256 ${zstd}/zstd.c zstd_SHA256)
+    set(dependencies "${dependencies}, \"zstd\"")
+    set(
+      zstd_component
+      ",
+    {
+      \"type\": \"library\",
+      \"bom-ref\": \"zstd\",
+      \"name\": \"zstd\",
+      \"version\": \"${zstd_VERSION}\",
+      \"description\": \"compiled in: third_party/zstd/zstd.c\",
+      \"licenses\": [{\"license\": {\"id\": \"BSD-3-Clause\"}}],
+      \"purl\": \"pkg:github/facebook/zstd@v${zstd_VERSION}\",
+      \"hashes\": [{\"alg\": \"SHA-256\", \"content\": \"${zstd_SHA256}\"}]
+    }"
+    )
+  endif()
   if(executorch_VERSION)
     set(executorch_TAG "@${executorch_VERSION}")
   else() # a build of ExecuTorch's sources does not say

@@ -110,6 +110,7 @@ def compile_one(source: Path, target: str) -> str:
         *(sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", "-c", "-O0"),
         *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
         *(f"-I{LIBRARY / 'include'}", f"-I{LIBRARY / 'src'}", f"-isystem{LIBRARY / 'third_party' / 'xxhash'}"),
+        *(f"-isystem{LIBRARY / 'third_party' / 'zstd'}", "-DBLOBSTORE_ZSTD", "-DBLOBSTORE_ZSTD_BUNDLED"),
         *(f"-isystem{executorch}", f"-isystem{executorch / 'executorch/runtime/core/portable_type/c10'}"),
         source,
     ]

@@ -25,6 +25,7 @@ ROOMS = (
     "packed",
     "cache",
     "releases",
+    "codec",
     "format",
     "os",
 )

@@ -1,35 +1,53 @@
-// The bytes of contents that are stored encoded, which blobstore/pool/codec.py describes. What is decoded comes from
-// servers; who calls this compares it with its digest. Here sizes are checked, before memory is taken.
+// Encoded blobs, back to their bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <string_view>
+#include <memory>
+
+#include "codec/encoding.h"
+#include "codec/zstd.h"
 
 namespace blobstore::internal {
 
-/// How a content is stored.
-struct Encoding {
-  enum class Kind { Raw, Planes, Near };
-  Kind kind = Kind::Raw;
-  uint8_t width = 1; // bytes of an element
-  bool floating = false; // elements are ordered by their value as floats
-  uint8_t bits = 0; // of each number, in the first stream; 0 if there is no such stream
+/// Bytes that somebody else has.
+struct Bytes {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
 };
 
-/// @returns empty for an encoding that `decode` does not know.
-std::optional<Encoding> read_encoding(std::string_view text);
+/// Decodes chunks, one after the other, in one thread. It has room for one chunk, whatever the bytes say.
+class ChunkDecoder {
+ public:
+  /// Write a chunk.
+  /// @param encoding other than raw.
+  /// @param body what the encoding made of the chunk, without its length.
+  /// @param base as many bytes as the chunk has, for an encoding against a base.
+  /// @param out room for them, apart from the base.
+  /// @param size at most kChunk.
+  /// @throws FormatError if the body is not a chunk of this size in this encoding.
+  void decode(const Encoding& encoding, Bytes body, const uint8_t* base, uint8_t* out, size_t size);
 
-/// Decode a content, a chunk at a time: that takes about six megabytes, whatever its size.
-///
-/// @param size bytes of the content.
+ private:
+  class Streams;
+
+  template <typename T>
+  void join(Streams& streams, uint8_t* out, size_t count);
+  template <typename T, bool kFloating>
+  void near(Streams& streams, const Encoding& encoding, const uint8_t* base, uint8_t* out, size_t size);
+
+  Decompressor decompressor_;
+  std::unique_ptr<uint8_t[]> room_;
+};
+
+/// Decode a blob, a chunk at a time: that takes less than seven megabytes, whatever its size.
+/// @param size bytes of the blob.
 /// @param stored bytes that it is stored in.
 /// @param read fills a place with bytes of what is stored, from a byte on that is given last.
-/// @param base the same for the content that this one is a difference to, which has its size; not called for others.
-/// @param use called with the bytes of the content, in order.
-/// @throws FormatError: it is not stored so.
+/// @param base the same for the base, which has `size` bytes; called only for an encoding against one.
+/// @param use called with the bytes of the blob, in order.
+/// @throws FormatError if the stored bytes are not a blob of this size in this encoding.
 void decode(
     const Encoding& encoding,
     uint64_t size,

@@ -1,0 +1,253 @@
+// Encoded blobs: what they are, that they come back, and that damaged ones are errors. Takes no arguments, and ends
+// with 1 if something is wrong.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/decoder.h"
+#include "codec/encoder.h"
+#include "format/format_error.h"
+
+namespace {
+
+using namespace blobstore::internal; // NOLINT: all that is tested is in there
+using Blob = std::vector<uint8_t>;
+
+void check(bool ok, int line, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "failed at line %d: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, __LINE__, #condition)
+
+const std::vector<std::string> kPlanes = {"planes:1", "planes:2", "planes:4", "planes:8"};
+
+std::vector<std::string> near_encodings() {
+  std::vector<std::string> all;
+  for (const char* kind : {"u1", "u2", "u4", "u8", "f2", "f4", "f8"}) {
+    for (const char* bits : {"0", "2", "4"}) {
+      all.push_back(std::string("near:") + kind + ":" + bits);
+    }
+  }
+  return all;
+}
+
+Blob encoded(const Blob& data, const std::string& text, const Blob& base) {
+  const Encoding encoding = *read_encoding(text);
+  ChunkEncoder encoder;
+  Blob stored;
+  for (size_t start = 0; start < data.size(); start += kChunk) {
+    const Bytes chunk = {data.data() + start, std::min(kChunk, data.size() - start)};
+    const Bytes made = encoder.encode(encoding, chunk, base.empty() ? nullptr : base.data() + start);
+    stored.insert(stored.end(), made.data, made.data + made.size);
+  }
+  return stored;
+}
+
+Blob decoded(const Blob& stored, const std::string& text, size_t size, const Blob& base) {
+  Blob out;
+  const auto reader = [](const Blob& from) {
+    return [&from](uint8_t* to, size_t count, uint64_t at) {
+      CHECK(at <= from.size() && count <= from.size() - at);
+      std::memcpy(to, from.data() + at, count);
+    };
+  };
+  decode(
+      *read_encoding(text), size, stored.size(), reader(stored), reader(base), [&](const uint8_t* data, size_t count) {
+        out.insert(out.end(), data, data + count);
+      });
+  return out;
+}
+
+/// What the error says; empty if there is none.
+std::string error_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const FormatError& error) {
+    return error.what();
+  }
+  return std::string();
+}
+
+/// Bytes that are partly random and partly not.
+Blob random_blob(size_t size, std::mt19937_64& random) {
+  Blob blob(size);
+  for (size_t i = 0; i < size; ++i) {
+    blob[i] = i % 2 == 0 || i / 4096 % 3 == 0 ? static_cast<uint8_t>(random()) : static_cast<uint8_t>(random() % 3);
+  }
+  return blob;
+}
+
+/// Another blob, most of whose bytes are the same or a little larger.
+Blob near_to(const Blob& base, std::mt19937_64& random) {
+  Blob blob = base;
+  for (uint8_t& byte : blob) {
+    const uint64_t dice = random() % 64;
+    if (dice < 4) {
+      byte = static_cast<uint8_t>(dice == 0 ? random() : byte + dice - 2);
+    }
+  }
+  return blob;
+}
+
+/// Blobs whose bytes were written by hand, after the description of the format.
+void test_golden_bytes() {
+  const Blob planes = {0x14, 0, 0, 0, 0, 2, 0, 0, 0, 1, 3, 0, 2, 0, 0, 0, 2, 4, 0, 1, 0, 0, 0, 5};
+  CHECK(encoded({1, 2, 3, 4, 5}, "planes:2", {}) == planes);
+  CHECK(decoded(planes, "planes:2", 5, {}) == (Blob{1, 2, 3, 4, 5}));
+
+  // 0, 1, -1 and 5 more than the base: numbers 0, 2, 1 and 10, of which the last has the code 3 and 7 behind it
+  const Blob base = {0, 1, 0, 2, 0, 3, 0, 4};
+  const Blob integers = {0, 1, 1, 2, 0xff, 2, 5, 4};
+  const Blob differences = {0x17, 0, 0, 0, 0, 1, 0, 0, 0, 0xd8, 0, 1, 0, 0, 0, 7, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  CHECK(encoded(integers, "near:u2:2", base) == differences);
+  CHECK(decoded(differences, "near:u2:2", 8, base) == integers);
+
+  // from 0 to -0, one down in the order of values; from the first number below -0 to the first one above 0, three up
+  const Blob floats = {0, 0x80, 1, 0};
+  const Blob around_zero = {0, 0, 1, 0x80};
+  const Blob codes = {0x15, 0, 0, 0, 0, 1, 0, 0, 0, 0x61, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  CHECK(encoded(floats, "near:f2:4", around_zero) == codes);
+  CHECK(decoded(codes, "near:f2:4", 4, around_zero) == floats);
+}
+
+void test_blobs_come_back() {
+  std::mt19937_64 random(1);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{4095}, size_t{70001}, kChunk + 13}) {
+    const Blob data = random_blob(size, random);
+    for (const std::string& text : kPlanes) {
+      CHECK(decoded(encoded(data, text, {}), text, size, {}) == data);
+    }
+    for (const std::string& text : near_encodings()) {
+      const Blob near = near_to(data, random);
+      CHECK(decoded(encoded(data, text, near), text, size, near) == data);
+      const Blob far(size, 0x80);
+      CHECK(decoded(encoded(data, text, far), text, size, far) == data);
+    }
+    CHECK(decoded(data, "raw", size, {}) == data);
+  }
+}
+
+/// Chunks may be larger than what they hold: the piece that is tried does not compress here, and the rest would.
+void test_the_largest_chunk() {
+  std::mt19937_64 random(2);
+  const Blob base(kChunk);
+  Blob data(kChunk);
+  for (size_t i = 0; i < kChunk; ++i) {
+    const bool tried = i >= kChunk / 2 && i < kChunk / 2 + (size_t{1} << 16);
+    data[i] = static_cast<uint8_t>(tried ? random() % 15 - 7 : random());
+  }
+  const Blob stored = encoded(data, "near:u1:4", base);
+  CHECK(zstd_version() == nullptr || stored.size() > kChunk + (size_t{1} << 17));
+  CHECK(stored.size() <= kMostStored);
+  CHECK(decoded(stored, "near:u1:4", kChunk, base) == data);
+}
+
+void test_damage_is_an_error_or_other_bytes() {
+  std::mt19937_64 random(3);
+  std::vector<std::string> all = near_encodings();
+  all.insert(all.end(), kPlanes.begin(), kPlanes.end());
+  for (const std::string& text : all) {
+    const Blob base = random_blob(600, random);
+    const Blob data = near_to(base, random);
+    const Blob stored = encoded(data, text, base);
+    for (size_t size = 0; size < stored.size(); ++size) {
+      CHECK(!error_of([&] { decoded(Blob(stored.begin(), stored.begin() + size), text, 600, base); }).empty());
+    }
+    for (int times = 0; times < 2000; ++times) {
+      Blob damaged = stored;
+      for (uint64_t changes = random() % 4; changes-- > 0;) {
+        damaged[random() % damaged.size()] = static_cast<uint8_t>(random());
+      }
+      error_of([&] { CHECK(decoded(damaged, text, 600, base).size() == 600); });
+    }
+    Blob longer = stored;
+    longer.push_back(0);
+    CHECK(error_of([&] { decoded(longer, text, 600, base); }) == "1 bytes behind the last chunk");
+    CHECK(!error_of([&] { decoded(stored, text, 601, near_to(random_blob(601, random), random)); }).empty());
+  }
+  CHECK(error_of([] { decoded({1, 2, 3}, "raw", 4, {}); }) == "3 bytes, expected 4");
+}
+
+void test_lengths_are_checked_before_memory_is_taken() {
+  const auto none = [](uint8_t*, size_t, uint64_t) {};
+  const auto head = [](uint8_t* out, size_t count, uint64_t) { std::memset(out, 0x7f, count); };
+  const auto use = [](const uint8_t*, size_t) {};
+  CHECK(!error_of([&] { decode(*read_encoding("planes:1"), 1, uint64_t{1} << 40, head, none, use); }).empty());
+}
+
+void test_frames() {
+  Compressor compressor;
+  Blob data(1000, 7);
+  Blob frame(Compressor::bound(data.size()));
+  frame.resize(compressor.compress(data.data(), data.size(), frame.data()));
+  Decompressor decompressor;
+  Blob out(2000);
+  const auto decompress = [&](const Blob& from, size_t expected) {
+    return error_of([&] { decompressor.decompress(from.data(), from.size(), out.data(), expected); });
+  };
+  if (zstd_version() == nullptr) {
+    CHECK(decompress({1, 2, 3}, 3).find("without zstd") != std::string::npos);
+    return;
+  }
+  CHECK(decompress(frame, 1000).empty());
+  CHECK(std::equal(data.begin(), data.end(), out.begin()));
+  CHECK(decompress(frame, 999) == "a stream that does not hold 999 bytes");
+  CHECK(!decompress(Blob(frame.begin(), frame.end() - 1), 1000).empty());
+  Blob longer = frame;
+  longer.push_back(0);
+  CHECK(!decompress(longer, 1000).empty());
+  Blob twice = frame;
+  twice.insert(twice.end(), frame.begin(), frame.end());
+  CHECK(!decompress(twice, 1000).empty());
+  CHECK(!decompress(twice, 2000).empty());
+  const Blob skipped = {0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0};
+  CHECK(!decompress(skipped, 0).empty());
+}
+
+void test_encodings_are_known() {
+  for (const char* text :
+       {"",
+        "planes",
+        "planes:",
+        "planes:0",
+        "planes:3",
+        "planes:2:2",
+        "near",
+        "near:f2",
+        "near:f1:0",
+        "near:f3:2",
+        "near:f2:3",
+        "near:f2:",
+        "near:f2:2:",
+        "near:u1:1",
+        "near:2:2",
+        "raw:1",
+        "zstd"}) {
+    CHECK(!read_encoding(text));
+  }
+  const Encoding encoding = *read_encoding("near:f4:2");
+  CHECK(encoding.kind == Encoding::Kind::Near && encoding.floating && encoding.width == 4 && encoding.bits == 2);
+  CHECK(read_encoding("raw")->kind == Encoding::Kind::Raw);
+  CHECK(!read_encoding("near:u8:0")->floating);
+}
+
+} // namespace
+
+int main() {
+  test_golden_bytes();
+  test_blobs_come_back();
+  test_the_largest_chunk();
+  test_damage_is_an_error_or_other_bytes();
+  test_lengths_are_checked_before_memory_is_taken();
+  test_frames();
+  test_encodings_are_known();
+  return 0;
+}

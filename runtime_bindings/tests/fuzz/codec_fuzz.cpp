@@ -1,0 +1,57 @@
+// Fuzzes the decoder of blobs: the first byte says the encoding, and a chunk follows. What it makes of a chunk is
+// encoded and must come back.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "codec/decoder.h"
+#include "codec/encoder.h"
+#include "format/format_error.h"
+
+namespace {
+
+using namespace blobstore::internal; // NOLINT: all that is tested is in there
+
+constexpr size_t kSize = 3000;
+
+// in the order of campaigns/fuzz/chunks.py
+const std::vector<std::string>& encodings() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> names = {"planes:1", "planes:2", "planes:4", "planes:8"};
+    for (const char* kind : {"u1", "u2", "u4", "u8", "f2", "f4", "f8"}) {
+      for (const char* bits : {"0", "2", "4"}) {
+        names.push_back(std::string("near:") + kind + ":" + bits);
+      }
+    }
+    return names;
+  }();
+  return all;
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) {
+    return 0;
+  }
+  const Encoding encoding = *read_encoding(encodings()[data[0] % encodings().size()]);
+  std::vector<uint8_t> base(kSize);
+  for (size_t i = 0; i < kSize; ++i) {
+    base[i] = static_cast<uint8_t>(i * 7);
+  }
+  std::vector<uint8_t> out(kSize);
+  static ChunkDecoder decoder;
+  static ChunkEncoder encoder;
+  try {
+    decoder.decode(encoding, {data + 1, size - 1}, base.data(), out.data(), kSize);
+  } catch (const FormatError&) {
+    return 0;
+  }
+  const Bytes stored = encoder.encode(encoding, {out.data(), kSize}, base.data());
+  std::vector<uint8_t> again(kSize);
+  decoder.decode(encoding, {stored.data + 4, stored.size - 4}, base.data(), again.data(), kSize);
+  if (again != out) {
+    std::abort(); // what was encoded is not what comes back
+  }
+  return 0;
+}
