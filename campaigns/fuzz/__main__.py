@@ -70,6 +70,8 @@ JOBS = [
     Job("table"),
     Job("table", "releases_fuzz"),
     Job("encoded"),
+    Job("chunk"),
+    Job("chunk", "codec_fuzz"),
     Job("http"),
     Job("journal"),
     Job("commits", "commits_fuzz"),

@@ -23,13 +23,14 @@ from blobstore.core.formats.payload import split, wrap
 from blobstore.core.formats.pte import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
+from blobstore.pool.chunks import encode_chunk
 from blobstore.releases import publish, pull, push
 from blobstore.releases.index.encoding import encode
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
-from campaigns.fuzz import adapters, disk, releases
+from campaigns.fuzz import adapters, chunks, disk, releases
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND
 from campaigns.lowered import lower_embedded, lower_network
 from tests import models
@@ -63,6 +64,7 @@ def _make(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "report", "types.safetensors", (work / "types.safetensors").read_bytes()
     yield "checkpoint", "adam", _checkpoint_list(work)
     yield from releases_of(work)
+    yield from chunks_of()
     yield from interrupted(work)
     yield from adapters_of(work)
     yield "baseline", "reports", json.dumps(to_json(report([work / "slim"]))).encode()
@@ -192,6 +194,16 @@ def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
     challenge = 'WWW-Authenticate: Bearer realm="http://127.0.0.1:{port}/token",service="s",scope="pull"\r\n'
     login = [releases.ok(b"", "401 Unauthorized", challenge), releases.ok(b'{"token":"abcd"}')]
     yield "http", "registry", b"{host}/fuzz:1" + KIND + ANSWER.join([*login, *answers])
+
+
+def chunks_of() -> Iterator[tuple[str, str, bytes]]:
+    base = memoryview(chunks.BASE)
+    data = np.frombuffer(chunks.BASE, np.uint8).copy()
+    data[::9] += np.uint8(1)
+    data[::70] += np.uint8(100)
+    for number, encoding in enumerate(chunks.ENCODINGS):
+        stored = encode_chunk(memoryview(data.tobytes()), encoding, base)
+        yield "chunk", encoding.replace(":", "-"), bytes([number]) + stored[4:]
 
 
 def interrupted(work: Path) -> Iterator[tuple[str, str, bytes]]:

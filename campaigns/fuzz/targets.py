@@ -28,7 +28,7 @@ from blobstore.runtime.native import layout_of, native_path
 from blobstore.runtime.native import native as native_module
 from blobstore.runtime.tensors import LogicalTensors
 from blobstore.testing import strategies  # noqa: F401 - imported here, so that no input waits for it
-from campaigns.fuzz import adapters, disk, releases
+from campaigns.fuzz import adapters, chunks, disk, releases
 from campaigns.fuzz.answers import DisagreementError, MemoryFile, agree, answer, temporary_folder
 
 
@@ -173,6 +173,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "index": releases.index,
     "table": releases.table,
     "encoded": releases.encoded,
+    "chunk": chunks.chunk,
     "http": releases.http,
     "journal": disk.journal,
     "commits": disk.commits,
