@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blobstore.core.constants import HOLE_LIMIT
@@ -18,7 +18,7 @@ from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError,
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.pool.objects import PARALLEL, REQUEST, Objects
-from blobstore.pool.packs import Range, Reader, Stored, pack_path
+from blobstore.pool.packs import Range, Reader, Room, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
@@ -53,6 +53,19 @@ def parts_of(tables: Tables, version: Version) -> list[_Part]:
     return [_Part(*row) for row in rows]
 
 
+@dataclass
+class _Rooms:
+    """Memory for contents that are read in a row, one at a time.
+
+    Attributes:
+        base: which is in its room.
+    """
+
+    base: tuple[bytes, memoryview] | None = None
+    for_base: Room = field(default_factory=Room)
+    for_content: Room = field(default_factory=Room)
+
+
 class Blobs:
     """Reads contents of a pool, one by one or many in a row. A base that several in a row need is read once.
 
@@ -82,24 +95,30 @@ class Blobs:
             PoolError: its pack is gone.
             FileAccessError, TransferError: the store refuses.
         """
-        return self._found(digest, {})
+        return self._found(digest, {}, None)
 
-    def _found(self, digest: bytes, fetched: _Fetched) -> memoryview:
+    def _found(self, digest: bytes, fetched: _Fetched, rooms: _Rooms | None) -> memoryview:
         try:
-            return self._read(self._rows[digest], fetched)
+            return self._read(self._rows[digest], fetched, rooms)
         except PoolError:
             self._tables.fresh()  # a collection may have moved it to another pack
             self._rows = self._look_up(self._rows)
-            return self._read(self._rows[digest], {})
+            return self._read(self._rows[digest], {}, rooms)
 
-    def stream(self, digests: Iterable[bytes]) -> Generator[memoryview]:
+    def stream(self, digests: Iterable[bytes], *, check: bool = True) -> Generator[memoryview]:
         """The bytes of contents, one after the other. Those of a bucket that lie side by side come with one request.
+
+        Args:
+            digests: which.
+            check: compare them with their digests. If not, each is valid until the next one, and the caller proves them by
+                what they are parts of.
 
         Raises:
             As `read`.
         """
+        rooms = None if check else _Rooms()
         if self._objects.folder is not None:
-            yield from map(self.read, digests)
+            yield from (self._found(digest, {}, rooms) for digest in digests)
             return
         threads = ThreadPoolExecutor(PARALLEL)
         try:
@@ -108,9 +127,9 @@ class Blobs:
                 rows = [row for digest in batch for row in self._needed(digest)]
                 coming.append((batch, [threads.submit(self._fetch, ranges) for ranges in _merged(rows)]))
                 if len(coming) > 1:
-                    yield from self._arrived(*coming.popleft())
+                    yield from self._arrived(*coming.popleft(), rooms)
             while coming:
-                yield from self._arrived(*coming.popleft())
+                yield from self._arrived(*coming.popleft(), rooms)
         finally:
             threads.shutdown(cancel_futures=True)
 
@@ -144,10 +163,12 @@ class Blobs:
             return {}
         return {(pack, offset, length): data[offset - start :][:length] for _, offset, length in ranges}
 
-    def _arrived(self, batch: Sequence[bytes], coming: Sequence[Future[_Fetched]]) -> Iterator[memoryview]:
+    def _arrived(
+        self, batch: Sequence[bytes], coming: Sequence[Future[_Fetched]], rooms: _Rooms | None
+    ) -> Iterator[memoryview]:
         fetched = {where: data for one in coming for where, data in one.result().items()}
         for digest in batch:
-            yield self._found(digest, fetched)
+            yield self._found(digest, fetched, rooms)
 
     def _look_up(self, digests: Sequence[bytes] | dict[bytes, Stored]) -> dict[bytes, Stored]:
         rows = stored_rows(self._tables, digests)
@@ -157,16 +178,27 @@ class Blobs:
             )
         return rows
 
-    def _read(self, row: Stored, fetched: _Fetched) -> memoryview:
+    def _read(self, row: Stored, fetched: _Fetched, rooms: _Rooms | None) -> memoryview:
+        room = None if rooms is None else rooms.for_content
         if row.base is None:
-            return self._reader.read(row, None, fetched.get(row.range))
-        kept = self._base  # other threads read, too
+            return self._reader.read(row, None, fetched.get(row.range), room=room)
+        kept = self._base if rooms is None else rooms.base  # other threads read, too
         if kept is None or kept[0] != row.base:
             base = self._rows[row.base]
             if base.base is not None:
                 raise PoolError(f"{self._objects.url}: the base {row.base.hex()} is a difference itself")
-            self._base = kept = (row.base, self._reader.read(base, None, fetched.get(base.range)))
-        return self._reader.read(row, kept[1], fetched.get(row.range))
+            # what is made of it is compared with a digest
+            its_room = Room() if rooms is None else rooms.for_base
+            kept = (row.base, self._reader.read(base, None, fetched.get(base.range), room=its_room))
+            if rooms is None:
+                self._base = kept
+            else:
+                rooms.base = kept
+        try:
+            return self._reader.read(row, kept[1], fetched.get(row.range), room=room)
+        except IntegrityError:
+            self._reader.read(self._rows[row.base])  # perhaps it is the base that is damaged
+            raise
 
 
 _Fetched = dict[Range, memoryview]
@@ -203,7 +235,8 @@ def restore(
         folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
     with Staging(None, force=force, folder=directory) as staging:
-        for path, (_, size, sha256, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):
+        files = files_of(blobs, version, parts, check=False)  # the files' digests are compared
+        for path, (name, size, sha256, pieces) in zip(paths, files, strict=True):
             with staging.open(path, size, kind=by_name(path)) as file:
                 hasher = hashlib.sha256()
                 for piece in pieces:
@@ -213,6 +246,9 @@ def restore(
                     if progress:
                         progress("restoring", done, total)
                 if hasher.hexdigest() != sha256:
+                    for part in parts:
+                        if part.file == name:
+                            blobs.read(part.digest)  # an error that names the damaged one
                     raise IntegrityError(
                         path, f"expected SHA-256 {sha256}, the parts in the pool give {hasher.hexdigest()}"
                     )
@@ -220,9 +256,14 @@ def restore(
 
 
 def files_of(
-    blobs: Blobs, version: Version, parts: Sequence[_Part]
+    blobs: Blobs, version: Version, parts: Sequence[_Part], *, check: bool = True
 ) -> Iterator[tuple[str, int, str, Iterator[memoryview]]]:
     """Name, size and SHA-256 of each file of a version, and its bytes in order, which are read before the next one's.
+
+    Args:
+        blobs: reads them.
+        version, parts: of the pool.
+        check: compare each content with its digest. If not, the caller compares the files.
 
     Raises:
         InvalidFileError: the parts of a file overlap, or do not fit its size; from the bytes, as what `Blobs.read` raises.
@@ -231,7 +272,7 @@ def files_of(
     for part in parts:
         placed[part.file][part.offset] = part  # one for each name begins there
     order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
-    with contextlib.closing(blobs.stream(order)) as contents:
+    with contextlib.closing(blobs.stream(order, check=check)) as contents:
         for name, size, sha256 in version.files:
             yield name, size, sha256, _pieces(contents, placed[name].values(), name, size)
 

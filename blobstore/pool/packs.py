@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,9 @@ from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
 from blobstore.pool.derived import BYTES, check_recipe, derive, find_recipe
 from blobstore.pool.objects import Objects
-from blobstore.pool.scan import Source, element
+from blobstore.pool.scan import SEED, Source, checked, element
 
-__all__ = ["CAST", "Job", "Range", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
+__all__ = ["CAST", "Job", "Range", "Reader", "Room", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
 
 CAST = "cast"
 """The encoding of a blob that is its base in a narrower type, and has no bytes of its own. In the same way, a recipe of
@@ -36,6 +37,7 @@ Before another encoding and a `+`, it says that the blob is stored against that.
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
 _KEEP = 1 << 28
+_MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 _NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
 
@@ -78,6 +80,7 @@ class Job:
     Attributes:
         source: where its bytes are.
         digest, dtype, shape, sketch: as in the tables.
+        check: of its bytes, as `checked` makes it.
         base: the digest of a blob to store it against, and where that one is; None if there is none.
         spare: what a difference may take at the most.
         is_cast: the base is in float32, and is to be taken in the type of the blob, which is narrower.
@@ -88,6 +91,7 @@ class Job:
     dtype: str
     shape: str
     sketch: bytes
+    check: bytes = b""
     base: tuple[bytes, Source | Stored] | None = None
     spare: float = _NEAR_WORTH
     is_cast: bool = False
@@ -99,6 +103,19 @@ def pack_path(pack: bytes) -> str:
     return f"packs/{name[:2]}/{name}"
 
 
+class Room:
+    """Memory for one blob at a time."""
+
+    def __init__(self) -> None:
+        self._all = bytearray()
+
+    def take(self, size: int) -> memoryview:
+        """Room for a blob; what was taken before is not valid any more."""
+        if len(self._all) < size:
+            self._all = bytearray(size)
+        return memoryview(self._all)[:size]
+
+
 class Reader:
     """Reads blobs of a pool, and compares their digests.
 
@@ -108,14 +125,24 @@ class Reader:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        self._maps: dict[str, memoryview] = {}
 
-    def read(self, blob: Stored, base: memoryview | None = None, stored: memoryview | None = None) -> memoryview:
+    def read(
+        self,
+        blob: Stored,
+        base: memoryview | None = None,
+        stored: memoryview | None = None,
+        *,
+        room: Room | None = None,
+    ) -> memoryview:
         """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
 
         Args:
             blob: where it lies.
             base: the bytes of its base.
             stored: what the pack has for it, if that was read before.
+            room: where they may be put. They are not compared with their digest then; the caller proves them by what is
+                made of them, before the room is used again.
 
         Raises:
             IntegrityError: they are damaged.
@@ -128,8 +155,10 @@ class Reader:
             if base is None:
                 raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
             encodings = encodings[1:]
-        data = base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base, stored)
-        if len(data) != blob.size or hashlib.sha256(data).digest() != blob.digest:
+        data = (
+            base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base, stored, room)
+        )
+        if len(data) != blob.size or (room is None and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
 
@@ -139,7 +168,7 @@ class Reader:
     def stored(self, blob: Stored, read: memoryview | None = None) -> memoryview:
         """The bytes that a pack has for a blob, as they are; they are not compared with anything."""
         path = pack_path(blob.pack)
-        stored = self._objects.read(path, blob.offset, blob.length) if read is None else read
+        stored = self._range(path, blob.offset, blob.length) if read is None else read
         if stored is None:
             raise PoolError(f"{self._objects.name(path)}: the pack is missing; it has blob {blob.digest.hex()}")
         if len(stored) != blob.length:
@@ -148,7 +177,22 @@ class Reader:
             )
         return stored
 
-    def _decoded(self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None) -> memoryview:
+    def _range(self, path: str, start: int, length: int) -> memoryview | None:
+        if self._objects.folder is None:
+            return self._objects.read(path, start, length)
+        whole = self._maps.get(path)
+        if whole is None:
+            whole = self._objects.read(path, 0, sys.maxsize)
+            if whole is None:
+                return None
+            while len(self._maps) >= _MAPS:  # other threads read, too
+                self._maps.pop(next(iter(self._maps)), None)
+            self._maps[path] = whole
+        return whole[start : start + length]
+
+    def _decoded(
+        self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None, room: Room | None
+    ) -> memoryview:
         if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
@@ -160,15 +204,13 @@ class Reader:
             raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
         if blob.size > _MOST * (len(stored) + 1):
             raise IntegrityError(self._place(blob), f"{len(stored)} bytes cannot hold a blob of {blob.size}")
-        out = bytearray(blob.size)
-        at = 0
+        out = (room or Room()).take(blob.size)
         try:
-            for chunk in decode(encoding, blob.size, stored, base):
-                out[at : at + len(chunk)] = chunk
-                at += len(chunk)
+            for _ in decode(encoding, blob.size, stored, base, out):
+                pass
         except DecodeError as error:
             raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
-        return memoryview(out).toreadonly()
+        return out.toreadonly()
 
 
 @dataclass
@@ -193,7 +235,7 @@ class _Bases:
 def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> list[Stored]:
     """Store blobs in one new pack: what a worker does.
 
-    Every blob is read back from what was encoded, and compared by its digest, before the pack gets its name.
+    Every blob is read back from what was encoded, and compared with what was scanned, before the pack gets its name.
 
     Args:
         url, options: of the pool.
@@ -262,17 +304,14 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         recipe = find_recipe(data, base, job.shape) if job.dtype in BYTES else CAST
         base = None if recipe is None else cast(base, job.dtype) if recipe == CAST else derive(base, recipe)
         encodings = [recipe] if recipe is not None else []
-    is_base = base is not None and hashlib.sha256(base).digest() == job.digest
+    is_base = base is not None and job.is_cast and hashlib.sha256(base).digest() == job.digest
     if not is_base:
         encoding = _choice(data, job, base)
         is_near = encoding.startswith("near")
         encodings = [*encodings, encoding] if is_near else [encoding]
         base = base if is_near else None
         stored = b"".join(encode(data, encoding, base))
-        proof = hashlib.sha256()
-        for chunk in decode(encoding, len(data), memoryview(stored), base):
-            proof.update(chunk)
-        if proof.digest() != job.digest:
+        if checked(decode(encoding, len(data), memoryview(stored), base), job.check[:SEED]) != job.check:
             raise DataChangedError(f"{job.source.path}: the file changed while it was added")
         write(stored)
     return Stored(

@@ -94,7 +94,7 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     earlier = _earlier(tables, {nearest.digest for found in short.values() if (nearest := found.nearest) is not None})
     jobs: list[Job] = []
     for part in parts:
-        job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch)
+        job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch, part.check)
         if (weights := _quantized_from(part, stored, new)) is not None:
             job = replace(job, base=(weights.digest, weights.where), is_cast=True)
         elif part.sketch:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import InvalidFileError, MissingDependencyError
@@ -17,7 +19,10 @@ from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.regions import read_regions
 from blobstore.reporting.source import open_source
 
-__all__ = ["SKETCHED", "Part", "ScannedFile", "Source", "element", "scan"]
+__all__ = ["SEED", "SKETCHED", "Part", "ScannedFile", "Source", "checked", "element", "scan"]
+
+SEED = 8
+"""Bytes of a check that say how it was made."""
 
 SKETCHED = 4096
 """A blob with fewer bytes is only compared for equality."""
@@ -55,6 +60,7 @@ class Part:
         tensors: its names; none for what is not looked up.
         dtype, shape, order: as in the tables.
         sketch: some of its elements; empty if it is small.
+        check: of its bytes, as `checked` makes it.
     """
 
     source: Source
@@ -64,6 +70,7 @@ class Part:
     shape: str
     order: str
     sketch: bytes
+    check: bytes
 
     @property
     def size(self) -> int:
@@ -97,6 +104,23 @@ def element(dtype: str) -> tuple[int, bool]:
     return (width if width in {1, 2, 4, 8} else 1), dtype in _FLOATS
 
 
+def checked(pieces: Iterable[memoryview], seed: bytes) -> bytes:
+    """A check of bytes that are read twice: a fast hash, with a seed that whoever changes them meanwhile does not know.
+
+    Args:
+        pieces: the bytes.
+        seed: `SEED` random bytes, with which the check begins.
+    """
+    hasher = _check(seed)
+    for piece in pieces:
+        hasher.update(piece)
+    return seed + hasher.digest()
+
+
+def _check(seed: bytes) -> xxhash.xxh3_128:
+    return xxhash.xxh3_128(seed=int.from_bytes(seed, "little"))
+
+
 def scan(path: str, name: str) -> ScannedFile:
     """Read a file once.
 
@@ -111,10 +135,11 @@ def scan(path: str, name: str) -> ScannedFile:
         return ScannedFile(name, 0, hashlib.sha256().hexdigest(), ())
     data = map_file(path)
     whole = hashlib.sha256()
+    seed = secrets.token_bytes(SEED)
     parts = []
     for region in _regions(path, len(data)):
         view = data[region.start : region.stop]
-        own = hashlib.sha256()
+        own, check = hashlib.sha256(), _check(seed)
         is_hole, zeros = region.kind is RegionKind.PADDING and len(view) <= HOLE_LIMIT, True
         for piece in read_pieces(view):
             whole.update(piece)
@@ -122,15 +147,17 @@ def scan(path: str, name: str) -> ScannedFile:
                 zeros = zeros and not np.frombuffer(piece, np.uint8).any()
             else:
                 own.update(piece)
+                check.update(piece)
         if is_hole:
             if zeros:
                 continue
             own.update(view)
-        parts.append(_part(path, region, view, own.digest()))
+            check.update(view)
+        parts.append(_part(path, region, view, own.digest(), seed + check.digest()))
     return ScannedFile(name, len(data), whole.hexdigest(), tuple(parts))
 
 
-def _part(path: str, region: Region, view: memoryview, digest: bytes) -> Part:
+def _part(path: str, region: Region, view: memoryview, digest: bytes, check: bytes) -> Part:
     is_blob = region.kind.is_blob
     layout = region.layout if is_blob else None
     shape = order = ""
@@ -147,6 +174,7 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes) -> Part:
         shape,
         order,
         _sketch(view, element(dtype)[0]) if is_blob and len(view) >= SKETCHED else b"",
+        check,
     )
 
 

@@ -6,15 +6,16 @@ import hashlib
 import json
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import blobstore
-from blobstore.errors import ClosedError, FileAccessError, IntegrityError, OutputPathError, PoolError
+from blobstore.errors import ClosedError, DataChangedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from tests import models
 from tests.pool.models import halves, tensors, tuned, write
@@ -275,6 +276,52 @@ def test_damaged_packs_are_errors(pool: Pool, where: Place, tmp_path: Path, dama
     assert not list((tmp_path / "out").glob("*"))
     with pytest.raises((IntegrityError, PoolError), match="packs/"):
         fresh.open("a@1").numpy("embed.weight")
+
+
+@pytest.mark.parametrize("damaged", ["base", "difference"])
+def test_what_is_damaged_is_named(pool: Pool, where: Place, tmp_path: Path, damaged: str) -> None:
+    """By the digest of the file that is restored, damage is seen; which blob of which pack it is in is found then (S1)."""
+    random = np.random.default_rng(7)
+    model = {"w": random.standard_normal((400, 50)).astype(np.float32)}
+    pool.add(write(tmp_path / "a.safetensors", model), "a@1")
+    model["w"][::3] += np.float32(1e-6)
+    pool.add(write(tmp_path / "b.safetensors", model), "b@1")
+    rows = {row[0]: row for row in pool._tables.query('SELECT digest, base, pack, "offset", length FROM blobs')}
+    [near] = [row for row in rows.values() if row[1] is not None]
+    base = rows[near[1]]
+    digest, _, pack, offset, length = base if damaged == "base" else near
+    path = f"packs/{pack.hex()[:2]}/{pack.hex()}"
+    data = bytearray(where.read(path))
+    for at in range(offset + 9, offset + length, 500):  # behind the heads of the chunk and of its first stream
+        data[at] ^= 1
+    where.write(path, bytes(data))
+    fresh = where.open()
+    with pytest.raises(IntegrityError, match=f"{path} at byte {offset}: .*{digest.hex()}"):
+        fresh.get("b@1", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+    with pytest.raises(IntegrityError, match=digest.hex()):
+        fresh.open("b@1").numpy("w")
+    if damaged == "difference":
+        assert fresh.get("a@1", tmp_path / "out")
+
+
+def test_a_file_that_changes_while_it_is_added_is_refused(tmp_path: Path) -> None:
+    """Between two readings: what was hashed is not what is there any more (S1)."""
+    pool = Pool(tmp_path / "pool", create=True)
+    path = write(tmp_path / "a.safetensors", tensors())
+
+    class Meddling(ThreadPoolExecutor):
+        def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+            if function.__name__ == "write_pack":
+                data = bytearray(path.read_bytes())
+                data[-5] ^= 1
+                with path.open("r+b") as file:  # in place, as who keeps it mapped may see it
+                    file.write(data)
+            return super().submit(function, *arguments, **named)
+
+    with Meddling(1) as executor, pytest.raises(DataChangedError, match="a.safetensors"):
+        pool.add(path, "a@1", executor=executor)
+    assert pool.versions() == []
 
 
 def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place, tmp_path: Path) -> None:
