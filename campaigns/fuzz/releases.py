@@ -1,4 +1,4 @@
-"""The fuzzed functions of releases: their indexes and tables, the encoded forms of parts, and the answers of servers."""
+"""The fuzzed functions of releases: their indexes, parts and ways, encoded contents, and the answers of servers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ import numpy as np
 
 from blobstore import save_file
 from blobstore.core.errors import BlobStoreError, ReleaseError
+from blobstore.pool.codec import DecodeError, decode
 from blobstore.releases import Patience, plan, publish, pull
-from blobstore.releases.index.encoding import DecodeError, decode
-from blobstore.releases.index.index import File, Index, Object, encode, parse_index, parse_table
+from blobstore.releases.index.index import File, Index, Object, encode, parse_index
 from blobstore.releases.index.needs import check_time
+from blobstore.releases.index.parts import parse_parts
+from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
 
@@ -55,69 +57,91 @@ def index(data: bytes) -> None:
         agree(one, answer(cpp), "an index")
         if isinstance(one, BlobStoreError):
             raise one
-        named = {file.sha256 for file in parse_index(data, "fuzz").files}
-        packed = {pack.sha256 for pack in parse_index(data, "fuzz").packs}
+        parts = parse_index(data, "fuzz").parts
         insist(
-            all(url == f"files/{sha256}" and sha256 in named | packed for url, _, _, sha256, _ in fetches),
+            [(url, sha256) for url, _, _, sha256, _ in fetches] == [(parts.path, parts.sha256)] * (parts.size > 0),
             "bytes are asked for that the index does not name",
         )
         insist(sorted(os.listdir(folder)) == ["device", "index.json"], "something was written beside the folder")
 
 
-def table(data: bytes) -> None:
-    """A table: Python and C++ accept the same ones, and ask for the same bytes of a device with some of the parts."""
-    file = _file_of(data)
+def parts(data: bytes) -> None:
+    """Parts: Python and C++ accept the same ones, and ask for the same bytes of a device with some of the contents."""
+    files = tuple(File(f"{number}.ptd", "data", f"{number:064x}", size) for number, size in enumerate(_sizes_in(data)))
+    named = Object(hashlib.sha256(data).hexdigest(), len(data))
+    index = Index("blobstore.release.2", "fuzz", "3", int(time.time()), "1.0", files, named, plain=True)
     with _device() as (root, device, other):
-        now = int(time.time())
-        version = Index(
-            "blobstore.release.1", "fuzz", "2", now, "1.0", (file, File("small", "other", file.sha256, file.size))
-        )
-        place = root / "fuzz/2/index.json"
+        place = root / "fuzz/3/index.json"
         place.parent.mkdir()
-        place.write_bytes(encode(version))
-        for target in (root / "files", other / "incoming"):
-            target.mkdir(exist_ok=True)
-            (target / hashlib.sha256(data).hexdigest()).write_bytes(data)
-
-        def python() -> Any:
-            return sorted((one.range or "", one.size, one.file) for one in plan(place, device, plain=True).fetches)
-
-        def cpp() -> Any:
-            listed = native.missing(os.fsencode(place), os.fsencode(other), executorch="")[-1]
-            return sorted((range_ or "", size, name) for _, range_, size, _, name in listed)
-
-        agree(answer(python), answer(cpp), "a table")
-    parse_table(data, file, "fuzz")
+        place.write_bytes(encode(index))
+        (root / "files" / named.sha256).write_bytes(data)
+        _compare(place, named, device, other, "parts")
+    parse_parts(data, index, "fuzz")
 
 
-def _file_of(data: bytes) -> File:
-    """The file that a table says it is of, or any other."""
-    sha256, size = "0" * 64, 1 << 20
-    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
-        found = json.loads(data)
-        sha256, size = str(found["sha256"]), int(found["size"])
-    with contextlib.suppress(BlobStoreError):
-        made = File("weights.ptd", "data", sha256, size, Object(hashlib.sha256(data).hexdigest(), len(data)))
-        parse_index(encode(Index("blobstore.release.1", "fuzz", "2", 0, "1.0", (made,))), "fuzz")
-        return made
-    return File("weights.ptd", "data", "0" * 64, 1 << 20, Object(hashlib.sha256(data).hexdigest(), len(data)))
+def ways(data: bytes) -> None:
+    """Ways: likewise."""
+    with _device() as (root, device, other):
+        place = root / "fuzz/2/index.json"
+        sha256 = hashlib.sha256(place.read_bytes()).hexdigest()
+        data = re.sub(rb'"index":"[0-9a-f]{64}"', f'"index":"{sha256}"'.encode(), data, count=1)
+        listed = place.with_name("ways.json")
+        listed.unlink()  # it is a second name of the original
+        listed.write_bytes(data)
+        index = parse_index(place.read_bytes(), "fuzz")
+        _compare(place, index.parts, device, other, "ways")
+        found = parse_parts((root / "files" / index.parts.sha256).read_bytes(), index, "fuzz")
+    parse_ways(data, sha256, found, "fuzz")
+
+
+def _compare(index: Path, parts: Object, device: Path, other: Path, what: str) -> None:
+    """Let Python plan for one device and C++ for another one, which is the same."""
+    (other / "incoming").mkdir(exist_ok=True)
+    (other / "incoming" / parts.sha256).write_bytes((index.parents[2] / "files" / parts.sha256).read_bytes())
+
+    def python() -> Any:
+        return sorted((one.range or "", one.size, one.file) for one in plan(index, device).fetches)
+
+    def cpp() -> Any:
+        listed = native.missing(os.fsencode(index), os.fsencode(other), executorch="")[-1]
+        return sorted((range_ or "", size, name) for _, range_, size, _, name in listed)
+
+    agree(answer(python), answer(cpp), what)
+
+
+def _sizes_in(data: bytes) -> list[int]:
+    """Sizes of files that these parts can be of."""
+    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, IndexError, OverflowError):
+        found = [
+            max((int(part[0]) + int(part[1]) for part in listed), default=0) for listed in json.loads(data)["files"]
+        ]
+        if len(found) <= 1000 and all(0 <= size < 1 << 53 for size in found):
+            return found
+    return [1 << 20]
 
 
 @functools.cache
 def published() -> tuple[Any, Path]:
-    """A release folder, and a device that has its release."""
+    """A folder with two releases, and a device that has the first."""
     folder = temporary_folder()
     work = Path(folder.name)
-    save_file(release_weights(), work / "weights.ptd")
-    publish([work / "weights.ptd"], work / "www", name="fuzz", version="1")
+    for version, tensors in (("1", release_weights()), ("2", next_weights())):
+        save_file(tensors, work / "weights.ptd")
+        publish([work / "weights.ptd"], work / "www", name="fuzz", version=version)
     pull(work / "www/fuzz/1/index.json", work / "device")
     return folder, work
 
 
 def release_weights() -> dict[str, Any]:
-    """Small weights of which a table is smaller than a fiftieth."""
+    """Small weights."""
     rows = np.arange(4096, dtype=np.float32)
     return {"first": rows, "second": rows * rows, "third": rows[:8]}
+
+
+def next_weights() -> dict[str, Any]:
+    """Some of them are near to the others."""
+    tensors = release_weights()
+    return {**tensors, "second": np.nextafter(tensors["second"], np.float32(np.inf)), "new": tensors["first"] * 3}
 
 
 @contextlib.contextmanager
@@ -131,27 +155,34 @@ def _device() -> Iterator[tuple[Path, Path, Path]]:
         yield copies[0], copies[1], copies[2]
 
 
-ENCODINGS = ("zstd", "planes:2", "planes:4", "planes:8", "patch:1", "patch:2", "patch:4", "patch:8")
-ENCODED_SIZE = 3000
-"""Bytes of the part that travels in an encoded form."""
+ENCODINGS = ("raw", "planes:1", "planes:4", "near:u1:0", "near:f2:2", "near:f4:4", "near:u8:2", "near:f8:0")
+ENCODED_SIZE = 3001
+"""Bytes of the content that is encoded."""
+ENCODED_BASE = bytes(range(256)) * 12
+"""Its base is the beginning of this."""
 
 
 def encoded(data: bytes) -> None:
-    """A part in an encoded form: the first byte says which, and chunks follow."""
+    """An encoded content: the first byte says how, and chunks follow. Python and C++ read the same bytes of it."""
     if not data:
         raise ReleaseError("there is no form")
-    at = 1
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        at += size
-        return data[at - size : at]
-
-    try:
-        pieces = list(map(len, decode(ENCODINGS[data[0] % 8], ENCODED_SIZE, read, lambda start, size: bytes(size))))
-    except DecodeError as error:
-        raise ReleaseError(str(error)) from None
-    insist(sum(pieces) == ENCODED_SIZE, "a part has another size")
+    encoding, stored = ENCODINGS[data[0] % 8], data[1:]
+    base = ENCODED_BASE[:ENCODED_SIZE] if encoding.startswith("near") else b""
+    decoded: bytes | None = None
+    with contextlib.suppress(DecodeError):
+        decoded = b"".join(
+            map(bytes, decode(encoding, ENCODED_SIZE, memoryview(stored), memoryview(base) if base else None))
+        )
+    other: bytes | None = None
+    with contextlib.suppress(ValueError):
+        other = native.decoded(encoding, ENCODED_SIZE, stored, base)
+    # What a damaged frame gives is up to the version of zstd; who decodes it compares it with its digest.
+    if b"\x28\xb5\x2f\xfd" not in stored:
+        insist(decoded == other, "Python and C++ decode different bytes")
+    insist(other is None or len(other) == ENCODED_SIZE, "a content has another size in C++")
+    if decoded is None:
+        raise ReleaseError("a content that is malformed")
+    insist(len(decoded) == ENCODED_SIZE, "a content has another size")
 
 
 class Player:

@@ -24,8 +24,8 @@ from blobstore.core.formats.pte import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
 from blobstore.pool.chunks import encode_chunk
+from blobstore.pool.codec import encode
 from blobstore.releases import publish, pull, push
-from blobstore.releases.index.encoding import encode
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program
@@ -169,18 +169,18 @@ def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
     save_file(tensors, given / "weights.ptd")
     publish([given], root, name="fuzz", version="1")
     save_file({**tensors, "second": tensors["second"] + np.float32(1)}, given / "weights.ptd")
-    publish([given], root, name="fuzz", version="2", base="1")
+    publish([given], root, name="fuzz", version="2")
     for path in sorted(root.glob("fuzz/*/index.json")):
         yield "index", path.parent.name, path.read_bytes()
-    tables = [data for data in (path.read_bytes() for path in sorted((root / "files").iterdir())) if data[:1] == b"{"]
-    for number, data in enumerate(data for data in tables if b"blobstore.table" in data):
-        yield "table", str(number), data
-    part = tensors["first"].tobytes()[: releases.ENCODED_SIZE]
-    for number, encoding in enumerate(releases.ENCODINGS):
-        other = memoryview(bytes(len(part))) if encoding.startswith("patch") else None
-        pieces = encode(memoryview(part), int(encoding.partition(":")[2] or 1), other)
-        yield "encoded", encoding.replace(":", "-"), bytes([number, *b"".join(map(bytes, pieces))])
+        parts = json.loads(path.read_bytes())["parts"][0]
+        yield "parts", path.parent.name, (root / "files" / parts).read_bytes()
     _, published = releases.published()
+    yield "ways", "2", (published / "www/fuzz/2/ways.json").read_bytes()
+    blob = np.nextafter(tensors["second"], np.float32(np.inf)).tobytes()[: releases.ENCODED_SIZE]
+    for number, encoding in enumerate(releases.ENCODINGS):
+        base = memoryview(releases.ENCODED_BASE[: len(blob)]) if encoding.startswith("near") else None
+        pieces = encode(memoryview(blob), encoding, base)
+        yield "encoded", encoding.replace(":", "-"), bytes([number, *b"".join(pieces)])
     with releases.recorded(lambda path: Path(f"{published}/www{path}").read_bytes()) as (host, answers):
         pinned = pull(f"http://{host}/fuzz/1/index.json", work / "device", threads=1).sha256
     web = f"http://{{host}}/fuzz/1/index.json@sha256:{pinned}".encode() + KIND

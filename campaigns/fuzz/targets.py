@@ -171,7 +171,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "baseline": baseline,
     "report": report_of,
     "index": releases.index,
-    "table": releases.table,
+    "parts": releases.parts,
+    "ways": releases.ways,
     "encoded": releases.encoded,
     "chunk": chunks.chunk,
     "http": releases.http,
@@ -182,7 +183,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 PREPARATIONS: dict[str, Callable[[], Any]] = {
-    "table": releases.published,
+    "parts": releases.published,
+    "ways": releases.published,
     "commits": disk.working_copy,
     "adapter": adapters.foundation,
     "peft": adapters.foundation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from campaigns.mutants.guard import Guard
 
 _RELEASES = "runtime_bindings/src/releases"
+_CODEC = "runtime_bindings/src/codec"
 _FORMAT = "runtime_bindings/src/format"
 _CACHE = "runtime_bindings/src/cache"
 _PACKED_SOURCES = "runtime_bindings/src/packed"
@@ -14,7 +15,9 @@ _NATIVE = "tests/releases/test_native.py"
 _HOSTILE = (f"{_NATIVE}::test_a_hostile_index_is_refused",)
 _CLAIMS = ("tests/releases/test_native_trust.py::test_what_an_index_claims",)
 _SAME_INDEX = (f"{_NATIVE}::test_both_read_the_same_indexes", *_HOSTILE)
-_TABLE = (f"{_NATIVE}::test_a_hostile_table_is_refused", "tests/releases/test_native_trust.py")
+_PARTS = (f"{_NATIVE}::test_hostile_parts_are_refused",)
+_WAYS = (f"{_NATIVE}::test_hostile_ways_are_refused",)
+_DECODED = (f"{_NATIVE}::test_both_decode_the_same_bytes", "releases_test")
 _NAMES = (f"{_NATIVE}::test_names_lead_into_the_folder", *_HOSTILE)
 _WRONG = (f"{_NATIVE}::test_nothing_wrong_is_committed", "tests/releases/test_native_trust.py")
 _ORDER = ("tests/runtime/test_native_order.py",)
@@ -86,38 +89,31 @@ GUARDS = (
         (_NATIVE, "tests/releases/test_native_trust.py"),
     ),
     Guard(
-        "C++: a table has the digest that the index says",
+        "C++: a list of parts has the digest that the index says",
         f"{_RELEASES}/releases.cpp",
-        "sha256(bytes.data(), bytes.size()) != file.table->sha256",
+        "sha256(bytes.data(), bytes.size()) != list.sha256",
         "false",
-        _WRONG,
+        ("tests/releases/test_native_trust.py",),
     ),
     Guard(
-        "C++: a whole file has its digest",
-        f"{_RELEASES}/releases.cpp",
-        "sha256_of(*all) != object.sha256",
-        "false",
-        _WRONG,
-    ),
-    Guard(
-        "C++: a part has its digest",
-        f"{_RELEASES}/releases.cpp",
-        "digest != part.sha256",
-        "false",
+        "C++: a content has its digest",
+        f"{_RELEASES}/assembly.cpp",
+        "reason.empty() && digest == wanted.sha256",
+        "reason.empty()",
         _WRONG,
     ),
     Guard(
         "C++: a file has its digest after its parts",
-        f"{_RELEASES}/releases.cpp",
-        "digest != object.sha256",
-        "false",
+        f"{_RELEASES}/assembly.cpp",
+        "std::string digest = hash_.finish(); digest != sha256",
+        "std::string digest = hash_.finish(); false",
         _WRONG,
     ),
     Guard(
-        "C++: a blob that is here has its digest",
-        f"{_RELEASES}/releases.cpp",
-        "found->sound = sha256_of(*found) == part.sha256;",
-        "found->sound = true;",
+        "C++: a content that is here has its digest",
+        f"{_RELEASES}/shopping.cpp",
+        "!verify_ || has_digest(found->second, wanted.sha256)",
+        "true",
         (f"{_NATIVE}::test_a_damaged_blob_that_is_here_is_fetched",),
     ),
     Guard(
@@ -163,11 +159,11 @@ GUARDS = (
         _NAMES,
     ),
     Guard(
-        "C++: index: a data set that leads out of the folder",
+        "C++: index: parts in a pack",
         f"{_RELEASES}/index.cpp",
-        "!leads_inside(set)",
-        "false",
-        (*_HOSTILE, "tests/releases/test_native_trust.py"),
+        "index.parts.size > kTableLimit || index.parts.packed",
+        "index.parts.size > kTableLimit",
+        _CLAIMS,
     ),
     Guard(
         "C++: index: one digest with two sizes",
@@ -177,29 +173,29 @@ GUARDS = (
         _CLAIMS,
     ),
     Guard(
-        "C++: index: a table that is too large",
+        "C++: index: parts without end",
         f"{_RELEASES}/index.cpp",
-        "file.table && file.table->size > kTableLimit",
+        "index.parts.size > kTableLimit || index.parts.packed",
+        "index.parts.packed",
+        _HOSTILE,
+    ),
+    Guard(
+        "C++: index: a program takes data",
+        f"{_RELEASES}/index.cpp",
+        "found == files.end() || index.files[found->second].kind != "data"",
         "false",
         _HOSTILE,
     ),
     Guard(
-        "C++: index: a pack that is too small for its files",
-        f"{_RELEASES}/index.cpp",
-        "at + index.files[found->second].object.size > object.size",
-        "false",
-        ("tests/releases/test_native_trust.py",),
-    ),
-    Guard(
         "C++: index: numbers that JSON does not read exactly",
-        f"{_RELEASES}/index.cpp",
-        "*found > kMostNumber",
+        f"{_RELEASES}/fields.cpp",
+        "*found > most",
         "false",
         (*_SAME_INDEX, "tests/releases/test_native_trust.py"),
     ),
     Guard(
         "C++: index: lists without end",
-        f"{_RELEASES}/index.cpp",
+        f"{_RELEASES}/fields.cpp",
         "count == most",
         "false",
         (*_SAME_INDEX, "tests/releases/test_native_trust.py"),
@@ -212,34 +208,69 @@ GUARDS = (
         (*_SAME_INDEX, "tests/releases/test_native_trust.py"),
     ),
     Guard(
-        "C++: table: that of another file",
-        f"{_RELEASES}/index.cpp",
-        "of.sha256 != file.sha256 || of.size != file.size",
-        "false",
-        _TABLE,
+        "C++: parts: those of another release",
+        f"{_RELEASES}/parts.cpp",
+        "found.files.size() != files.size()",
+        "found.files.size() < files.size()",
+        _PARTS,
     ),
     Guard(
-        "C++: table: parts that overlap",
-        f"{_RELEASES}/index.cpp",
+        "C++: parts: some that overlap",
+        f"{_RELEASES}/parts.cpp",
         "part.offset < end",
         "false",
-        _TABLE,
+        _PARTS,
         survives="the hole before such a part has a negative length, which counts as a large one",
     ),
     Guard(
-        "C++: table: parts behind the end",
-        f"{_RELEASES}/index.cpp",
-        "part.offset + part.size > of.size",
+        "C++: parts: some behind the end",
+        f"{_RELEASES}/parts.cpp",
+        "part.offset + part.size > file.size",
         "false",
-        _TABLE,
+        _PARTS,
         survives="the hole behind such a part has a negative length, which counts as a large one",
     ),
     Guard(
-        "C++: table: forms in bytes that are not there",
-        f"{_RELEASES}/index.cpp",
-        "!is_sound(way, objects)",
+        "C++: parts: one content with two sizes",
+        f"{_RELEASES}/parts.cpp",
+        "found.contents[part.content].size != part.size",
         "false",
-        _TABLE,
+        _PARTS,
+    ),
+    Guard(
+        "C++: ways: bytes that are not there",
+        f"{_RELEASES}/ways.cpp",
+        "!is_sound(one, content, ways)",
+        "false",
+        _WAYS,
+    ),
+    Guard(
+        "C++: ways: those of another release",
+        f"{_RELEASES}/ways.cpp",
+        "of != index",
+        "false",
+        _WAYS,
+    ),
+    Guard(
+        "C++: a chunk has its bytes",
+        f"{_CODEC}/decoder.cpp",
+        "length > stored - at || length > kMostOfChunk",
+        "false",
+        _DECODED,
+    ),
+    Guard(
+        "C++: a stream has its bytes",
+        f"{_CODEC}/decoder.cpp",
+        "length > size_ - at_ || how > kFrame",
+        "how > kFrame",
+        _DECODED,
+    ),
+    Guard(
+        "C++: a stream fits its place",
+        f"{_CODEC}/decoder.cpp",
+        "length != size",
+        "false",
+        _DECODED,
     ),
     Guard(
         "C++: only a regular file of a device counts",

@@ -378,6 +378,8 @@ def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
             stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
     stored += data.draw(st.binary(max_size=2))
     size += data.draw(st.sampled_from([0, 0, 0, 1])) if size < len(base) else 0
+    if b"\x28\xb5\x2f\xfd" in stored:  # what a damaged frame gives is up to the version of zstd
+        return
     try:
         decoded = b"".join(map(bytes, codec.decode(encoding, size, memoryview(bytes(stored)), memoryview(base))))
     except codec.DecodeError:

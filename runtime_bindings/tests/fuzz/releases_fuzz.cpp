@@ -1,10 +1,16 @@
-// Fuzzes the readers of indexes and tables of releases. The corpora of both are tried with either reader.
+// Fuzzes the readers of indexes, parts and ways of releases, and of encoded contents. The corpora of all are tried with
+// each reader.
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
 #include <blobstore/error.h>
 
+#include "codec/decoder.h"
+#include "format/format_error.h"
 #include "releases/index.h"
+#include "releases/parts.h"
+#include "releases/ways.h"
 
 namespace {
 
@@ -18,45 +24,79 @@ void use_index(const std::string& bytes) {
       std::abort(); // a file outside of the release
     }
   }
-  for (const ReleasePack& pack : index.packs) {
-    for (const auto& [position, at] : pack.files) {
-      if (position >= index.files.size() || index.files[position].object.size > pack.object.size ||
-          at > pack.object.size - index.files[position].object.size) {
-        std::abort(); // a file outside of its pack
-      }
-    }
-  }
   is_older(index.executorch, "1.5");
 }
 
-/// The file that a table says it is of, if it says so where the Python package does.
-ReleaseObject file_of(const std::string& bytes) {
-  ReleaseObject file{std::string(64, '0'), uint64_t{1} << 20};
-  const std::string before = R"("sha256":")";
-  const size_t at = bytes.find(before);
-  if (at != std::string::npos && bytes.size() - at > before.size() + 64) {
-    file.sha256 = bytes.substr(at + before.size(), 64);
+/// A release with a few files of one size.
+ReleaseIndex release_of(size_t files, uint64_t size) {
+  ReleaseIndex index;
+  for (size_t i = 0; i < files; ++i) {
+    index.files.push_back({"", "data", {std::to_string(i), size}});
   }
-  const size_t size = bytes.find(R"("size":)");
-  if (size != std::string::npos) {
-    file.size = std::strtoull(bytes.c_str() + size + 7, nullptr, 10);
-  }
-  return file;
+  return index;
 }
 
-void use_table(const std::string& bytes) {
-  const ReleaseObject file = file_of(bytes);
-  const std::vector<ReleasePart> parts = read_table(bytes, file, "fuzz");
-  uint64_t end = 0;
-  for (const ReleasePart& part : parts) {
-    if (part.offset < end || part.size == 0 || part.offset > file.size || part.size > file.size - part.offset) {
-      std::abort(); // a part outside of the file, or over another one
+void use_parts(const std::string& bytes, size_t files) {
+  constexpr uint64_t kSize = uint64_t{1} << 20;
+  const ReleaseParts parts = read_parts(bytes, release_of(files, kSize), "fuzz");
+  for (const std::vector<ReleasePart>& listed : parts.files) {
+    uint64_t end = 0;
+    for (const ReleasePart& part : listed) {
+      if (part.offset < end || part.size == 0 || part.size > kSize || part.offset > kSize - part.size ||
+          part.content >= parts.contents.size() || parts.contents[part.content].size != part.size) {
+        std::abort(); // a part outside of the file, or over another one
+      }
+      end = part.offset + part.size;
     }
-    end = part.offset + part.size;
   }
-  const std::string text = table_text(file, parts);
-  if (read_table(text, file, "again").size() != parts.size()) {
-    std::abort(); // what is written is not what is read
+}
+
+void use_ways(const std::string& bytes, size_t contents) {
+  ReleaseParts parts;
+  for (size_t i = 0; i < contents; ++i) {
+    parts.contents.push_back({std::to_string(i), 1 + i});
+  }
+  const std::string before = R"("index":")"; // that of any release is taken
+  const size_t at = bytes.find(before);
+  const std::string index = at == std::string::npos ? "" : bytes.substr(at + before.size(), 64);
+  const ReleaseWays found = read_ways(bytes, index, parts, "fuzz");
+  for (const std::vector<ReleaseWay>& ways : found.ways) {
+    for (const ReleaseWay& way : ways) {
+      const uint64_t size = found.objects.at(way.object).size;
+      if (way.stored > size || way.at > size - way.stored || (way.base && *way.base >= found.contents.size())) {
+        std::abort(); // bytes outside of an object
+      }
+    }
+  }
+  if (cheapest(found.ways, std::vector<bool>(found.contents.size())).size() != found.contents.size()) {
+    std::abort();
+  }
+}
+
+void use_encoded(const std::string& bytes) {
+  constexpr const char* kEncodings[] = {
+      "raw", "planes:1", "planes:4", "near:u1:0", "near:f2:2", "near:f4:4", "near:u8:2", "near:f8:0"};
+  constexpr uint64_t kSize = 3001;
+  const std::string stored = bytes.substr(std::min<size_t>(bytes.size(), 1));
+  uint64_t size = 0;
+  decode(
+      *read_encoding(kEncodings[bytes.empty() ? 0 : static_cast<uint8_t>(bytes[0]) % 8]),
+      kSize,
+      stored.size(),
+      [&](uint8_t* out, size_t count, uint64_t at) { stored.copy(reinterpret_cast<char*>(out), count, at); },
+      [&](uint8_t* out, size_t count, uint64_t) { std::fill_n(out, count, uint8_t{7}); },
+      [&](const uint8_t*, size_t count) { size += count; });
+  if (size != kSize) {
+    std::abort();
+  }
+}
+
+template <typename Use>
+void attempt(const Use& use) {
+  try {
+    use();
+  } catch (const blobstore::Error&) {
+  } catch (const FormatError&) {
   }
 }
 
@@ -64,17 +104,12 @@ void use_table(const std::string& bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
-  try {
-    use_index(bytes);
-  } catch (const blobstore::Error&) {
+  attempt([&] { use_index(bytes); });
+  attempt([&] { read_mark(bytes, "fuzz"); });
+  for (size_t count = 0; count < 6; ++count) {
+    attempt([&] { use_parts(bytes, count); });
+    attempt([&] { use_ways(bytes, count); });
   }
-  try {
-    use_table(bytes);
-  } catch (const blobstore::Error&) {
-  }
-  try {
-    read_merged(bytes, "fuzz");
-  } catch (const blobstore::Error&) {
-  }
+  attempt([&] { use_encoded(bytes); });
   return 0;
 }
