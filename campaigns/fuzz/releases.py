@@ -85,7 +85,7 @@ def ways(data: bytes) -> None:
         place = root / "fuzz/2/index.json"
         sha256 = hashlib.sha256(place.read_bytes()).hexdigest()
         data = re.sub(rb'"index":"[0-9a-f]{64}"', f'"index":"{sha256}"'.encode(), data, count=1)
-        listed = place.with_name("ways.json")
+        listed = place.with_name("ways.json.zst")
         listed.unlink()  # it is a second name of the original
         listed.write_bytes(data)
         index = parse_index(place.read_bytes(), "fuzz")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import zstandard
 from torch import nn
 
 import blobstore
@@ -175,7 +176,9 @@ def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
         parts = json.loads(path.read_bytes())["parts"][0]
         yield "parts", path.parent.name, (root / "files" / parts).read_bytes()
     _, published = releases.published()
-    yield "ways", "2", (published / "www/fuzz/2/ways.json").read_bytes()
+    framed = (published / "www/fuzz/2/ways.json.zst").read_bytes()
+    yield "ways", "2", zstandard.ZstdDecompressor().decompress(framed)
+    yield "ways", "framed", framed
     blob = np.nextafter(tensors["second"], np.float32(np.inf)).tobytes()[: releases.ENCODED_SIZE]
     for number, encoding in enumerate(releases.ENCODINGS):
         base = memoryview(releases.ENCODED_BASE[: len(blob)]) if encoding.startswith("near") else None

@@ -182,7 +182,7 @@ GUARDS = (
     Guard(
         "C++: index: a program takes data",
         f"{_RELEASES}/index.cpp",
-        "found == files.end() || index.files[found->second].kind != "data"",
+        'found == files.end() || index.files[found->second].kind != "data"',
         "false",
         _HOSTILE,
     ),

@@ -102,7 +102,7 @@ void publish(const std::string& version, int published, const std::string& text,
   write("release" + version + "/parts", parts);
   write("release" + version + "/index.json", index);
   write(
-      "release" + version + "/ways.json",
+      "release" + version + "/ways.json.zst",
       format("{\"format\":\"blobstore.ways.1\",\"index\":\"{}\",{}}", digest(index), ways));
 }
 

@@ -35,7 +35,7 @@ from blobstore.releases.index.index import check_file_name, parse_index
 from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
-from tests.releases.models import NOW, found, inputs, same, spoil, weights
+from tests.releases.models import NOW, found, inputs, read_ways, same, spoil, weights
 from tests.releases.server import serving
 from tests.releases.test_faults import HOSTILE
 
@@ -172,7 +172,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_are_all_kinds_of_ways(published: Path) -> None:
     """Otherwise these tests would say little."""
-    ways = json.loads((published / "3/ways.json").read_text())["ways"]
+    ways = read_ways(published / "3")["ways"]
     assert {way[0].split(":")[0] for listed in ways for way in listed} == {"raw", "planes", "near"}
 
 
@@ -243,9 +243,9 @@ def with_ways(release: Path, folder: Path, change: Callable[[Any], object]) -> P
     """The release with a changed list of ways, in a folder of its own."""
     folder.mkdir()
     shutil.copy(release / "index.json", folder)
-    ways = json.loads((release / "ways.json").read_text())
+    ways = read_ways(release)
     change(ways)
-    (folder / "ways.json").write_text(json.dumps(ways))
+    (folder / "ways.json.zst").write_text(json.dumps(ways))
     return folder
 
 
@@ -257,7 +257,7 @@ def contents_of(release: Path) -> list[str]:
 
 def chained(release: Path, folder: Path) -> Path:
     """Version 3, where what is a difference is that alone, and its bases can be fetched."""
-    old = json.loads((release.parent / "2/ways.json").read_text())
+    old = read_ways(release.parent / "2")
     by_digest = dict(zip(contents_of(release.parent / "2"), old["ways"], strict=False))
 
     def change(ways: Any) -> None:
@@ -335,17 +335,17 @@ def test_where_the_ways_are(published: Path, whole: Path, tmp_path: Path) -> Non
         shutil.copy(releases / "1/index.json", alone)
         download(releases.parent, lacks(alone, device))
         if releases == published:
-            with pytest.raises(ReleaseError, match=r"fetch ways\.json"):
+            with pytest.raises(ReleaseError, match=r"fetch ways\.json\.zst"):
                 lacks(alone, device)
         else:
             assert {one.url.split("/")[0] for one in lacks(alone, device).fetches} == {"files"}
         with pytest.raises(FileAccessError):
             lacks(alone, device, ways=os.fsencode(tmp_path / "nothing"))
-        shutil.copy(releases / "1/ways.json", tmp_path / "elsewhere")
+        shutil.copy(releases / "1/ways.json.zst", tmp_path / "elsewhere")
         elsewhere = {"ways": os.fsencode(tmp_path / "elsewhere")}
         assert lacks(alone, device, **elsewhere) == lacks(releases / "1", device)
         with pytest.raises(InvalidFileError, match="expected the ways of the index"):
-            lacks(alone, device, ways=os.fsencode(releases / "2/ways.json"))
+            lacks(alone, device, ways=os.fsencode(releases / "2/ways.json.zst"))
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, (1 << 20) - 1, (1 << 20) + 13, 3 << 20])
@@ -687,7 +687,7 @@ def test_hostile_ways_are_refused(published: Path, tmp_path: Path, change: Any) 
     index = parse_index((release / "index.json").read_bytes(), "index")
     parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
     with pytest.raises(InvalidFileError):
-        parse_ways((release / "ways.json").read_bytes(), sha256, parts, "ways")
+        parse_ways((release / "ways.json.zst").read_bytes(), sha256, parts, "ways")
     for call in (lacks, take):
         with pytest.raises(InvalidFileError):
             call(release, device)
@@ -792,10 +792,10 @@ def test_both_read_the_same_parts_and_ways(
     )
     bytes_of_index = (release / "index.json").read_bytes()
     index, sha256 = parse_index(bytes_of_index, "index"), hashlib.sha256(bytes_of_index).hexdigest()
-    ways = json.loads((published / "3/ways.json").read_text()) | {"index": sha256}
+    ways = read_ways(published / "3") | {"index": sha256}
     if which == "ways":
         mutate(ways, data)
-    (release / "ways.json").write_text(json.dumps(ways))
+    (release / "ways.json.zst").write_text(json.dumps(ways))
     root = folder / "releases"
     shutil.copytree(release, root / "a" / "3")
     (root / "files").mkdir()
@@ -803,7 +803,7 @@ def test_both_read_the_same_parts_and_ways(
     pull(published / "2", folder / "other")
     shutil.copytree(folder / "other", device, symlinks=True, dirs_exist_ok=True)
     try:
-        parse_ways((release / "ways.json").read_bytes(), sha256, parse_parts(listed, index, "parts"), "ways")
+        parse_ways((release / "ways.json.zst").read_bytes(), sha256, parse_parts(listed, index, "parts"), "ways")
         expected = plan(root / "a" / "3", folder / "other")
     except (InvalidFileError, ReleaseError) as error:
         with pytest.raises(type(error)):

@@ -22,6 +22,7 @@ WAYS, EARLIER = "ways.json.zst", "earlier.json.zst"
 """The names of the files beside an index. The second one is for devices that have none of the bases of the first: it also has the
 ways to these bases."""
 
+_MAGIC = b"\x28\xb5\x2f\xfd"  # of a zstd frame
 _DEEPEST = 8
 """How many differences may follow each other."""
 
@@ -69,7 +70,7 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
     """Read and check the ways of a release.
 
     Args:
-        data: the JSON, in a zstd frame.
+        data: the JSON, in a zstd frame or as it is.
         index_sha256: the digest of the index of the release.
         parts: its parts.
         where: the file or URL that it comes from, for messages.
@@ -108,6 +109,8 @@ def _zstandard() -> Any:
 
 
 def _decompressed(data: bytes, where: str, what: str) -> bytes:
+    if not data.startswith(_MAGIC):
+        return data
     zstandard = _zstandard()
     try:
         size = zstandard.frame_content_size(data)

@@ -35,7 +35,7 @@ struct ReleaseOptions {
   /// accepts all.
   std::string executorch = "1.5";
   /// A file with the list of the ways to the contents of the release, which lies beside its index and is fetched like
-  /// that; empty for `ways.json` beside the file with the index. Nobody needs to trust it.
+  /// that; empty for `ways.json.zst` beside the file with the index. Nobody needs to trust it.
   std::string ways;
   /// Decode nothing: only bytes that are stored as they are are listed. That takes more bytes and less time, and works
   /// for every release that was published with `plain`.

@@ -31,6 +31,14 @@ const char* zstd_version() {
   return ZSTD_versionString();
 }
 
+uint64_t size_in_frame(const uint8_t* frame, size_t size) {
+  const unsigned long long found = ZSTD_getFrameContentSize(frame, size);
+  if (found == ZSTD_CONTENTSIZE_ERROR || found == ZSTD_CONTENTSIZE_UNKNOWN) {
+    throw FormatError("a zstd frame that does not say how many bytes it holds");
+  }
+  return found;
+}
+
 void Decompressor::Free::operator()(void* context) const {
   ZSTD_freeDCtx(static_cast<ZSTD_DCtx*>(context));
 }
@@ -84,6 +92,10 @@ size_t Compressor::compress(const uint8_t* data, size_t size, uint8_t* out) {
 
 const char* zstd_version() {
   return nullptr;
+}
+
+uint64_t size_in_frame(const uint8_t* /*frame*/, size_t /*size*/) {
+  throw FormatError("it is a zstd frame, and this library was built without zstd (BLOBSTORE_ZSTD)");
 }
 
 void Decompressor::Free::operator()(void* /*context*/) const {}

@@ -10,6 +10,10 @@ namespace blobstore::internal {
 /// By which frames are read and written; null without one.
 const char* zstd_version();
 
+/// The bytes that a frame says it holds. @throws FormatError if these bytes do not begin a frame that says so, or if
+/// there is no zstd here.
+uint64_t size_in_frame(const uint8_t* frame, size_t size);
+
 /// For one thread. Memory is taken for the first frame.
 class Decompressor {
  public:

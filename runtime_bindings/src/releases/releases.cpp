@@ -26,7 +26,7 @@ namespace blobstore {
 namespace internal {
 namespace {
 
-constexpr std::string_view kWays = "ways.json"; // beside an index
+constexpr std::string_view kWays = "ways.json.zst"; // beside an index
 constexpr uint64_t kDay = 86'400; // in seconds, as the times below
 constexpr uint64_t kClockIsSet = 1'767'225'600; // 2026; there are no releases from before
 constexpr uint64_t kLatest = 4'102'444'800; // 2100

@@ -97,7 +97,7 @@ void Shopping::read_ways_for(const std::vector<Recipe>& files) {
       throw_error_in(
           ErrorKind::Release,
           list_.path,
-          "the list of the ways to the contents of {} {} is not here; fetch ways.json, too",
+          "the list of the ways to the contents of {} {} is not here; fetch ways.json.zst, too",
           index_.name,
           index_.version);
     }

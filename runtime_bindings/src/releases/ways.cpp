@@ -1,7 +1,10 @@
 #include "releases/ways.h"
 
+#include <string_view>
 #include <utility>
 
+#include "codec/zstd.h"
+#include "format/constants.h"
 #include "releases/fields.h"
 
 namespace blobstore::internal {
@@ -10,6 +13,7 @@ namespace {
 constexpr size_t kMostObjects = 100'000;
 constexpr size_t kMostWays = 64;
 constexpr uint64_t kMostBase = uint64_t{1} << 31;
+constexpr std::string_view kMagic = "\x28\xb5\x2f\xfd"; // of a zstd frame
 constexpr int kDeepest = 8; // how many differences may follow each other
 
 bool is_encoding(std::string_view text) {
@@ -121,11 +125,28 @@ ReleaseWays parse_ways(const std::string& bytes, const std::string& index, const
   return found;
 }
 
+/// The JSON in a zstd frame; what is no frame is JSON already.
+std::string unframed(const std::string& bytes) {
+  if (bytes.compare(0, kMagic.size(), kMagic) != 0) {
+    return bytes;
+  }
+  const auto* const frame = reinterpret_cast<const uint8_t*>(bytes.data());
+  const uint64_t size = size_in_frame(frame, bytes.size());
+  if (size > kTableLimit) {
+    throw_format_error("it says that it has {} bytes, at most {} are possible", size, kTableLimit);
+  }
+  std::string text(static_cast<size_t>(size), '\0');
+  Decompressor().decompress(frame, bytes.size(), reinterpret_cast<uint8_t*>(text.data()), text.size());
+  return text;
+}
+
 } // namespace
 
 ReleaseWays read_ways(
     const std::string& bytes, const std::string& index, const ReleaseParts& parts, const std::string& where) {
-  return in_file(bytes, where, "a list of the ways to the contents", [&] { return parse_ways(bytes, index, parts); });
+  constexpr const char* kWhat = "a list of the ways to the contents";
+  const std::string text = in_file(std::string(), where, kWhat, [&] { return unframed(bytes); });
+  return in_file(text, where, kWhat, [&] { return parse_ways(text, index, parts); });
 }
 
 std::vector<std::optional<Route>> cheapest(
