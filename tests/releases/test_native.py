@@ -225,6 +225,24 @@ def test_plans_of_a_server_with_whole_files_are_equal(whole: Path, tmp_path: Pat
     assert tree(device / "current") == tree(other / "current")
 
 
+def test_a_whole_file_that_is_wrong(whole: Path, tmp_path: Path) -> None:
+    """It only gets another name, once it was compared with its digest (F4)."""
+    device = tmp_path / "device"
+    for _ in range(2):
+        todo = lacks(whole / "1", device, plain=True)
+        download(whole.parent, todo)
+    assert todo.bytes > 0 and all(one.range is None for one in todo.fetches)
+    one = max(todo.fetches, key=lambda one: one.size)
+    place = device / "incoming" / one.file
+    data = place.read_bytes()
+    place.write_bytes(bytes(len(data)))
+    with pytest.raises(IntegrityError, match="expected"):
+        take(whole / "1", device, plain=True)
+    assert not place.exists() and not (device / "files" / one.sha256).exists()
+    place.write_bytes(data)
+    assert take(whole / "1", device, plain=True)[4]
+
+
 def test_the_two_take_turns_in_one_folder(published: Path, tmp_path: Path) -> None:
     """Each goes on from what the other one left, also after gc."""
     device = tmp_path / "device"

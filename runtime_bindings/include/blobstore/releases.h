@@ -1,7 +1,7 @@
 // Releases in an application that downloads itself: what to fetch, and one switch to what was fetched. Nothing here
 // uses the network. docs/releases.md describes releases; `blobstore publish` makes them.
 //
-//   // INDEX was fetched from https://models.example.com/assistant/latest/index.json
+//   // INDEX was fetched from https://models.example.com/assistant/1.3/index.json, and beside it ways.json
 //   auto todo = blobstore::missing(INDEX, "/data/app/model");
 //   while (!todo.fetches.empty()) {
 //     for (const auto& one : todo.fetches) {
@@ -44,7 +44,7 @@ struct ReleaseOptions {
 
 /// Bytes to fetch into one file.
 struct Fetch {
-  std::string url; // below the release folder, two folders above that of the index: files/SHA256
+  std::string url; // below the release folder, two folders above that of the index: files/SHA256, packs/ab/SHA256
   std::string range; // the value of the header `Range`, such as bytes=0-99; empty for all bytes
   uint64_t size = 0; // the number of bytes
   std::string sha256; // of the object: that of the fetched file if there is no range
@@ -81,21 +81,22 @@ struct Collected {
   uint64_t in_use = 0; // releases that stay only because a process has them open, as Python's `Release`
 };
 
-/// Find what a folder lacks of a release. `blobstore pull --plain --plan` prints the same.
+/// Find what a folder lacks of a release. `blobstore pull --plan` prints the same.
 ///
 /// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
-/// the right size is not listed again. If tables are among the fetches, they say which parts of other files are here
-/// already: fetch what is listed and call this again, until nothing is left; two calls are enough. Encoded forms, which
-/// need zstd, are never listed; the plain files are always published.
+/// the right size is not listed again. The first list has the list of parts, which says what the files consist of: fetch
+/// it and call this again, until nothing is left; two calls are enough. Of all forms that a content is published in, and
+/// of those of the contents that it is a difference to, the cheapest ones are listed.
 ///
-/// Blobs that are here and would be used are compared with their digests, so this reads them from the disk. It waits
+/// Contents that are here and would be used are compared with their digests, so this reads them from the disk. It waits
 /// for other processes that pull into the folder. Any number of threads may call it. The current release stays.
 ///
 /// @param index a file with the index of the release.
 /// @param directory the folder of the device; it is made if it is missing.
-/// @throws Error FileAccess: a file or the folder cannot be read or written. InvalidFile: the index or a table is
-///   malformed, or names something outside the folder. Integrity: a table has another digest. Release: the folder has
-///   releases of another name, releases are published in it, or the programs need a newer ExecuTorch. Trust: the index
+/// @throws Error FileAccess: a file or the folder cannot be read or written. InvalidFile: the index or a list is
+///   malformed, or names something outside the folder. Integrity: the list of parts has another digest. Release: the folder
+///   has releases of another name, releases are published in it, the programs need a newer ExecuTorch, or no form of a
+///   content can be read here. Trust: the index
 ///   has another digest, name or version than `options` say, or is older than the installed one.
 Missing missing(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
 
@@ -107,7 +108,7 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 /// until `gc` removes them.
 ///
 /// It reads and writes the files that are new, waits for the disk, and for other processes that pull into the folder.
-/// `blobstore pull --plain --commit` leaves the same files.
+/// `blobstore pull --commit` leaves the same files.
 ///
 /// @throws Error Transfer: something was not fetched; `missing` lists it. Integrity: what was fetched is wrong; it was
 ///   removed, so that `missing` lists it again. Otherwise as `missing`. In every case the old release stays current.
