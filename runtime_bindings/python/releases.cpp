@@ -19,11 +19,7 @@ namespace {
 using namespace nb::literals;
 
 ReleaseOptions options_of(
-    const std::string& sha256,
-    bool allow_rollback,
-    const std::string& executorch,
-    const nb::bytes& ways,
-    bool plain) {
+    const std::string& sha256, bool allow_rollback, const std::string& executorch, const nb::bytes& ways, bool plain) {
   ReleaseOptions options;
   options.ways = to_string(ways);
   options.plain = plain;
@@ -115,10 +111,9 @@ nb::bytes decoded_of(const std::string& encoding, uint64_t size, const nb::bytes
     if (!known) {
       throw nb::value_error("an encoding that is not known");
     }
-    internal::decode(
-        *known, size, all.size(), reader(all), reader(other), [&](const uint8_t* data, size_t count) {
-          found.append(reinterpret_cast<const char*>(data), count);
-        });
+    internal::decode(*known, size, all.size(), reader(all), reader(other), [&](const uint8_t* data, size_t count) {
+      found.append(reinterpret_cast<const char*>(data), count);
+    });
   } catch (const internal::FormatError& error) {
     throw nb::value_error(error.what());
   }

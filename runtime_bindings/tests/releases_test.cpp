@@ -1,6 +1,6 @@
-// Releases: SHA-256, encoded contents, and releases that a folder is updated to from what was fetched. Takes no arguments, makes its
-// own files in the folder that it runs in, and ends with 1 if something is wrong. tests/releases/test_native.py
-// compares the library with the Python package.
+// Releases: SHA-256, encoded contents, and releases that a folder is updated to from what was fetched. Takes no
+// arguments, makes its own files in the folder that it runs in, and ends with 1 if something is wrong.
+// tests/releases/test_native.py compares the library with the Python package.
 
 #include <algorithm>
 #include <cstdio>
@@ -124,11 +124,7 @@ constexpr char kPack[] = "newer\x0f\0\0\0\0\x05\0\0\0\x02\x0e\x25\0\0\0\0\0\0\0"
 const std::string kStored(kPack, sizeof kPack - 1);
 
 void test_two_releases(const std::string& device) {
-  publish(
-      "1",
-      10,
-      "old",
-      format("\"objects\":[[\"{}\",3]],\"bases\":[],\"ways\":[[[\"raw\",0,0,3]]]", digest("old")));
+  publish("1", 10, "old", format("\"objects\":[[\"{}\",3]],\"bases\":[],\"ways\":[[[\"raw\",0,0,3]]]", digest("old")));
   publish(
       "2",
       11,
@@ -236,7 +232,8 @@ void test_decoding() {
     CHECK(is_refused(encoding, size + 1, sound, "newer!"));
   }
   CHECK(is_refused("raw", 3, "four", "") && decoded("raw", 4, "four", "") == "four");
-  for (const char* wrong : {"", "raw:1", "planes", "planes:3", "planes:10", "near:f1:0", "near:u4:1", "near:u4", "near:u16:0"}) {
+  for (const char* wrong :
+       {"", "raw:1", "planes", "planes:3", "planes:10", "near:f1:0", "near:u4:1", "near:u4", "near:u16:0"}) {
     CHECK(!blobstore::internal::read_encoding(wrong));
   }
 }

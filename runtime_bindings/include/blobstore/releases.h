@@ -84,9 +84,9 @@ struct Collected {
 /// Find what a folder lacks of a release. `blobstore pull --plan` prints the same.
 ///
 /// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
-/// the right size is not listed again. The first list has the list of parts, which says what the files consist of: fetch
-/// it and call this again, until nothing is left; two calls are enough. Of all forms that a content is published in, and
-/// of those of the contents that it is a difference to, the cheapest ones are listed.
+/// the right size is not listed again. The first list has the list of parts, which says what the files consist of:
+/// fetch it and call this again, until nothing is left; two calls are enough. Of all forms that a content is published
+/// in, and of those of the contents that it is a difference to, the cheapest ones are listed.
 ///
 /// Contents that are here and would be used are compared with their digests, so this reads them from the disk. It waits
 /// for other processes that pull into the folder. Any number of threads may call it. The current release stays.
@@ -94,10 +94,10 @@ struct Collected {
 /// @param index a file with the index of the release.
 /// @param directory the folder of the device; it is made if it is missing.
 /// @throws Error FileAccess: a file or the folder cannot be read or written. InvalidFile: the index or a list is
-///   malformed, or names something outside the folder. Integrity: the list of parts has another digest. Release: the folder
-///   has releases of another name, releases are published in it, the programs need a newer ExecuTorch, or no form of a
-///   content can be read here. Trust: the index
-///   has another digest, name or version than `options` say, or is older than the installed one.
+///   malformed, or names something outside the folder. Integrity: the list of parts has another digest. Release: the
+///   folder has releases of another name, releases are published in it, the programs need a newer ExecuTorch, or no
+///   form of a content can be read here. Trust: the index has another digest, name or version than `options` say, or is
+///   older than the installed one.
 Missing missing(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
 
 /// Make a release the current one of a folder, from what was fetched.

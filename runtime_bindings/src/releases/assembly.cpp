@@ -192,7 +192,12 @@ void Assembly::write_content(size_t content, Writer& writer) {
   if (here.doubtful) {
     throw DamagedHere();
   }
-  wrong(from ? *from : here.bytes != nullptr ? *here.bytes : LocalBytes{device_.incoming()}, wanted, reason.empty() ? "found the SHA-256 " + digest : reason);
+  wrong(
+      from                        ? *from
+          : here.bytes != nullptr ? *here.bytes
+                                  : LocalBytes{device_.incoming()},
+      wanted,
+      reason.empty() ? "found the SHA-256 " + digest : reason);
 }
 
 /// A content that is here, or was made.
@@ -224,12 +229,7 @@ void Assembly::wrong(const LocalBytes& from, const ReleaseObject& wanted, const 
     remove_all(from.path);
   }
   throw_error_in(
-      ErrorKind::Integrity,
-      from.path,
-      "expected {} bytes with the SHA-256 {}: {}",
-      wanted.size,
-      wanted.sha256,
-      found);
+      ErrorKind::Integrity, from.path, "expected {} bytes with the SHA-256 {}: {}", wanted.size, wanted.sha256, found);
 }
 
 } // namespace blobstore::internal

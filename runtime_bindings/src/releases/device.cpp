@@ -286,8 +286,7 @@ void Device::add_blobs(const std::string& view, std::set<std::string>& seen) {
     const ReleaseObject& object = files[i]->object;
     if (has(object) && seen.insert(object.sha256).second) {
       for (const ReleasePart& part : parts.files[i]) {
-        blobs_->emplace(
-            parts.contents[part.content].sha256, LocalBytes{file(object.sha256), part.offset, part.size});
+        blobs_->emplace(parts.contents[part.content].sha256, LocalBytes{file(object.sha256), part.offset, part.size});
       }
     }
   }

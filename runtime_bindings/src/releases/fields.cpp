@@ -25,8 +25,7 @@ uint64_t Fields::number(const char* what, uint64_t least, uint64_t most) {
   return *found;
 }
 
-void Fields::object(
-    const char* what, std::string_view required, const std::function<bool(const std::string&)>& field) {
+void Fields::object(const char* what, std::string_view required, const std::function<bool(const std::string&)>& field) {
   if (!json.at_object()) {
     throw_format_error("{} is not an object", what);
   }

@@ -176,8 +176,7 @@ void check_data(const ReleaseIndex& index, const std::vector<std::vector<std::st
     for (const std::string& name : data[i]) {
       const auto found = files.find(name);
       if (found == files.end() || index.files[found->second].kind != "data") {
-        throw_format_error(
-            "program '{}' takes '{}', which is no data file of the release", index.files[i].name, name);
+        throw_format_error("program '{}' takes '{}', which is no data file of the release", index.files[i].name, name);
       }
     }
   }

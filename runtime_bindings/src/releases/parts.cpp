@@ -76,8 +76,7 @@ ReleaseParts parse_parts(const std::string& bytes, const ReleaseIndex& index) {
   fields.json.end();
   const std::vector<const ReleaseFile*> files = index.distinct();
   if (found.files.size() != files.size()) {
-    throw_format_error(
-        "expected the parts of {} different files, found those of {}", files.size(), found.files.size());
+    throw_format_error("expected the parts of {} different files, found those of {}", files.size(), found.files.size());
   }
   for (size_t i = 0; i < files.size(); ++i) {
     check_file(files[i]->object, found.files[i]);

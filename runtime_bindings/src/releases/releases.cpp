@@ -94,7 +94,8 @@ void Delivery::check_identity(const std::string& where, const ReleaseOptions& op
 }
 
 void Delivery::check_device(const std::string& where, const ReleaseOptions& options) const {
-  if (index_.has_programs() && !options.executorch.empty() && is_older(options.executorch, index_.executorch) != false) {
+  if (index_.has_programs() && !options.executorch.empty() &&
+      is_older(options.executorch, index_.executorch) != false) {
     throw_error_in(
         ErrorKind::Release,
         where,
@@ -241,7 +242,8 @@ Missing Delivery::missing() {
 
 /// Make the files that are missing.
 void Delivery::make(const ReleaseParts& parts) {
-  for (const bool verify : {false, true}) { // comparing what is here takes time; so it is only done if something is wrong
+  for (const bool verify :
+       {false, true}) { // comparing what is here takes time; so it is only done if something is wrong
     try {
       const Shopping plan(*device_, *fetched_, index_, sha256_, parts, wanted(), list_, verify);
       Assembly(*device_, *fetched_, plan, verify).make_all();

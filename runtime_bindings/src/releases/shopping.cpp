@@ -86,9 +86,8 @@ const LocalBytes* Shopping::find(size_t content) {
 void Shopping::read_ways_for(const std::vector<Recipe>& files) {
   ways_.ways.resize(ways_.contents.size());
   const bool lacking = std::any_of(files.begin(), files.end(), [&](const Recipe& one) {
-    return std::any_of(one.parts->begin(), one.parts->end(), [&](const ReleasePart& part) {
-      return local_[part.content] == nullptr;
-    });
+    return std::any_of(
+        one.parts->begin(), one.parts->end(), [&](const ReleasePart& part) { return local_[part.content] == nullptr; });
   });
   if (lacking && !(index_.plain && list_.plain)) {
     if (list_.required || access(list_.path.c_str(), F_OK) == 0) {

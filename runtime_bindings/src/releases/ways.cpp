@@ -87,9 +87,8 @@ ReleaseWays parse_ways(const std::string& bytes, const std::string& index, const
     } else if (key == "index") {
       of = fields.text("a SHA-256", is_sha256);
     } else if (key == "objects") {
-      fields.array("the list of objects", kMostObjects, [&](size_t) {
-        found.objects.push_back(fields.content("an object"));
-      });
+      fields.array(
+          "the list of objects", kMostObjects, [&](size_t) { found.objects.push_back(fields.content("an object")); });
     } else if (key == "bases") {
       fields.array("the list of bases", kAnyNumber, [&](size_t) {
         ReleaseObject& base = found.contents.emplace_back();
@@ -116,8 +115,7 @@ ReleaseWays parse_ways(const std::string& bytes, const std::string& index, const
     throw_format_error("expected the ways of the index sha256:{}, found those of {}", index, of);
   }
   if (listed.size() != found.contents.size()) {
-    throw_format_error(
-        "expected the ways of {} contents, found those of {}", found.contents.size(), listed.size());
+    throw_format_error("expected the ways of {} contents, found those of {}", found.contents.size(), listed.size());
   }
   for (size_t content = 0; content < listed.size(); ++content) {
     found.ways.push_back(checked(listed[content], content, found));

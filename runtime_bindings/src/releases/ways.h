@@ -1,5 +1,6 @@
 // In which forms the contents of a release can be fetched, and the cheapest of them, which
-// blobstore/releases/index/ways.py describes. Nobody needs to trust the list: what it leads to is compared with digests.
+// blobstore/releases/index/ways.py describes. Nobody needs to trust the list: what it leads to is compared with
+// digests.
 #pragma once
 
 #include <cstddef>
