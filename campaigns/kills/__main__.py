@@ -147,7 +147,7 @@ class Campaign:
         if left := self._pool._objects.list("packs"):
             raise WrongError(f"{len(left)} packs are left, such as {left[0]}")
         for table in ("parts", "blobs"):
-            if rows := self._pool._tables.query(f"SELECT * FROM {table} LIMIT 1"):  # noqa: S608 - of two names
+            if rows := self._pool.tables.query(f"SELECT * FROM {table} LIMIT 1"):  # noqa: S608 - of two names
                 raise WrongError(f"the table of {table} has rows, such as {rows[0]}")
         if self._pool.stats().contents:
             raise WrongError("there are contents of no version")

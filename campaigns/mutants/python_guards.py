@@ -1128,8 +1128,8 @@ GUARDS = (
     Guard(
         "pool: a reader looks at the events first",
         f"{_POOL}/pool.py",
-        "self._tables.fresh(EVENTS, PARTS, BLOBS, MARKS)",
-        "self._tables.fresh()",
+        "self.tables.fresh(EVENTS, PARTS, BLOBS, MARKS)",
+        "self.tables.fresh()",
         ("tests/pool/test_collecting.py::test_a_version_that_appears_while_a_reader_looks_is_whole",),
     ),
     Guard(

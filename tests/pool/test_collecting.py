@@ -253,7 +253,7 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
         update = Tables._update
 
         def counted(self: Tables, table: str) -> bool:
-            if self is reader._tables:
+            if self is reader.tables:
                 looked.append(table)
                 if len(looked) - 1 == step:
                     writer.add(path, "m@1")
@@ -264,7 +264,7 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
         monkeypatch.undo()
         assert len(looked) == 4
         for version in versions:
-            assert PoolDataMap(reader._objects, reader._tables, version).numpy("layer.bias").nbytes == 384
+            assert PoolDataMap(reader.objects, reader.tables, version).numpy("layer.bias").nbytes == 384
         assert bool(versions) == (looked.index("events") >= step)
 
 
@@ -296,7 +296,7 @@ def test_two_that_tidy_at_once_do_not_double_rows(
             update(self)
             if self is events and not begun:
                 begun.append(1)
-                other._tables.tidy()
+                other.tables.tidy()
 
         monkeypatch.setattr(type(events), "update_incremental", between)
         pool.tables.tidy()

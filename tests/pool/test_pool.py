@@ -286,7 +286,7 @@ def test_what_is_damaged_is_named(pool: Pool, where: Place, tmp_path: Path, dama
     pool.add(write(tmp_path / "a.safetensors", model), "a@1")
     model["w"][::3] += np.float32(1e-6)
     pool.add(write(tmp_path / "b.safetensors", model), "b@1")
-    rows = {row[0]: row for row in pool._tables.query('SELECT digest, base, pack, "offset", length FROM blobs')}
+    rows = {row[0]: row for row in pool.tables.query('SELECT digest, base, pack, "offset", length FROM blobs')}
     [near] = [row for row in rows.values() if row[1] is not None]
     base = rows[near[1]]
     digest, _, pack, offset, length = base if damaged == "base" else near

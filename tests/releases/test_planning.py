@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blobstore
+from blobstore import open_ptd
 from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Plan, commit, gc, plan, publish, pull
@@ -147,6 +148,34 @@ def test_a_damaged_blob_that_is_here_is_planned(server: Server, tmp_path: Path) 
     commit(url, device, download(todo, tmp_path / "fetched"))
     assert same(found(device / "current"), tensors)
     assert todo.bytes < todo.release_bytes / 2
+
+
+def test_a_damaged_base_that_is_here_is_planned(server: Server, tmp_path: Path) -> None:
+    """A difference to it would be of no use; the plan has the content whole, and so does the commit (F4)."""
+    device = tmp_path / "device"
+    done = pull(f"{server.url}/a/1/index.json", device, patience=NOW)
+    path = (done.path / "model.ptd").resolve()
+    with open_ptd(path) as data_map:
+        start, _ = data_map.byte_range("layer2.weight")
+    data = bytearray(path.read_bytes())
+    data[start + 99] ^= 1
+    path.write_bytes(data)
+    url = f"{server.url}/a/2/index.json"
+    todo = plan(url, device, patience=NOW)
+    assert commit(url, device, download(todo, tmp_path / "fetched")).changed
+    assert same(found(device / "current"), changed())
+
+
+def test_parts_of_a_file_that_is_fetched_whole(tmp_path: Path) -> None:
+    """Another file is made of its bytes, before it gets its place (F2)."""
+    tensors = weights()
+    (tmp_path / "in").mkdir()
+    blobstore.save_file(tensors, tmp_path / "in/whole.ptd")
+    blobstore.save_file({"one": tensors["layer1.weight"], "own": np.zeros(9)}, tmp_path / "in/a.ptd")
+    publish(tmp_path / "in", tmp_path / "releases", name="a", version="1", plain=True)
+    for number in range(5):  # threads could be lucky
+        pull(tmp_path / "releases/a/1", tmp_path / f"device{number}", plain=True)
+        assert same(found(tmp_path / f"device{number}/current", "whole.ptd"), tensors)
 
 
 def test_what_pull_refuses(tmp_path: Path) -> None:

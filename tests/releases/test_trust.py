@@ -407,6 +407,23 @@ def test_the_cheapest_way(data: st.DataObject) -> None:
         assert (float("inf") if route is None else route.cost) == least(number, 8)
 
 
+def test_a_long_chain_of_ways(releases: Path, tmp_path: Path) -> None:
+    """Thousands of bases, each a difference to the next one, are no more than they cost; circles lead nowhere (S3)."""
+    release, count = releases / "a/1", 5000
+    found = read_ways(release)
+    first = len(found["ways"])
+    found["objects"] = [*found["objects"][:1], ["9" * 64, 100, "files"]]
+    listed = json.loads((releases / "files" / json.loads((release / "index.json").read_text())["parts"][0]).read_text())
+    size = listed["files"][0][0][1]
+    found["bases"] = [[f"{number:064x}", size] for number in range(count)]
+    found["ways"][0] = [["near:u1:0", 1, 0, 1, first]]
+    found["ways"] += [[["near:u1:0", 1, 0, 1, first + number + 1]] for number in range(count - 1)]
+    for last in ([["planes:1", 1, 0, 9]], [["near:u1:0", 1, 0, 1, first]]):
+        write_ways(release, {**found, "ways": [*found["ways"], last]})
+        with pytest.raises(BlobStoreError):
+            pull(release, tmp_path / "device")
+
+
 def test_contents_are_numbered() -> None:
     """Contents are numbered in the order in which they occur, each once."""
     listed = Parts("blobstore.parts.1", ((Part(0, 1, "a"), Part(1, 2, "b")), (Part(0, 2, "b"), Part(9, 3, "c"))))

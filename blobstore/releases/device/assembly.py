@@ -28,8 +28,8 @@ from blobstore.releases.sources.source import pieces_of
 
 __all__ = ["DamagedHereError", "Recipe", "Step", "make"]
 
-_LARGEST = (1 << 20) + (1 << 16)
-"""Bytes of an encoded chunk; what cannot be compressed grows by the heads of its streams."""
+_LARGEST = (1 << 20) + (1 << 19) + 64
+"""Bytes of an encoded chunk: codes of half a byte at most, all of its elements besides, and the heads of streams."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,8 @@ def _decoded(step: Step, read: Callable[[int], bytes], descriptor: int | None) -
                 raise ValueError(f"{step.local.path} was truncated")
             base = memoryview(piece)
         yield from decode(step.way.encoding, size, memoryview(head + read(length)), base)
+    if read(1):
+        raise ValueError("bytes behind the last chunk")
 
 
 def _local(blob: LocalBlob) -> Iterator[bytes]:

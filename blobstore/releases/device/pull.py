@@ -164,7 +164,7 @@ def _take(
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if options.key is None else source.signature(found.sha256)
-        compared, new, verify, fresh = False, 0, options.verify, False
+        compared, new, verify, fresh = False, 0, options.verify or source.planned, False
         # The lock of the device is not held while bytes are fetched: a slow server must not keep other pulls waiting.
         while True:
             # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
@@ -369,10 +369,13 @@ def _obtain(
     try:
         for recipe in shopping.bases:
             make(recipe, installed.made(place), transfer)
-        made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in shopping.recipes]
-        done, _ = wait(made, return_when=FIRST_EXCEPTION)
-        for one in done:
-            one.result()
+        # A file that is fetched whole gets its place at the end, because parts of others may be read from it.
+        for whole in (False, True):
+            recipes = [recipe for recipe in shopping.recipes if (recipe.whole is not None) == whole]
+            made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in recipes]
+            done, _ = wait(made, return_when=FIRST_EXCEPTION)
+            for one in done:
+                one.result()
         transfer.join()
     except BaseException as error:
         transfer.stop()

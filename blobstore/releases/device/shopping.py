@@ -291,14 +291,25 @@ class _Routes:
         return shopping.need(Step(part, base, spool, route.way))
 
     def _base(self, number: int) -> LocalBlob:
-        """A content that another one is a difference to: it is here, or is made first."""
-        local = self._local[number]
-        if local is None:
-            digest, size = self._digests[number], self._sizes[number]
-            self._local[number] = local = self._shopping.made(digest, size)
-            step = self._step(number, Part(0, size, digest))
+        """A content that another one is a difference to: it is here, or is made first, and before it what it is made of."""
+        chain: dict[int, None] = {}
+        at = number
+        while self._local[at] is None:
+            route = self._best[at]
+            if at in chain or route is None or route.way is None:
+                raise ReleaseError(f"{self._shopping.source_name}: the ways to {self._digests[at]} lead in a circle")
+            chain[at] = None
+            if route.way.base < 0:
+                break
+            at = route.way.base
+        for at in reversed(chain):
+            digest, size = self._digests[at], self._sizes[at]
+            step = self._step(at, Part(0, size, digest))
+            self._local[at] = self._shopping.made(digest, size)
             self._shopping.bases.append(Recipe(Object(digest, size), None, [step]))
-        return local
+        made = self._local[number]
+        assert made is not None  # noqa: S101 - it was here, or is in the chain
+        return made
 
 
 def _with_whole_files(

@@ -37,6 +37,8 @@ class FetchedSource(Source):
         ways: to the contents of the release.
     """
 
+    planned = True
+
     def __init__(self, folder: Path, name: str, found: Found, signature: str | None, ways: bytes | None) -> None:
         self.folder, self.name, self._found, self._signature, self._ways = folder, name, found, signature, ways
         self._files: dict[str, list[tuple[int, int | None, Path]]] = {}

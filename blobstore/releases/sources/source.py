@@ -88,6 +88,8 @@ class Source(ABC):
     """Whether bytes are dear, so that decoding pays off."""
     most_ranges = 1
     """How many ranges a single request may ask for."""
+    planned = False
+    """Whether it has just what a plan asked for, for which everything that is here was compared."""
     cached = False
     """Whether caches may answer in its place, with what it had before."""
 
