@@ -107,13 +107,13 @@ class Room:
     """Memory for one blob at a time."""
 
     def __init__(self) -> None:
-        self._all = bytearray()
+        self._all = np.empty(0, np.uint8)
 
     def take(self, size: int) -> memoryview:
         """Room for a blob; what was taken before is not valid any more."""
         if len(self._all) < size:
-            self._all = bytearray(size)
-        return memoryview(self._all)[:size]
+            self._all = np.empty(size, np.uint8)  # which is not written to before it is used
+        return memoryview(self._all)[:size]  # type: ignore[arg-type]
 
 
 class Reader:

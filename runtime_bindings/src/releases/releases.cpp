@@ -9,6 +9,7 @@
 
 #include <blobstore/error.h>
 
+#include "codec/zstd.h"
 #include "format/constants.h"
 #include "format/sha256.h"
 #include "os/folders.h"
@@ -48,7 +49,7 @@ class Delivery {
     fetched_.emplace(device_->incoming());
     list_.path = options.ways.empty() ? index.substr(0, index.rfind('/') + 1).append(kWays) : options.ways;
     list_.required = !options.ways.empty();
-    list_.plain = options.plain;
+    list_.plain = options.plain || zstd_version() == nullptr; // without it, hardly an encoded form can be decoded
   }
 
   Missing missing();
