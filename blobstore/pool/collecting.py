@@ -7,12 +7,15 @@ A collection
    version appear exclude each other: a commit of the events carries the id of the version as a mark, once.
 2. reads the versions, and marks all rows of blobs that none of them needs.
 3. reads the versions *again*, and removes the marks of rows that are needed by now.
-4. copies what is needed out of packs that are mostly unused, condemns these packs, and deletes their rows.
-5. condemns packs that have no rows and are old. A pack is deleted some time after it was condemned.
+4. copies what is needed out of packs that are mostly unused, and condemns these packs. It reads the versions once more,
+   copies what came to be needed meanwhile, and deletes the rows of condemned packs.
+5. condemns packs that have no rows and are old. A pack is deleted some time after it was condemned, if it has no rows.
 
 Whoever adds appends the rows of the parts before looking up blobs, and treats rows as missing if they are marked or if
 their pack is condemned. If the parts were there before step 3, they count there. If they came later, the look-up came
-after the marks, and what is marked is stored again. In the same way, rows of a pack that was condemned before they came
+after the marks, and what is marked is stored again. The same holds of step 4: a version may be dropped after step 3, and
+another one with the same contents begun; it looked up before the pack was condemned, and then its parts are read after
+that, or it looks up later, and stores its contents again. In the same way, rows of a pack that was condemned before they came
 are seen by the look-up that follows their commit. So what is deleted is needed by nobody, without any lock or clock; times
 only decide how long is waited. A collection that dies leaves marks: readers ignore them, and the next collection removes
 those of needed rows. Names of packs are random, and a condemned one stays condemned.
@@ -67,6 +70,20 @@ _KEPT = """
 
 A content that may be a base keeps a row in which it is whole; any other the shortest one.
 """
+
+
+_COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.sketch, b.near_sketch'
+
+_STRANDED = f"""
+    SELECT {_COLUMNS} FROM blobs b
+    WHERE b.pack IN (SELECT pack FROM marks WHERE digest IS NULL) AND b.digest IN (SELECT digest FROM needed) AND (
+        b.digest NOT IN (SELECT digest FROM usable)
+        OR b.digest NOT IN (SELECT digest FROM usable WHERE base IS NULL)
+        AND b.base IS NULL AND b.digest IN (SELECT base FROM blobs WHERE base IS NOT NULL)
+    )
+    QUALIFY 1 = row_number() OVER (PARTITION BY b.digest ORDER BY b.base IS NOT NULL, b.length, b.pack)
+"""
+"""After `_KEPT`: rows of condemned packs of contents that are needed, and nowhere else, or not whole."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +172,7 @@ def _unmark(tables: Tables) -> None:
 
 
 def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
-    """Copy what is needed out of packs that are mostly unused, condemn them, and delete their rows."""
+    """Copy what is needed out of packs that are mostly unused, condemn them, copy what is needed by now, delete their rows."""
     rows = tables.query(
         f"{_KEPT} SELECT b.pack, sum(b.length), coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) "
         "FROM (SELECT DISTINCT digest, pack, length FROM blobs) b LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack "
@@ -164,20 +181,27 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
     emptied = [pack for pack, total, needed in rows if needed <= _MOSTLY * total]
     for pack in emptied:
         kept = tables.query(
-            f'{_KEPT} SELECT DISTINCT b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.sketch, b.near_sketch '
-            "FROM blobs b JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
+            f"{_KEPT} SELECT DISTINCT {_COLUMNS} FROM blobs b "
+            "JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
             pack,
         )
-        if stored := [Stored(*row) for row in kept]:
-            blobs = Blobs(objects, tables, [row.digest for row in stored])
-            for row in stored:
-                blobs.read(row.digest)  # damage is not copied: it is an error here
-            tables.append(BLOBS, [row.row() for row in copy_pack(objects, stored)])
+        _copy(objects, tables, [Stored(*row) for row in kept])
     tables.append(MARKS, [(None, pack, now) for pack in emptied])
+    tables.fresh()
+    _copy(objects, tables, [Stored(*row) for row in tables.query(f"{_KEPT} {_STRANDED}")])
     condemned = tables.query("SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL")
-    for listed in _lists([*emptied, *(pack for (pack,) in condemned)]):
+    for listed in _lists([pack for (pack,) in condemned]):
         tables.delete(BLOBS, f"pack IN ({listed})")
         tables.delete(MARKS, f"digest IS NOT NULL AND pack IN ({listed})")
+
+
+def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
+    """Store blobs in a pack of their own, too."""
+    if rows:
+        blobs = Blobs(objects, tables, [row.digest for row in rows])
+        for row in rows:
+            blobs.read(row.digest)  # damage is not copied: it is an error here
+        tables.append(BLOBS, [row.row() for row in copy_pack(objects, rows)])
 
 
 def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: float) -> tuple[int, int, int]:
@@ -197,7 +221,7 @@ def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: flo
         pack for pack, (_, stored) in there.items() if pack not in used and pack not in condemned and stored < stale
     ]
     tables.append(MARKS, [(None, pack, int(time.time())) for pack in orphans])
-    deleted = [pack for pack in there if condemned.get(pack, time.time()) <= condemned_before]
+    deleted = [pack for pack in there if pack not in used and condemned.get(pack, time.time()) <= condemned_before]
     for pack in deleted:
         objects.delete(pack_path(pack))
     waiting = sum(pack in condemned or pack in orphans for pack in there) - len(deleted)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from blobstore.errors import BlobStoreError, FileAccessError, PoolError
-from blobstore.pool import Pool, PoolDataMap
+from blobstore.pool import Pool, PoolDataMap, collecting
 from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
 from tests.pool.models import halves, tensors, tuned, write
@@ -266,6 +266,47 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
         for version in versions:
             assert PoolDataMap(reader.objects, reader.tables, version).numpy("layer.bias").nbytes == 384
         assert bool(versions) == (looked.index("events") >= step)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
+    where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Dropped after it was found to be needed, so it is not marked, and added before the pack is condemned."""
+    base = halves(tensors())
+    write(tmp_path / "a" / "a.safetensors", base)
+    write(tmp_path / "b" / "a.safetensors", tuned(base, 1))
+    unmark, append = collecting._unmark, Tables.append
+    with where.open(create=True) as pool, where.open() as other:
+        pool.add(tmp_path / "a", "a@1")
+        pool.add(tmp_path / "b", "b@1")
+        collector = where.open()
+
+        def then_drop(tables: Tables) -> None:
+            unmark(tables)
+            other.drop("a@1")
+            other.drop("b@1")
+
+        def after_adding(self: Tables, table: str, rows: Any, once: Any = ()) -> None:
+            condemns = self is collector.tables and table == "marks" and any(row[0] is None for row in rows)
+            if condemns and not again:
+                again.append(1)
+                other.add(tmp_path / "b", "b@2")
+            append(self, table, rows, once)
+            if condemns and dies:
+                raise Killed
+
+        again: list[int] = []
+        with monkeypatch.context() as patched, contextlib.suppress(Killed):
+            patched.setattr(collecting, "_unmark", then_drop)
+            patched.setattr(Tables, "append", after_adding)
+            collector.gc(grace=NEVER, keep=0)
+        assert again
+        assert pool.verify() == []
+        for _ in range(2):
+            pool.gc(grace=NEVER, keep=0)
+            assert pool.verify() == []
+        assert b"".join(map(bytes, pool.cat("b@2", "a.safetensors"))) == (tmp_path / "b" / "a.safetensors").read_bytes()
 
 
 def rows_of(where: Place) -> list[tuple[str, int, int]]:
