@@ -137,6 +137,7 @@ class Tables:
         self._viewed: dict[str, tuple[int, list[Path]]] = {}
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
+        self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
         self._database.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")  # not below the working directory
         self._lock = threading.RLock()
         self.closed = False
