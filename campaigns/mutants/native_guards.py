@@ -159,10 +159,10 @@ GUARDS = (
         _NAMES,
     ),
     Guard(
-        "C++: index: parts in a pack",
+        "C++: index: parts without end, or in a pack",
         f"{_RELEASES}/index.cpp",
         "index.parts.size > kTableLimit || index.parts.packed",
-        "index.parts.size > kTableLimit",
+        "false",
         _CLAIMS,
     ),
     Guard(
@@ -171,13 +171,6 @@ GUARDS = (
         "files[first].object.size != files[i].object.size",
         "false",
         _CLAIMS,
-    ),
-    Guard(
-        "C++: index: parts without end",
-        f"{_RELEASES}/index.cpp",
-        "index.parts.size > kTableLimit || index.parts.packed",
-        "index.parts.packed",
-        _HOSTILE,
     ),
     Guard(
         "C++: index: a program takes data",
