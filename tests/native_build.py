@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,13 +77,13 @@ def configure_tests(directory: Path, *options: str) -> None:
     configure(LIBRARY, directory, *common, f"-DPython_EXECUTABLE={sys.executable}", *options)
 
 
-def build_tests(directory: Path, *options: str, target: str = "all") -> None:
+def build_tests(directory: Path, *options: str, targets: Sequence[str] = ("all",)) -> None:
     """Configure and build the C++ tests."""
     configure_tests(directory, *options)
-    run("cmake", "--build", directory, "--target", target)
+    run("cmake", "--build", directory, "--target", *targets)
 
 
-def build_with_hooks(directory: Path, target: str = "all") -> None:
+def build_with_hooks(directory: Path, *targets: str) -> None:
     """Configure and build the C++ tests and the Python module together, with hooks for tests, on one library.
 
     Compiling the library is most of what tests of C++ take, so it is not optimized much.
@@ -91,7 +91,9 @@ def build_with_hooks(directory: Path, target: str = "all") -> None:
     command = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     nanobind = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
-    build_tests(directory, *options, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", target=target)
+    build_tests(
+        directory, *options, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", targets=targets or ("all",)
+    )
 
 
 def ctest(directory: Path, options: dict[str, str] | None = None) -> bool:

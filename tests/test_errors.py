@@ -23,6 +23,8 @@ ARGUMENTS: dict[str, Any] = {
     "cause": OSError(28, "No space left on device"),
     "message": "key 'w': expected 1, found 2",
     "asked": 2.5,
+    "retry_after": 90,
+    "version": "1.4",
     "key": "w",
     "source": Path("a.pte"),
     "error": errors.KeyConflictError("the key 'w' has other bytes"),

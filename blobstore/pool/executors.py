@@ -66,7 +66,7 @@ def _cluster(text: str, address: str) -> Iterator[Executor]:
         from distributed.comm import CommClosedError
         from distributed.scheduler import KilledWorker
     except ImportError:
-        raise MissingDependencyError(f"{text}: a Dask cluster needs distributed: {install('pool-dask')}") from None
+        raise MissingDependencyError(f"{text}: a Dask cluster needs distributed: {install('dask')}") from None
     try:
         client: Any = Client(f"tcp://{address}", timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:  # it wraps what was wrong in several layers, and a time-out is one of them

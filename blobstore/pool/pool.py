@@ -171,7 +171,7 @@ class Pool:
 
         Raises:
             PoolError: the version is there already, `reference` has another form, or there is no such executor, or it died.
-            MissingDependencyError: a Dask cluster needs the extra `pool-dask`.
+            MissingDependencyError: a Dask cluster needs the extra `dask`.
             FileAccessError, DataChangedError, TransferError: reading or writing fails. The version is not there then, unless
                 the message says that this is not known, because the store did not answer to the very last request.
         """

@@ -144,7 +144,7 @@ class Campaign:
         time.sleep(1.1)  # times are in seconds
         for _ in range(3):
             self._pool.gc(grace=0, keep=0)
-        if left := self._pool._objects.list("packs"):
+        if left := self._pool.objects.list("packs"):
             raise WrongError(f"{len(left)} packs are left, such as {left[0]}")
         for table in ("parts", "blobs"):
             if rows := self._pool.tables.query(f"SELECT * FROM {table} LIMIT 1"):  # noqa: S608 - of two names

@@ -36,7 +36,7 @@ def make(name: str, target: str, *options: str) -> Path:
     """Build a target of the C++ tests with these options of CMake; the folder of the build."""
     folder = native_build.ROOT / "build" / f"sanitize-{name}"
     try:
-        native_build.build_tests(folder, *options, target=target)
+        native_build.build_tests(folder, *options, targets=(target,))
     except AssertionError as error:
         sys.exit(str(error))
     return folder

@@ -158,7 +158,7 @@ def test_a_device_with_an_old_list_of_ways_looks_again(releases: Path, tmp_path:
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(["publish", "drop", "sweep", "other"]), st.integers(0, 9)), max_size=12))
 def test_every_release_stays_whole(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]) -> None:
     """After any sequence of publishing, under two names, dropping and sweeping (F3, R1)."""

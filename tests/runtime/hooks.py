@@ -21,7 +21,7 @@ def build() -> Path:
         The folder that the package is in, for PYTHONPATH; it is the prefix of the library, too.
     """
     with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, target="_native")
+        native_build.build_with_hooks(directory, "_native", "_codec")
         packages = directory / "packages"
         native_build.run("cmake", "--install", directory, "--prefix", packages)
         shutil.copy(LIBRARY / "python" / "blobstore_runtime" / "__init__.py", packages / "blobstore_runtime")

@@ -50,10 +50,10 @@ def test_a_saved_file(tmp_path: Path) -> None:
 
 
 def test_a_release(tmp_path: Path) -> None:
-    """A fetched file that only gets its name, the index, the links in two folders, `newest`, and `current` (F3)."""
+    """A fetched file that only gets its name, the list of parts, the index, the links in two folders, `newest`, and `current` (F3)."""
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/notes").write_text("some text")
-    done = publish(tmp_path / "in", tmp_path / "releases", name="r", version="1")
+    done = publish(tmp_path / "in", tmp_path / "releases", name="r", version="1", plain=True)
     todo = plan(tmp_path / "releases/r/1", tmp_path / "device")
     (tmp_path / "device/incoming").mkdir(exist_ok=True)
     for one in todo.fetches:
@@ -63,6 +63,7 @@ def test_a_release(tmp_path: Path) -> None:
     )
     assert (tmp_path / "device/current/sub/notes").read_text() == "some text", done
     assert [name for name in found if name != "write"] == [
+        *("fsync", "rename", "fsync"),
         *("fsync", "rename", "fsync"),
         *("fsync", "rename", "fsync"),
         *("fsync", "fsync", "rename", "fsync"),
