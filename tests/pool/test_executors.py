@@ -88,7 +88,7 @@ def cluster() -> Iterator[str]:
     """The address of a scheduler with two workers, each a process."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as started:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as started:
         yield started.scheduler_address.replace("tcp://", "dask://")
 
 
