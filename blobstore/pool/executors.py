@@ -36,6 +36,8 @@ def open_executor(text: str | None) -> Iterator[Executor]:
     """
     if text is None:
         text = f"threads:{os.cpu_count() or 1}"
+    if not isinstance(text, str):
+        raise PoolError(f"{text!r} is no executor: expected one of concurrent.futures, or its name, such as threads:2")
     if local := _LOCAL.fullmatch(text):
         with _local(local[1], int(local[2])) as executor:
             yield executor

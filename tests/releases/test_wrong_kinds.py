@@ -26,6 +26,7 @@ from blobstore.releases import (
 )
 from tests.releases.models import inputs, weights
 from tests.releases.server import serving
+from tests.releases.test_republishing import OLD
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 pytestmark = pytest.mark.long
@@ -77,6 +78,12 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "threads": lambda: 1,
         "directory": lambda: folder / "device",
         "commit.fetched": lambda: tmp_path,
+        "executor": lambda: None,
+        "grace": lambda: 0.0,
+        "sweep.keep": lambda: 0.0,
+        "republish.old": lambda: OLD,
+        "new": lambda: tmp_path / f"new{next(numbers)}",
+        "Published": lambda: publish(folder / "in", tmp_path / f"published{next(numbers)}", name="a", version="1"),
         "keep": lambda: 1,
         "data": lambda: None,
         "packed": lambda: None,

@@ -9,6 +9,7 @@ for devices that read an older list.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import defaultdict
@@ -74,6 +75,9 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
         PoolError, ReleaseError: there is no release folder.
         FileAccessError, TransferError: the store refuses.
     """
+    for name, seconds in (("grace", grace), ("keep", keep)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise ReleaseError(f"{name} must be a number of seconds, not {seconds!r}")
     with opened(releases) as pool:
         collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
         versions = pool.versions()
