@@ -32,7 +32,7 @@ from tests.wrong_kinds import PublicCallable, check, public_callables
 pytestmark = pytest.mark.long
 
 RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed, Swept}
-INTERNAL = {"wait"}  # of Patience, for the library
+INTERNAL = {"wait", "path"}  # of Patience, for the library; and of Published, a path
 CALLABLES = [
     one
     for one in public_callables(blobstore.releases, results=RESULTS)
@@ -83,7 +83,6 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "sweep.keep": lambda: 0.0,
         "republish.old": lambda: OLD,
         "new": lambda: tmp_path / f"new{next(numbers)}",
-        "Published": lambda: publish(folder / "in", tmp_path / f"published{next(numbers)}", name="a", version="1"),
         "keep": lambda: 1,
         "data": lambda: None,
         "packed": lambda: None,
