@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -32,7 +31,7 @@ from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256 as digest_of
-from blobstore.core.memory.mapped_file import named, open_regular
+from blobstore.core.memory.mapped_file import named
 from blobstore.core.reprs import fields_line
 from blobstore.releases.index.index import (
     INDEX_LIMIT,
@@ -46,7 +45,7 @@ from blobstore.releases.index.index import (
     parse_json,
 )
 from blobstore.releases.index.parts import Parts, parse_parts
-from blobstore.releases.sources.source import INDEXES, SIGNATURES, pieces_of, read_small
+from blobstore.releases.sources.source import INDEXES, SIGNATURES, read_small, sha256_of
 
 __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark"]
 
@@ -434,16 +433,10 @@ class Installed:
 
     def sound(self, wanted: Object) -> bool:
         """Whether an object is here and has its digest; all of it is read."""
-        if not self.has(wanted):
-            return False
-        hasher = hashlib.sha256()
         try:
-            with open_regular(self.path(wanted.sha256)) as descriptor:
-                for piece in pieces_of(descriptor, 0, wanted.size):
-                    hasher.update(piece)
+            return self.has(wanted) and sha256_of(self.path(wanted.sha256), 0, wanted.size) == wanted.sha256
         except FileAccessError:
             return False
-        return hasher.hexdigest() == wanted.sha256
 
     def parts(self, index: Index) -> Parts:
         """What the files of a release that is here consist of.

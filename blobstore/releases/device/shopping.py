@@ -17,7 +17,7 @@ from blobstore.core.errors import (
     MissingDependencyError,
     ReleaseError,
 )
-from blobstore.core.memory.mapped_file import named, open_regular
+from blobstore.core.memory.mapped_file import named
 from blobstore.releases.device.assembly import Recipe, Step
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
@@ -26,7 +26,7 @@ from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object
 from blobstore.releases.index.intervals import Intervals
 from blobstore.releases.index.parts import Part, Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Way, Ways, cheapest, parse_ways
-from blobstore.releases.sources.source import Source, pieces_of, read_small
+from blobstore.releases.sources.source import Source, read_small, sha256_of
 
 __all__ = ["Shopping"]
 
@@ -187,11 +187,10 @@ class Shopping:
         if local is None or local.size != size:
             return None
         if self._verify and digest not in self._checked:
-            hasher = hashlib.sha256()
-            with contextlib.suppress(OSError), open_regular(local.path) as descriptor:
-                for piece in pieces_of(descriptor, local.offset, local.offset + local.size):
-                    hasher.update(piece)
-            self._checked[digest] = local if hasher.hexdigest() == digest else None
+            self._checked[digest] = None
+            with contextlib.suppress(OSError):
+                if sha256_of(local.path, local.offset, local.offset + local.size) == digest:
+                    self._checked[digest] = local
         return self._checked[digest] if self._verify else local
 
     def spool(self, wanted: Object) -> Spool:

@@ -15,7 +15,6 @@ Objects come first and indexes last, so that a copy of the folder, or a kill, ne
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import time
@@ -56,7 +55,7 @@ from blobstore.releases.publishing.released import (
     store_pieces,
 )
 from blobstore.releases.sources.caching import cache_control
-from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of
+from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of, sha256_of
 
 __all__ = ["Published", "opened", "publish"]
 
@@ -149,7 +148,7 @@ def publish(
         sign_bytes(b"", sign)  # a key that cannot be used is found before any work
     with _entered(releases, name, version, paths) as pool:
         output = pool.objects.folder
-        files = _listed(list(_expanded(paths, output)), progress)
+        files = _listed(list(_expanded(paths, output)))
         if not files:
             raise ReleaseError(f"{name}:{version}: a release needs a file")
         added, new, stored = _in_pool(pool, files, name, version, executor, progress)
@@ -298,7 +297,7 @@ def _inside(path: Path, output: str) -> Iterator[tuple[Path, str]]:
         raise FileAccessError(path, "there are no files in this folder")
 
 
-def _listed(inputs: Sequence[tuple[Path, str]], progress: Progress | None) -> list[_Input]:
+def _listed(inputs: Sequence[tuple[Path, str]]) -> list[_Input]:
     """The files of a release, checked."""
     files: dict[str, _Input] = {}
     keys: dict[str, set[str]] = {}  # of data files
@@ -344,22 +343,13 @@ def _in_pool(
         added = pool.add_files([(str(file.path), file.name) for file in files], name, version, executor, progress)
         return added.version, added.new_bytes, added.stored_bytes
     [there] = found
-    given = sorted((file.name, *_digest(file.path)) for file in files)
+    given = sorted((file.name, file.path.stat().st_size, sha256_of(file.path)) for file in files)
     if sorted(there.files) != given:
         raise ReleaseError(
             f"{pool.url}: {name}@{version} is in the pool with other files; drop it (`blobstore pool drop`), or publish another "
             "version"
         )
     return there, 0, 0
-
-
-def _digest(path: Path) -> tuple[int, str]:
-    hasher, nbytes = hashlib.sha256(), 0
-    with open_regular(path) as descriptor:
-        for piece in pieces_of(descriptor, 0, os.fstat(descriptor).st_size):
-            hasher.update(piece)
-            nbytes += len(piece)
-    return nbytes, hasher.hexdigest()
 
 
 class _Publisher:

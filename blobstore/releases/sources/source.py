@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "check_pin",
     "pieces_of",
     "read_small",
+    "sha256_of",
 ]
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
@@ -255,6 +257,19 @@ class FolderSource(Source):
 
     def url(self, wanted: Object) -> str:
         return self._path(wanted).resolve().as_uri()
+
+
+def sha256_of(path: Path, start: int = 0, stop: int | None = None) -> str:
+    """The SHA-256 of a file, or of a range of it; of fewer bytes where the file ends early.
+
+    Raises:
+        FileAccessError: it cannot be read.
+    """
+    hasher = hashlib.sha256()
+    with open_regular(path) as descriptor:
+        for piece in pieces_of(descriptor, start, os.fstat(descriptor).st_size if stop is None else stop):
+            hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def pieces_of(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
