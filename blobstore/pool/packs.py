@@ -25,7 +25,20 @@ from blobstore.pool.derived import BYTES, check_recipe, derive, find_recipe
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SEED, Source, checked, element
 
-__all__ = ["CAST", "Job", "Range", "Reader", "Room", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
+__all__ = [
+    "CAST",
+    "Job",
+    "Range",
+    "Reader",
+    "Room",
+    "Stored",
+    "best_difference",
+    "best_planes",
+    "cast",
+    "copy_pack",
+    "pack_path",
+    "write_pack",
+]
 
 CAST = "cast"
 """The encoding of a blob that is its base in a narrower type, and has no bytes of its own. In the same way, a recipe of
@@ -331,16 +344,34 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
 
 
 def _choice(data: memoryview, job: Job, base: memoryview | None) -> str:
-    width, floating = element(job.dtype)
-    widths = {1, 2, 4} if not job.dtype else {width}
-    planes = dict.fromkeys(encoding for w in sorted(widths) for encoding in plane_encodings(w))
-    encoding, share = sample(data, tuple(planes))
+    encoding, share = best_planes(data, job.dtype)
     if base is not None and len(base) == len(data):
-        differences = [one for w in sorted(widths) for one in near_encodings(w, floating=floating)]
-        near, remains = sample(data, differences, base)
+        near, remains = best_difference(data, job.dtype, base)
         if near != "raw" and remains < share * job.spare:
             return near
     return encoding
+
+
+def best_planes(data: memoryview, dtype: str) -> tuple[str, float]:
+    """The smallest encoding of a blob by itself, and about which share of its bytes that takes.
+
+    Args:
+        data: the blob.
+        dtype: of its elements; if it is empty, every width is tried.
+    """
+    possible = dict.fromkeys(one for width in _widths(dtype) for one in plane_encodings(width))
+    return sample(data, tuple(possible))
+
+
+def best_difference(data: memoryview, dtype: str, base: memoryview) -> tuple[str, float]:
+    """The smallest encoding of a blob as a difference to one of the same size, and about which share of its bytes that takes."""
+    _, floating = element(dtype)
+    possible = dict.fromkeys(one for width in _widths(dtype) for one in near_encodings(width, floating=floating))
+    return sample(data, tuple(possible), base)
+
+
+def _widths(dtype: str) -> tuple[int, ...]:
+    return (element(dtype)[0],) if dtype else (1, 2, 4)
 
 
 def cast(data: memoryview, dtype: str) -> memoryview:

@@ -18,11 +18,10 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool import Pool
-from blobstore.pool.codec import check_encoding, decode, encode, near_encodings, plane_encodings, sample
+from blobstore.pool.codec import check_encoding, decode, encode
 from blobstore.pool.contents import Blobs, parts_of
-from blobstore.pool.packs import Stored, pack_path
+from blobstore.pool.packs import Stored, best_difference, best_planes, pack_path
 from blobstore.pool.relations import stored_rows
-from blobstore.pool.scan import element
 from blobstore.pool.versions import Version
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.parts import Part, Parts
@@ -328,22 +327,15 @@ def _key(file: str, tensor: str, offset: int) -> tuple[str, str]:
 
 
 def _planes(content: _Content) -> tuple[str, bytes]:
-    data = content.view()
-    encoding, _ = sample(data, list(dict.fromkeys(one for width in _widths(content) for one in plane_encodings(width))))
+    encoding, _ = best_planes(content.view(), content.dtype)
     return encoding, _proven(content, encoding, None)
 
 
 def _difference(content: _Content, base: str, blobs: Blobs) -> tuple[str, bytes] | None:
     """A content as the difference to another one; None if that saves nothing."""
     other = blobs.read(bytes.fromhex(base))
-    _, floating = element(content.dtype)
-    possible = dict.fromkeys(one for width in _widths(content) for one in near_encodings(width, floating=floating))
-    encoding, share = sample(content.view(), list(possible), other)
+    encoding, share = best_difference(content.view(), content.dtype, other)
     return None if encoding == "raw" or share >= _WORTH else (encoding, _proven(content, encoding, other))
-
-
-def _widths(content: _Content) -> list[int]:
-    return [1, 2, 4] if not content.dtype else [element(content.dtype)[0]]
 
 
 def _proven(content: _Content, encoding: str, base: memoryview | None) -> bytes:
