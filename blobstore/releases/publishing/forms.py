@@ -20,6 +20,7 @@ from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool import Pool
 from blobstore.pool.codec import check_encoding, decode, encode
 from blobstore.pool.contents import Blobs, parts_of
+from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Stored, best_difference, best_planes, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
@@ -28,7 +29,7 @@ from blobstore.releases.index.parts import Part, Parts
 from blobstore.releases.index.ways import Way, Ways, cheapest
 from blobstore.releases.publishing.released import Released, store_pieces
 
-__all__ = ["Form", "Forms", "numbered", "parts_of_version"]
+__all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_version"]
 
 _MOST_OBJECTS = 16
 """A new device fetches from so many objects at most; above that, contents of the smallest ones are brought together."""
@@ -81,6 +82,44 @@ class Form:
     base: str | None = None
 
 
+def forms_of(release: Released) -> list[list[Form]]:
+    """The ways of a release as forms: to each of its contents, then to each further base."""
+    ways = release.ways
+    digests = [*release.parts.contents, *(digest for digest, _ in ways.bases)]
+    return [
+        [
+            Form(
+                way.encoding, ways.objects[way.object], way.at, way.stored, digests[way.base] if way.base >= 0 else None
+            )
+            for way in listed
+        ]
+        for listed in ways.ways
+    ]
+
+
+class Packs:
+    """The packs of a pool as objects of releases."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._known: dict[bytes, Object] = {}
+
+    def form(self, row: Stored) -> Form:
+        """The form in which the pool has a content.
+
+        Raises:
+            PoolError: its pack is missing.
+        """
+        if row.pack not in self._known:
+            path = pack_path(row.pack)
+            nbytes = self._objects.size(path)
+            if nbytes is None:
+                raise PoolError(f"{self._objects.name(path)}: the pack is missing")
+            self._known[row.pack] = Object(row.pack.hex(), nbytes, "packs")
+        base = None if row.base is None else row.base.hex()
+        return Form(row.encoding, self._known[row.pack], row.offset, row.length, base)
+
+
 class Forms:
     """The forms of the contents of a release.
 
@@ -108,7 +147,7 @@ class Forms:
         self._pool, self._objects, self._tables = pool, pool.objects, pool.tables
         self._parts, self._previous, self._progress = parts, previous, progress
         self._contents = self._located(version, sources)
-        self._sizes: dict[str, Object] = {}
+        self._packs = Packs(pool.objects)
         self.written = 0
 
     def _located(self, version: Version, sources: Mapping[str, Path]) -> dict[str, _Content]:
@@ -150,10 +189,8 @@ class Forms:
         """One form of each content that needs nothing else."""
         known: dict[str, Form] = {}
         for release in reversed(self._previous):
-            for digest, listed in zip(release.parts.contents, release.ways.ways, strict=False):
-                for way in listed:
-                    if way.base < 0:
-                        known[digest] = Form(way.encoding, release.ways.objects[way.object], way.at, way.stored)
+            for digest, listed in zip(release.parts.contents, forms_of(release), strict=False):
+                known.update((digest, form) for form in listed if form.base is None)
         forms: dict[str, Form] = {}
         lacking: list[str] = []
         for digest in self._parts.contents:
@@ -161,7 +198,7 @@ class Forms:
             if digest in known:
                 forms[digest] = known[digest]
             elif row.base is None and check_encoding(row.encoding):
-                forms[digest] = Form(row.encoding, self._pack(row.pack), row.offset, row.length)
+                forms[digest] = self._packs.form(row)
             else:
                 lacking.append(digest)
         encoded = ((digest, *_planes(self._contents[digest]), None) for digest in lacking)
@@ -185,15 +222,6 @@ class Forms:
             raise PoolError(f"{self._objects.name(form.object.path)}: this object is missing, or shorter than it was")
         return data
 
-    def _pack(self, pack: bytes) -> Object:
-        name = pack.hex()
-        if name not in self._sizes:
-            nbytes = self._objects.size(pack_path(pack))
-            if nbytes is None:
-                raise PoolError(f"{self._objects.name(pack_path(pack))}: the pack is missing")
-            self._sizes[name] = Object(name, nbytes, "packs")
-        return self._sizes[name]
-
     # ------------------------------------------------------------------------------------------------- differences
 
     def _differences(
@@ -205,8 +233,7 @@ class Forms:
         for content, _ in tasks:
             row = rows[bytes.fromhex(content.digest)]
             if row.base is not None and row.base.hex() in bases and check_encoding(row.encoding):
-                form = Form(row.encoding, self._pack(row.pack), row.offset, row.length, row.base.hex())
-                yield content.digest, form
+                yield content.digest, self._packs.form(row)
         blobs = Blobs(self._objects, self._tables, [bytes.fromhex(base) for base in sorted(bases)])
         jobs = _jobs(tasks, rows)
         total, done = sum(content.size for some in jobs.values() for content, _ in some), 0
@@ -258,14 +285,9 @@ class Forms:
         """How devices with still earlier releases get contents that others are differences to."""
         forms: dict[str, list[Form]] = {base: [] for base in sorted(bases)}
         for release in self._previous:
-            digests = [*release.parts.contents, *(digest for digest, _ in release.ways.bases)]
-            for digest, listed in zip(release.parts.contents, release.ways.ways, strict=False):
+            for digest, listed in zip(release.parts.contents, forms_of(release), strict=False):
                 if digest in bases and not forms[digest]:
-                    forms[digest] = [
-                        Form(way.encoding, release.ways.objects[way.object], way.at, way.stored, digests[way.base])
-                        for way in listed
-                        if way.base >= 0
-                    ]
+                    forms[digest] = [form for form in listed if form.base is not None]
         return forms
 
     # ----------------------------------------------------------------------------------------------------- writing

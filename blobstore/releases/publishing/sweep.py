@@ -23,13 +23,12 @@ from blobstore.pool import Collected, Pool
 from blobstore.pool.codec import check_encoding
 from blobstore.pool.collecting import collect
 from blobstore.pool.objects import Objects
-from blobstore.pool.packs import Stored, pack_path
+from blobstore.pool.packs import Stored
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
-from blobstore.releases.index.index import Object
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways
-from blobstore.releases.publishing.forms import Form, numbered
+from blobstore.releases.publishing.forms import Form, Packs, forms_of, numbered
 from blobstore.releases.publishing.publish import opened
 from blobstore.releases.publishing.released import UNUSED, Released, read_released
 from blobstore.releases.sources.caching import cache_control
@@ -148,7 +147,7 @@ class _Rewriting:
         self._objects, self._tables = pool.objects, pool.tables
         condemned = self._tables.query("SELECT DISTINCT pack FROM marks WHERE digest IS NULL")
         self._condemned = {pack.hex() for (pack,) in condemned}
-        self._packs: dict[bytes, Object] = {}
+        self._packs = Packs(pool.objects)
         self.needed: set[str] = set()
 
     def write(self, release: Released, *, is_newest: bool) -> bool:
@@ -158,12 +157,9 @@ class _Rewriting:
         rows = stored_rows(self._tables, map(bytes.fromhex, digests))
         forms: dict[str, list[Form]] = {}
         earlier: dict[str, list[Form]] = defaultdict(list)
-        for number, digest in enumerate(digests):
+        for number, (digest, listed) in enumerate(zip(digests, forms_of(release), strict=True)):
             there = [
-                Form(way.encoding, where, way.at, way.stored, digests[way.base] if way.base >= 0 else None)
-                for way in old.ways[number]
-                for where in (old.objects[way.object],)
-                if not (where.folder == "packs" and where.sha256 in self._condemned)
+                form for form in listed if not (form.object.folder == "packs" and form.object.sha256 in self._condemned)
             ]
             kept = there if is_newest else []
             if number < len(release.parts.contents):
@@ -189,21 +185,12 @@ class _Rewriting:
         row = rows.get(bytes.fromhex(digest))
         if row is None:
             raise PoolError(f"{self._objects.url}: the content {digest} is missing; a release needs it")
-        if row.base is None:
-            return [self._form(row)]
-        base = row.base.hex()
-        if check_encoding(row.encoding) and not earlier[base]:
-            earlier[base] = [self._form(rows[row.base])]
-        return [self._form(row, base)] if check_encoding(row.encoding) else []
-
-    def _form(self, row: Stored, base: str | None = None) -> Form:
-        if row.pack not in self._packs:
-            path = pack_path(row.pack)
-            nbytes = self._objects.size(path)
-            if nbytes is None:
-                raise PoolError(f"{self._objects.name(path)}: the pack is missing")
-            self._packs[row.pack] = Object(row.pack.hex(), nbytes, "packs")
-        return Form(row.encoding, self._packs[row.pack], row.offset, row.length, base)
+        if row.base is not None:
+            if not check_encoding(row.encoding):
+                return []
+            base = row.base.hex()
+            earlier[base] = earlier[base] or [self._packs.form(rows[row.base])]
+        return [self._packs.form(row)]
 
 
 def _remove(objects: Objects, released: Iterable[Released], needed: set[str], keep: float) -> tuple[int, int, int]:
