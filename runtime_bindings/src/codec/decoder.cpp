@@ -245,7 +245,7 @@ void ChunkDecoder::decode(const Encoding& encoding, Bytes body, const uint8_t* b
   }
   Streams streams(body, decompressor_);
   const size_t whole = size / encoding.width * encoding.width;
-  const auto with_elements = [&](auto element) {
+  with_element(encoding.width, [&](auto element) {
     using T = decltype(element);
     if (encoding.kind == Encoding::Kind::Planes) {
       join<T>(streams, out, size / sizeof(T));
@@ -254,20 +254,7 @@ void ChunkDecoder::decode(const Encoding& encoding, Bytes body, const uint8_t* b
     } else {
       near<T, false>(streams, encoding, base, out, size);
     }
-  };
-  switch (encoding.width) {
-    case 1:
-      with_elements(uint8_t{});
-      break;
-    case 2:
-      with_elements(uint16_t{});
-      break;
-    case 4:
-      with_elements(uint32_t{});
-      break;
-    default:
-      with_elements(uint64_t{});
-  }
+  });
   streams.take_to(out + whole, size - whole);
   streams.finish();
 }

@@ -25,7 +25,7 @@ Bytes ChunkEncoder::encode(const Encoding& encoding, Bytes chunk, const uint8_t*
   }
   end_ = sizeof(uint32_t);
   const size_t count = chunk.size / encoding.width;
-  const auto with_elements = [&](auto element) {
+  with_element(encoding.width, [&](auto element) {
     using T = decltype(element);
     if (encoding.kind == Encoding::Kind::Planes) {
       split<T>(chunk.data, count);
@@ -34,20 +34,7 @@ Bytes ChunkEncoder::encode(const Encoding& encoding, Bytes chunk, const uint8_t*
     } else {
       near<T, false>(encoding, chunk.data, base, count);
     }
-  };
-  switch (encoding.width) {
-    case 1:
-      with_elements(uint8_t{});
-      break;
-    case 2:
-      with_elements(uint16_t{});
-      break;
-    case 4:
-      with_elements(uint32_t{});
-      break;
-    default:
-      with_elements(uint64_t{});
-  }
+  });
   const size_t whole = count * encoding.width;
   stream(chunk.data + whole, chunk.size - whole);
   store(out_.get(), static_cast<uint32_t>(end_ - sizeof(uint32_t)));

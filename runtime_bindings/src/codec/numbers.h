@@ -1,12 +1,31 @@
 // Elements, their order, and the numbers without a sign that stand for differences.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "os/unaligned.h"
 
 namespace blobstore::internal {
+
+/// Call `use` with a zero of the type of elements without a sign that are `width` bytes wide: 1, 2, 4 or 8.
+template <typename Use>
+void with_element(size_t width, const Use& use) {
+  switch (width) {
+    case 1:
+      use(uint8_t{});
+      break;
+    case 2:
+      use(uint16_t{});
+      break;
+    case 4:
+      use(uint32_t{});
+      break;
+    default:
+      use(uint64_t{});
+  }
+}
 
 template <typename T>
 constexpr T kTopBit = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
