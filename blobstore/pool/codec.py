@@ -33,12 +33,24 @@ try:
 except ImportError:
     _codec = None
 
-__all__ = ["CHUNK", "DecodeError", "check_encoding", "decode", "encode", "near_encodings", "plane_encodings", "sample"]
+__all__ = [
+    "CHUNK",
+    "LARGEST_CHUNK",
+    "DecodeError",
+    "check_encoding",
+    "decode",
+    "encode",
+    "near_encodings",
+    "plane_encodings",
+    "sample",
+]
 
 CHUNK = 1 << 20
 """Bytes of a blob that are encoded together; a processor's cache holds what becomes of one chunk."""
 
-_MOST = CHUNK + CHUNK // 2 + 64  # codes of half a byte, and beside them all elements, and the heads of streams
+LARGEST_CHUNK = CHUNK + CHUNK // 2 + 64
+"""Bytes of an encoded chunk at the most: codes of half a byte, beside them all elements, and the heads of streams."""
+
 _LENGTH = struct.Struct("<I")
 _BITS = (2, 4, 0)
 _KINDS = ("u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -119,7 +131,7 @@ def decode(
         head = stored[at : at + _LENGTH.size]
         length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
         body = stored[at + _LENGTH.size : at + _LENGTH.size + length]
-        if not 0 < length == len(body) or length > _MOST:
+        if not 0 < length == len(body) or length > LARGEST_CHUNK:
             raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
         at += _LENGTH.size + length
         other = None if base is None else base[start : start + expected]

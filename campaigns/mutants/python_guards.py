@@ -374,7 +374,7 @@ GUARDS = (
     Guard(
         "a part: the largest chunk",
         f"{_RELEASES}/device/assembly.py",
-        "if len(head) != 4 or not 0 < length <= _LARGEST:",
+        "if len(head) != 4 or not 0 < length <= LARGEST_CHUNK:",
         "if len(head) != 4:",
         _TRUST,
     ),

@@ -28,9 +28,6 @@ from blobstore.releases.sources.source import pieces_of
 
 __all__ = ["DamagedHereError", "Recipe", "Step", "make"]
 
-_LARGEST = (1 << 20) + (1 << 19) + 64
-"""Bytes of an encoded chunk: codes of half a byte at most, all of its elements besides, and the heads of streams."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -160,14 +157,14 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
 
 def _decoded(step: Step, read: Callable[[int], bytes], descriptor: int | None) -> Iterator[memoryview]:
     """The bytes of a part, chunk by chunk as they arrive; `descriptor` is the file that has its base."""
-    from blobstore.pool.codec import CHUNK, decode
+    from blobstore.pool.codec import CHUNK, LARGEST_CHUNK, decode
 
     assert step.way is not None  # noqa: S101 - the caller checked
     for start in range(0, step.part.size, CHUNK):
         size = min(CHUNK, step.part.size - start)
         head = read(4)
         length = int.from_bytes(head, "little")
-        if len(head) != 4 or not 0 < length <= _LARGEST:
+        if len(head) != 4 or not 0 < length <= LARGEST_CHUNK:
             raise ValueError(f"a chunk of {length} bytes at byte {start}")
         base = None
         if descriptor is not None and step.local is not None:
