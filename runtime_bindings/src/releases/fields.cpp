@@ -91,7 +91,7 @@ bool Fields::flag(const char* what) {
   return found;
 }
 
-void Fields::format(const char* wanted) {
+void Fields::format_is(const char* wanted) {
   if (!json.at_string() || json.string() != wanted) {
     throw_format_error("its format is not '{}'", wanted);
   }

@@ -38,7 +38,7 @@ class Fields {
   /// An object of a release: its digest, its size, and perhaps the folder that it lies in.
   ReleaseObject content(const char* what);
   bool flag(const char* what);
-  void format(const char* wanted);
+  void format_is(const char* wanted);
 
   JsonReader json;
 };

@@ -189,7 +189,7 @@ ReleaseIndex parse_index(const std::string& bytes) {
   constexpr std::string_view kRequired = "format name version published executorch files parts ";
   fields.object("the index", kRequired, [&](const std::string& key) {
     if (key == "format") {
-      fields.format("blobstore.release.2");
+      fields.format_is("blobstore.release.2");
     } else if (key == "name") {
       index.name = fields.text("the name of a release", is_name);
     } else if (key == "version") {

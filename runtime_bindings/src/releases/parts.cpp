@@ -62,7 +62,7 @@ ReleaseParts parse_parts(const std::string& bytes, const ReleaseIndex& index) {
   };
   fields.object("the list", "format files ", [&](const std::string& key) {
     if (key == "format") {
-      fields.format("blobstore.parts.1");
+      fields.format_is("blobstore.parts.1");
     } else if (key == "files") {
       fields.array("the list of files", kMostFiles, [&](size_t) {
         std::vector<ReleasePart>& parts = found.files.emplace_back();

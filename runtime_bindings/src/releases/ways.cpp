@@ -83,7 +83,7 @@ ReleaseWays parse_ways(const std::string& bytes, const std::string& index, const
   Fields fields(bytes);
   fields.object("the list", "format index objects bases ways ", [&](const std::string& key) {
     if (key == "format") {
-      fields.format("blobstore.ways.1");
+      fields.format_is("blobstore.ways.1");
     } else if (key == "index") {
       of = fields.text("a SHA-256", is_sha256);
     } else if (key == "objects") {
