@@ -230,11 +230,11 @@ class _OlderError(TrustError):
 def asked(installed: Installed, source: Source, options: PullOptions) -> tuple[Found, str | None]:
     """What a source offers, and the version if that is older than the installed release, which then stays.
 
-    Where the reference names no version, such as `latest`, an older release than the installed one is refused, because somebody may play it back. But a cache between the server and
-    the device may have kept it, too. That is told by two things, after caches were asked not to answer: the device had this
-    very index before, or the cache says that it has it since before the installed release was published. Either way
-    nothing is installed, so whoever plays back an index can keep a device as it is, which is what playing back the
-    newest one does.
+    Where the reference names no version, such as `latest`, an older release than the installed one is refused, because
+    somebody may play it back. But a cache between the server and the device may have kept it, too. That is told by two
+    things, after caches were asked not to answer: the device had this very index before, or the cache says that it has
+    it since before the installed release was published. Either way nothing is installed, so whoever plays back an index
+    can keep a device as it is, which is what playing back the newest one does.
 
     Returns:
         what to install: what was found, or the current release.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from blobstore.core.errors import ReleaseError, ServerBusyError, TransferError
-from blobstore.core.reprs import fields_line
+from blobstore.core.reprs import count, fields_line
 
 __all__ = [
     "Backoff",
@@ -154,7 +154,7 @@ class Backoff:
         self._failures += 1
         self._wrong += isinstance(error, WrongAnswerError)
         if self._wrong >= _MOST_WRONG or self._failures == patience.attempts:
-            raise TransferError(f"{error}; given up after {self._failures} attempts") from None
+            raise TransferError(f"{error}; given up after {count(self._failures, 'attempt')}") from None
         # The waits count, too, because a machine that sleeps may stop its clock.
         spent = max(patience.clock() - self._since, self._waited)
         left = patience.seconds - spent
@@ -165,7 +165,7 @@ class Backoff:
         if error.asked is None:
             if wait > left:
                 raise TransferError(
-                    f"{error}; given up after {spent:.0f} seconds and {self._failures} attempts"
+                    f"{error}; given up after {spent:.0f} seconds and {count(self._failures, 'attempt')}"
                 ) from None
         else:
             # Many were told the same time.
