@@ -34,7 +34,12 @@ from blobstore.pool.objects import TEMPORARY, Objects
 from blobstore.pool.packs import Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
 
-__all__ = ["Collected", "collect"]
+__all__ = ["UNUSED", "Collected", "collect"]
+
+UNUSED = "releases.json"
+"""What a pool has from which releases are published: which objects beside it nothing refers to, and since when. It is
+collected together with these.
+"""
 
 _MOSTLY = 0.5
 """A pack of which no more than this share is needed is written anew."""

@@ -20,7 +20,7 @@ from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version
-from blobstore.pool.collecting import Collected, collect
+from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.executors import open_executor
 from blobstore.pool.objects import Objects
@@ -272,7 +272,7 @@ class Pool:
         Raises:
             PoolError: releases are published from this pool; `blobstore.releases.sweep` collects both.
         """
-        if self.objects.get("releases.json") is not None:
+        if self.objects.get(UNUSED) is not None:
             raise PoolError(
                 f"{self.url}: releases are published from this pool, and lead devices to its packs; `blobstore gc {self.url}` "
                 "collects both"

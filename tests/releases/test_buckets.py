@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from blobstore.errors import ReleaseError, TransferError
 from blobstore.pool import Pool
 from blobstore.releases import publish, pull, sweep
+from blobstore.releases.publishing import sweep as sweeping
 from blobstore.releases.publishing.publish import _Publisher
 from tests.pool import places
 from tests.pool.conftest import gateway  # noqa: F401 - a fixture
@@ -78,6 +80,55 @@ def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatc
     publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version="1")
     assert pull(f"{bucket.url}/a/latest", tmp_path / "device").version == "2"
     assert pull(f"{bucket.url}/a/1", tmp_path / "other").version == "1"
+
+
+@pytest.mark.parametrize("before", ["_listed", "read_index", "read_released", "_remove"])
+@pytest.mark.parametrize("dropped", ["no", "the newest", "all"])
+def test_a_release_that_appears_during_a_sweep_stays(
+    before: str, dropped: str, bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is locked. It is the latest one, too, if the one before it is withdrawn (F3)."""
+    for version in ("1", "2"):
+        publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version=version)
+    with Pool(bucket.url) as pool:
+        for version in {"no": (), "the newest": ("2",), "all": ("1", "2")}[dropped]:
+            pool.drop(f"a@{version}")
+    real = getattr(sweeping, before)
+
+    def between(*arguments: Any) -> Any:
+        monkeypatch.setattr(sweeping, before, real)
+        publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
+        return real(*arguments)
+
+    monkeypatch.setattr(sweeping, before, between)
+    assert sweep(bucket.url).withdrawn == {"no": 0, "the newest": 1, "all": 2}[dropped]
+    if getattr(sweeping, before) is not real:  # nothing was left to look at
+        publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
+    assert pull(f"{bucket.url}/a/3", tmp_path / "device").version == "3"
+    assert pull(f"{bucket.url}/a/latest", tmp_path / "newest").version == "3"
+
+
+def test_an_object_that_is_stored_again_during_a_sweep_stays(
+    bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was unused for long, and now belongs to a release that the sweep did not see (F3)."""
+    for version in ("1", "2"):
+        publish(inputs(tmp_path / "in", weights(seed=int(version))), bucket.url, name="a", version=version)
+    with Pool(bucket.url) as pool:
+        pool.drop("a@2")
+        assert sweep(bucket.url).waiting > 0
+        unused = json.loads(pool.objects.get("releases.json") or b"")["unused"]
+        pool.objects.put("releases.json", json.dumps({"unused": dict.fromkeys(unused, 0)}).encode())
+    real = sweeping._remove
+
+    def between(*arguments: Any) -> Any:
+        publish(tmp_path / "in", bucket.url, name="a", version="3")
+        return real(*arguments)
+
+    monkeypatch.setattr(sweeping, "_remove", between)
+    sweep(bucket.url, keep=60)
+    pull(f"{bucket.url}/a/3", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), weights(seed=2))
 
 
 def test_a_release_without_an_object(bucket: places.Place, tmp_path: Path) -> None:

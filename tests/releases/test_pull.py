@@ -17,7 +17,7 @@ import pytest
 
 from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
-from blobstore.releases import gc, publish, pull
+from blobstore.releases import gc, publish, pull, push
 from blobstore.releases.index.index import Index, schema
 from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import Ways
@@ -55,6 +55,32 @@ def test_lists_follow_their_schemas(releases: Path) -> None:
         jsonschema.validate(read_ways(releases / "assistant" / version), schema(Ways))
     latest = (releases / "assistant/latest/index.json").read_bytes()
     assert latest == (releases / "assistant/3/index.json").read_bytes()
+
+
+@pytest.mark.parametrize("source", ["folder", "server", "layout"])
+def test_a_device_with_a_much_older_release(source: str, tmp_path: Path) -> None:
+    """It takes differences to what was in between, of which a list of its own says; without it, everything (F2)."""
+    tensors = weights(layers=3, size=64)
+    for number in range(1, 8):
+        tensors = {key: value * np.float32(1 + 1e-6) for key, value in tensors.items()}
+        publish(inputs(tmp_path / "in", tensors, files=1), tmp_path / "releases", name="a", version=str(number))
+    newest = tmp_path / "releases/a/7"
+    push(f"oci:{tmp_path}/layout:7", newest)
+    with serving(tmp_path / "releases") as server:
+        where = {"folder": newest, "server": f"{server.url}/a/7/index.json", "layout": f"oci:{tmp_path}/layout:7"}[
+            source
+        ]
+        fetched = {}
+        for device in ("new", "much older", "much older, without the list"):
+            if device != "new":
+                pull(tmp_path / "releases/a/1", tmp_path / device)
+            if "without" in device:
+                (newest / "earlier.json.zst").unlink()
+            fetched[device] = pull(where, tmp_path / device, patience=NOW).fetched_bytes
+            assert same(found(tmp_path / device / "current"), tensors)
+    assert fetched["much older"] < 0.7 * fetched["new"]
+    if source != "layout":  # which has a copy
+        assert fetched["much older, without the list"] > 0.9 * fetched["new"]
 
 
 def test_each_content_is_stored_once(releases: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from blobstore.core.programs.deployed import taken_by
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
 from blobstore.pool import Pool
+from blobstore.pool.collecting import UNUSED
 from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
 from blobstore.releases.index.needs import check_time
@@ -47,9 +48,8 @@ from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
 from blobstore.releases.publishing.forms import Forms, parts_of_version
 from blobstore.releases.publishing.released import (
-    UNUSED,
     Released,
-    newest_index,
+    lead_to_newest,
     released_before,
     store_bytes,
     store_pieces,
@@ -378,6 +378,7 @@ class _Publisher:
         parts = Parts(
             "blobstore.parts.1", tuple(by_digest[one] for one in dict.fromkeys(file.sha256 for file in files))
         )
+        encoded_parts = encode_parts(parts)
         index = Index(
             format="blobstore.release.2",
             name=version.name,
@@ -385,7 +386,7 @@ class _Publisher:
             published=self._time(previous),
             executorch=executorch,
             files=files,
-            parts=store_bytes(objects, encode_parts(parts)),
+            parts=store_bytes(objects, encoded_parts),
             plain=self._plain,
         )
         data = encode(index)
@@ -395,7 +396,7 @@ class _Publisher:
         ways, earlier = forms.ways(digest)
         place = f"{version.name}/{version.version}"
         # what is published can be pulled
-        parse_parts(encode_parts(parts), parse_index(data, objects.name(f"{place}/{INDEX}")), objects.name("parts"))
+        parse_parts(encoded_parts, parse_index(data, objects.name(f"{place}/{INDEX}")), objects.name("parts"))
         lists = {name: encode_ways(some) for name, some in ((WAYS, ways), (EARLIER, earlier)) if some is not None}
         for name, some in lists.items():
             parse_ways(some, digest, parts, objects.name(f"{place}/{name}"))
@@ -444,7 +445,8 @@ class _Publisher:
         if folder is None:
             for path, contents in written.items():
                 self._objects.put(path, contents, cached=cache_control(path))
-            self._lead_to_newest()
+            # somebody else may have published one at the same time
+            lead_to_newest(self._pool, self._version)
             return
         with named(folder):
             for path in written:
@@ -453,17 +455,6 @@ class _Publisher:
             for path, contents in written.items():
                 with staging.open(folder / path, len(contents)) as file:
                     file.write(contents)
-
-    def _lead_to_newest(self) -> None:
-        """Let "latest" be the newest release, if somebody else published one at the same time: in a bucket nothing is locked.
-
-        Whoever looks last sees both.
-        """
-        self._pool.tables.fresh()
-        place = f"{self._version.name}/{LATEST}/{INDEX}"
-        data = newest_index(self._pool, self._version)
-        if data is not None and data != self._objects.get(place):
-            self._objects.put(place, data, cached=cache_control(place))
 
     def _time(self, previous: Sequence[Released]) -> int:
         """Now, or later than all other releases of this name."""

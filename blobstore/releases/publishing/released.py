@@ -15,15 +15,21 @@ from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import Index, Object, parse_index
 from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Ways, parse_ways
-from blobstore.releases.sources.source import FILES, INDEX
+from blobstore.releases.sources.caching import cache_control
+from blobstore.releases.sources.source import FILES, INDEX, LATEST
 
-__all__ = ["UNUSED", "Released", "newest_index", "read_released", "released_before", "store_bytes", "store_pieces"]
+__all__ = [
+    "Released",
+    "lead_to_newest",
+    "read_index",
+    "read_released",
+    "released_before",
+    "store_bytes",
+    "store_pieces",
+]
 
 _BEFORE = (1, 2, 3, 4, 8)
 """Devices with the release before, the one before that, and so on, get differences."""
-
-UNUSED = "releases.json"
-"""What a pool has from which releases are published: which objects beside it nothing refers to, and since when."""
 
 _TOGETHER = 3600
 """Publishing takes fewer seconds."""
@@ -51,32 +57,40 @@ class Released:
 def released_before(pool: Pool, version: Version) -> list[Released]:
     """The releases of a name to which a new one stores differences, the newest first."""
     others = [one for one in live_versions(pool.tables, version.name, newest=_LOOKED_AT) if one.id != version.id]
-    indexes = [(index, one) for one in others if (index := _index(pool.objects, one)) is not None]
+    indexes = [(read, one) for one in others if (read := read_index(pool.objects, one)) is not None]
     indexes.sort(key=lambda one: one[0][1].published, reverse=True)
     chosen = [indexes[back - 1] for back in _BEFORE if back <= len(indexes)]
-    return [_read(pool.objects, one, data, index) for (data, index), one in chosen]
+    return [read_released(pool.objects, one, *read) for read, one in chosen]
 
 
-def newest_index(pool: Pool, version: Version) -> bytes | None:
-    """The index of the newest release among a version and those that were added to the pool at about the same time."""
+def lead_to_newest(pool: Pool, version: Version) -> None:
+    """Let "latest" be the newest release among a version and those that were added to the pool at about the same time.
+
+    In a bucket nothing is locked. Who changes it looks again afterwards, and whoever looks last sees all of them.
+    """
+    place = f"{version.name}/{LATEST}/{INDEX}"
+    while True:
+        pool.tables.fresh()
+        data = _newest_index(pool, version)
+        if data is None or data == pool.objects.get(place):
+            return
+        pool.objects.put(place, data, cached=cache_control(place))
+
+
+def _newest_index(pool: Pool, version: Version) -> bytes | None:
     versions = live_versions(pool.tables, version.name, newest=_LOOKED_AT)
-    indexes = [_index(pool.objects, one) for one in versions if one.time > version.time - _TOGETHER]
+    others = [one for one in versions if one.id != version.id and one.time > version.time - _TOGETHER]
+    indexes = [read_index(pool.objects, one) for one in (version, *others)]
     published = [one for one in indexes if one is not None]
     return max(published, key=lambda one: one[1].published)[0] if published else None
 
 
-def read_released(objects: Objects, version: Version) -> Released | None:
-    """The release of a version; None if it was not released.
+def read_index(objects: Objects, version: Version) -> tuple[bytes, Index] | None:
+    """The index of a version, and what it says; None if the version was not released.
 
     Raises:
         InvalidFileError: it is malformed.
-        PoolError: a part of it is missing.
     """
-    read = _index(objects, version)
-    return None if read is None else _read(objects, version, *read)
-
-
-def _index(objects: Objects, version: Version) -> tuple[bytes, Index] | None:
     place = f"{version.name}/{version.version}/{INDEX}"
     data = objects.get(place)
     if data is None:
@@ -84,7 +98,13 @@ def _index(objects: Objects, version: Version) -> tuple[bytes, Index] | None:
     return data, parse_index(data, objects.name(place))
 
 
-def _read(objects: Objects, version: Version, data: bytes, index: Index) -> Released:
+def read_released(objects: Objects, version: Version, data: bytes, index: Index) -> Released:
+    """The release of a version with this index.
+
+    Raises:
+        InvalidFileError: it is malformed.
+        PoolError: a part of it is missing.
+    """
     digest = sha256(data)
     parts = parse_parts(_needed(objects, index.parts.path), index, objects.name(index.parts.path))
     place = f"{version.name}/{version.version}/{WAYS}"

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.core.errors import PoolError, ReleaseError
@@ -21,16 +21,17 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
 from blobstore.pool.codec import check_encoding
-from blobstore.pool.collecting import collect
+from blobstore.pool.collecting import UNUSED, collect
 from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Stored
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
-from blobstore.pool.versions import Version
+from blobstore.pool.versions import Version, live_versions
+from blobstore.releases.index.index import Index
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways
 from blobstore.releases.publishing.forms import Form, Packs, forms_of, numbered
 from blobstore.releases.publishing.publish import opened
-from blobstore.releases.publishing.released import UNUSED, Released, read_released
+from blobstore.releases.publishing.released import Released, lead_to_newest, read_index, read_released
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST, SIGNATURES
 
@@ -79,43 +80,60 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
             raise ReleaseError(f"{name} must be a number of seconds, not {seconds!r}")
     with opened(releases) as pool:
         collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
+        objects = pool.objects
+        names = {one.name for one in pool.versions()} | _dropped(pool.tables)
+        there = {name: _listed(objects, name) for name in sorted(names) if "/" not in name}
+        # after that: what was published meanwhile is in the pool, too
         versions = pool.versions()
-        names = sorted({one.name for one in versions} | _dropped(pool.tables))
-        there = {name: _listed(pool.objects, name) for name in names if "/" not in name}
-        withdrawn = _withdraw(pool.objects, versions, there)
-        released = [
-            one
+        withdrawn = _withdraw(objects, versions, there)
+        indexes = {
+            version: read
             for version in versions
-            if version.version in there.get(version.name, ())
-            and (one := read_released(pool.objects, version)) is not None
-        ]
-        newest: dict[str, Released] = {}
-        for one in released:
-            if one.index.name not in newest or one.index.published > newest[one.index.name].index.published:
-                newest[one.index.name] = one
+            if INDEX in there.get(version.name, {}).get(version.version, ())
+            and (read := read_index(objects, version)) is not None
+        }
+        newest: dict[str, Version] = {}
+        for version, (_, index) in indexes.items():
+            if version.name not in newest or index.published > indexes[newest[version.name]][1].published:
+                newest[version.name] = version
         rewriting = _Rewriting(pool)
-        rewritten = sum(rewriting.write(one, is_newest=newest[one.index.name] is one) for one in released)
+        rewritten = 0
+        for version, read in indexes.items():
+            if EARLIER in there[version.name][version.version]:
+                # they lead from releases before to forms that go
+                objects.delete(f"{version.name}/{version.version}/{EARLIER}")
+            release = read_released(objects, version, *read)
+            rewritten += rewriting.write(release, is_newest=newest[version.name] is version)
         for name, listed in there.items():
             if LATEST in listed:
-                _lead_to(pool.objects, name, newest.get(name))
-        objects, freed, waiting = _remove(pool.objects, released, rewriting.needed, keep)
-        return Swept(withdrawn, rewritten, objects, freed, waiting, collected)
+                _lead_to_newest(pool, name, newest.get(name), indexes)
+        removed, freed, waiting = _remove(objects, rewriting.needed, keep)
+        return Swept(withdrawn, rewritten, removed, freed, waiting, collected)
 
 
 def _dropped(tables: Tables) -> set[str]:
     return {name for (name,) in tables.query("SELECT DISTINCT name FROM events WHERE kind = 'drop'")}
 
 
-def _listed(objects: Objects, name: str) -> set[str]:
-    """The versions of a name that have an index, and perhaps "latest"."""
-    paths = (path.split("/") for path, _, _ in objects.list(name))
-    return {path[1] for path in paths if len(path) == 3 and path[2] == INDEX}
+def _listed(objects: Objects, name: str) -> dict[str, set[str]]:
+    """The files of each version of a name, and perhaps of "latest"."""
+    listed: dict[str, set[str]] = defaultdict(set)
+    for path, _, _ in objects.list(name):
+        _, *inside = path.split("/")
+        if len(inside) == 2:
+            listed[inside[0]].add(inside[1])
+    return listed
 
 
-def _withdraw(objects: Objects, versions: Sequence[Version], there: dict[str, set[str]]) -> int:
+def _withdraw(objects: Objects, versions: Sequence[Version], there: Mapping[str, Mapping[str, set[str]]]) -> int:
     """Remove the indexes of versions that the pool no longer has."""
     alive = {(one.name, one.version) for one in versions}
-    gone = [(name, v) for name, listed in there.items() for v in listed if v != LATEST and (name, v) not in alive]
+    gone = [
+        (name, version)
+        for name, listed in there.items()
+        for version, files in listed.items()
+        if INDEX in files and version != LATEST and (name, version) not in alive
+    ]
     for name, version in gone:
         index = objects.get(f"{name}/{version}/{INDEX}")
         for file in (INDEX, WAYS, EARLIER):
@@ -125,22 +143,26 @@ def _withdraw(objects: Objects, versions: Sequence[Version], there: dict[str, se
     return len(gone)
 
 
-def _lead_to(objects: Objects, name: str, newest: Released | None) -> None:
-    """Let "latest" be the newest release, if it was withdrawn."""
+def _lead_to_newest(
+    pool: Pool, name: str, newest: Version | None, indexes: Mapping[Version, tuple[bytes, Index]]
+) -> None:
+    """Let "latest" be the newest release, if it was withdrawn; others may publish one meanwhile."""
     place = f"{name}/{LATEST}/{INDEX}"
-    if newest is None:
-        objects.delete(place)
+    if newest is not None and pool.objects.get(place) == indexes[newest][0]:
         return
-    data = objects.get(f"{name}/{newest.index.version}/{INDEX}")
-    if data is not None and data != objects.get(place):
-        objects.put(place, data, cached=cache_control(place))
+    if newest is None:
+        pool.objects.delete(place)
+        pool.tables.fresh()
+        newest = next(iter(live_versions(pool.tables, name, newest=1)), None)
+    if newest is not None:
+        lead_to_newest(pool, newest)
 
 
 class _Rewriting:
     """Writes the ways of releases anew where they lead to what is going.
 
     Attributes:
-        needed: the objects beside the pool to which ways lead.
+        needed: the digests of the objects beside the pool that the releases have.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -171,12 +193,13 @@ class _Rewriting:
             elif kept:
                 earlier[digest] = kept
         ways = numbered(release.sha256, release.parts, forms, earlier)
-        # the ways of releases before lead to forms that go
-        self._objects.delete(f"{release.index.name}/{release.index.version}/{EARLIER}")
-        self.needed |= {one.sha256 for one in ways.objects if one.folder == "files"}
+        index = release.index
+        self.needed |= {index.parts.sha256, *(one.sha256 for one in ways.objects if one.folder == "files")}
+        if index.plain:
+            self.needed |= {file.sha256 for file in index.files}
         if ways == old:
             return False
-        place = f"{release.index.name}/{release.index.version}/{WAYS}"
+        place = f"{index.name}/{index.version}/{WAYS}"
         self._objects.put(place, encode_ways(ways), cached=cache_control(place))
         return True
 
@@ -193,22 +216,18 @@ class _Rewriting:
         return [self._packs.form(row)]
 
 
-def _remove(objects: Objects, released: Iterable[Released], needed: set[str], keep: float) -> tuple[int, int, int]:
+def _remove(objects: Objects, needed: Container[str], keep: float) -> tuple[int, int, int]:
     """Remove objects that were unused for long; how many, their bytes, and how many wait."""
-    used = set(needed)
-    for one in released:
-        used.add(one.index.parts.sha256)
-        if one.index.plain:
-            used |= {file.sha256 for file in one.index.files}
     noted = _read_unused(objects)
     now = time.time()
     unused: dict[str, int] = {}
     removed = freed = 0
-    for path, nbytes, _ in objects.list(FILES):
+    for path, nbytes, stored in objects.list(FILES):
         digest = path.rpartition("/")[2]
-        if digest in used:
+        if digest in needed:
             continue
-        since = noted.get(digest, int(now))
+        # what a publisher stores again meanwhile is new
+        since = max(noted.get(digest, int(now)), stored)
         if digest in noted and since <= now - keep:
             objects.delete(path)
             removed, freed = removed + 1, freed + nbytes
