@@ -1,203 +1,173 @@
-"""Quantized weights as recipes: how their bytes follow from the weights in float32.
+"""Recipes: how the bytes of a blob follow from those of its base, in steps of which each makes the same bytes everywhere.
 
-A recipe is `quant:RULE:GROUP:FORM`.
+    widen:TYPE              the values in float32 of weights in bfloat16 or half
+    cast:TYPE               the nearest values in bfloat16 or half of weights in float32
+    layout:SIZES:ORDER      the elements in another order: `layouts`
+    quant:RULE:GROUP:FORM   quantized weights: `quantized`
 
-    RULE    which numbers there are, and how a group of weights gets its scale: the step between two numbers.
-            127, 127.5, 7, 7.5      the greatest magnitude by this; numbers from -127 or -128 to 127, from -7 or -8 to 7
-            128/127, 8/7            the same, but the least weight by 128 or 8 if that makes a larger step than the greatest
-            255, 15                 the range of the weights and 0 by this, with a zero point; numbers from -128, from -8
-    GROUP   how many weights, one behind the other, have one scale: a channel, a row, a part of a row, or all.
-    FORM    n: a number in a byte. o: with 128 added. l, h: two numbers of 4 bits in a byte, the first in the low or in the
-            high half. L, H: with 8 added to each.
-
-Quantizers differ in the last bit of a scale or in what they multiply instead of dividing, and some move scales a little. So
-a recipe gives nearly the bytes, and differences to it the rest. It has to give the same bytes everywhere: it is made
-of operations of IEEE 754 on single elements, in float32, and of maxima.
+Steps follow each other with a `+`, each kind at most once. They come from tables that anybody may have changed: whether
+they fit is known before memory is taken.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BYTES", "check_recipe", "derive", "find_recipe", "likeness"]
+from blobstore.pool.layouts import layout_size, parse_layout, rearrange
+from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 
-BYTES = {"char", "byte"}
-"""Types of quantized weights."""
+__all__ = ["QUANT", "cast", "derive", "find_steps", "made_size", "split_steps", "widen"]
 
-_Floats = npt.NDArray[np.float32]
-_Bytes = npt.NDArray[np.uint8]
+QUANT = "quant"
+"""Stands for a step of quantization that is not known yet."""
 
-_RULES = {  # the least and the greatest number
-    "127": (-127, 127),
-    "127.5": (-128, 127),
-    "128/127": (-128, 127),
-    "255": (-128, 127),
-    "7": (-7, 7),
-    "7.5": (-8, 7),
-    "8/7": (-8, 7),
-    "15": (-8, 7),
-}
-_ZERO_POINTS = {"255", "15"}
-_NIBBLES = [rule for rule, (_, greatest) in _RULES.items() if greatest == 7]
-_GROUPS = (32, 64, 128, 256)
-_RECIPE = re.compile(r"quant:([0-9./]+):([1-9][0-9]{0,11}):([nolhLH])")
-_PIECE = 1 << 18
-_SAMPLED = 4096
-_ALIKE, _ENOUGH = 0.5, 0.999  # of the numbers that are sampled
-_LEAST = np.float32(np.finfo(np.float32).tiny)
+_NARROW = ("bfloat16", "half")
 
 
-def check_recipe(recipe: str) -> bool:
-    """Whether this is a recipe that `derive` knows."""
-    return (match := _RECIPE.fullmatch(recipe)) is not None and match[1] in _RULES
+def split_steps(encoding: str) -> tuple[tuple[str, ...], str]:
+    """The steps with which an encoding begins, and what follows them; that is not looked at.
+
+    Steps that are not known are not steps, nor is a second one of a kind.
+    """
+    parts = encoding.split("+")
+    steps: list[str] = []
+    for part in parts:
+        kind = part.partition(":")[0]
+        if any(step.partition(":")[0] == kind for step in steps) or not _check(part):
+            break
+        steps.append(part)
+    return tuple(steps), "+".join(parts[len(steps) :])
 
 
-def derive(base: memoryview, recipe: str) -> memoryview | None:
-    """The bytes that a recipe makes of weights; None if it does not fit as many.
+def derive(base: memoryview, steps: Sequence[str], size: int) -> memoryview | None:
+    """The bytes that steps make of a base; None if they do not make as many as they should.
+
+    Takes the memory of the result, and if there are several steps, that of what one of them makes.
 
     Args:
-        base: the weights, in float32.
-        recipe: any that `check_recipe` accepts.
+        base: the bytes of the base.
+        steps: as `split_steps` gives them.
+        size: how many bytes there should be.
     """
-    _, rule, length, form = recipe.split(":")
-    group = int(length)
-    if len(base) % 4 or len(base) // 4 % group or (form in "lhLH" and len(base) % 8):
+    if made_size(len(base), steps) != size:
         return None
-    weights = np.frombuffer(base, "<f4")
-    numbers = np.empty(len(weights), np.int8)
-    for start, stop, steps, zeros in _scaled(weights, rule, group):
-        numbers[start:stop] = _quantized(weights[start:stop].reshape(len(steps), -1), rule, steps, zeros).ravel()
-    return memoryview(_formed(numbers.view(np.uint8), form))  # type: ignore[arg-type]
+    for step in steps:
+        base = _made(base, step)
+    return base
 
 
-def find_recipe(data: memoryview, base: memoryview, shape: str) -> str | None:
-    """A recipe that makes most of the bytes of quantized weights; None if there is none.
+def made_size(nbytes: int, steps: Sequence[str]) -> int | None:
+    """How many bytes steps make of as many bytes; None if they do not fit these.
 
     Args:
-        data: the quantized weights.
-        base: weights in float32, as many, or twice as many.
-        shape: of the weights as `data` has them, "384,1536".
+        nbytes: of the base.
+        steps: as `split_steps` gives them.
     """
-    weights, numbers = np.frombuffer(base, "<f4"), np.frombuffer(data, np.uint8)
-    forms = {len(numbers): "no", 2 * len(numbers): "lhLH"}.get(len(weights))
-    if forms is None or len(numbers) < 2:
+    size: int | None = nbytes
+    for step in steps:
+        if size is None:
+            break
+        kind = step.partition(":")[0]
+        if kind == "widen":
+            size = 2 * size if size % 2 == 0 else None
+        elif kind == "cast":
+            size = size // 2 if size % 4 == 0 else None
+        elif (layout := parse_layout(step)) is not None:
+            size = layout_size(size, layout)
+        else:
+            size = quantized_size(size, step)
+    return size
+
+
+def _check(step: str) -> bool:
+    kind, _, rest = step.partition(":")
+    return rest in _NARROW if kind in {"widen", "cast"} else check_rule(step) or parse_layout(step) is not None
+
+
+def _made(base: memoryview, step: str) -> memoryview:
+    """What a step makes of bytes whose size fits."""
+    kind, _, rest = step.partition(":")
+    if kind == "widen":
+        return widen(base, rest)
+    if kind == "cast":
+        return cast(base, rest)
+    layout = parse_layout(step)
+    return rearrange(base, layout) if layout is not None else quantize(base, step)
+
+
+def find_steps(data: memoryview, base: memoryview, steps: Sequence[str], shape: str) -> tuple[str, ...] | None:
+    """Steps in which `QUANT` is what makes most of the bytes of quantized weights; None if nothing does.
+
+    Args:
+        data: what should be made.
+        base: of what; it has a size that fits.
+        steps: with or without `QUANT`, which a layout may follow.
+        shape: of the base, as it lies in memory, "384,1536".
+    """
+    if QUANT not in steps:
+        return tuple(steps)
+    at = steps.index(QUANT)
+    before, layouts = tuple(steps[:at]), tuple(steps[at + 1 :])
+    for step in before:
+        base = _made(base, step)
+    if not layouts:
+        rule, _ = find_rule(data, base, shape)
+        return None if rule is None else (*before, rule)
+    if (layout := parse_layout(layouts[0])) is None:
         return None
-    sizes = [int(size) for size in shape.split(",")] if shape else []
-    per_number = len(weights) // len(numbers)
-    channel = math.prod(sizes[1:]) * per_number
-    row = sizes[-1] * per_number if sizes else 1
-    samples = _samples(len(weights))
-    pieces = [numbers[start // per_number : stop // per_number] for start, stop in samples]
-    best, found = _ALIKE, None
-    for group in dict.fromkeys((channel, row, *_GROUPS, len(weights))):
-        if best > _ENOUGH or group < 1 or len(weights) % group:
-            continue
-        for rule in _RULES if per_number == 1 else _NIBBLES:
-            made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
-            for form in forms:
-                matches = (_formed(one, form) == piece for one, piece in zip(made, pieces, strict=True))
-                equal = float(np.mean([match.mean() for match in matches]))
-                if equal > best:
-                    best, found = equal, f"quant:{rule}:{group}:{form}"
-    return found
+    # a group of weights lies together in the base, or in the other layout: that of what is made by channel
+    first, alike = find_rule(rearrange(data, layout.inverse()), base, shape)
+    second, more_alike = find_rule(data, rearrange(base, layout), ",".join(map(str, layout.result)))
+    if second is not None and (first is None or more_alike > alike):
+        return (*before, *layouts, second)
+    return None if first is None else (*before, first, *layouts)
 
 
-def likeness(numbers: bytes, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """How well samples of quantized weights follow from samples of weights, each a row: 1 if they are proportional.
+def cast(data: memoryview, dtype: str) -> memoryview:
+    """Elements in float32 as the nearest ones in bfloat16 or float16; those in between go to the even one.
 
     Args:
-        numbers: a sample, of one number in a byte, or of two.
-        weights: the same of several blobs in float32, of which each number is one, or each second one.
+        data: the elements.
+        dtype: "bfloat16" or "half".
     """
-    signed = np.frombuffer(numbers, np.int8).astype(np.float64)
-    whole = np.frombuffer(numbers, np.uint8)
-    halves = [half.astype(np.float64) for half in (whole & 15, whole >> 4)]
-    ways = [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
+    elements = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
+    if dtype == "half":
+        with np.errstate(all="ignore"):
+            return memoryview(elements.view("<f4").astype("<f2").view(np.uint8))  # type: ignore[arg-type]
+    rounded = (elements >> np.uint32(16)) & np.uint32(1)
+    rounded += elements
+    rounded += np.uint32(0x7FFF)
+    rounded >>= np.uint32(16)
+    return memoryview(rounded.astype("<u2").view(np.uint8))  # type: ignore[arg-type]
+
+
+def widen(data: memoryview, dtype: str) -> memoryview:
+    """Elements in bfloat16 or float16 in float32; of what is not a number, all bits are kept.
+
+    Args:
+        data: the elements.
+        dtype: "bfloat16" or "half".
+    """
+    elements = np.frombuffer(data[: len(data) // 2 * 2], "<u2")
+    wide = _of_halves()[elements] if dtype == "half" else elements.astype("<u4") << np.uint32(16)
+    return memoryview(wide.view(np.uint8))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _of_halves() -> npt.NDArray[np.uint32]:
+    """The bits in float32 of all numbers in float16: processors differ in what is not a number."""
+    halves = np.arange(1 << 16, dtype=np.uint32)
+    exponents, fractions = halves >> 10 & 31, halves & 1023
     with np.errstate(all="ignore"):
-        centred = np.nan_to_num(weights.astype(np.float64))
-        centred -= centred.mean(axis=1, keepdims=True)
-        norms = np.sqrt((centred * centred).sum(axis=1))
-        each = []
-        for way in ways:
-            own = way - way.mean()
-            each.append(centred @ own / (norms * math.sqrt(float(own @ own))))
-        best: npt.NDArray[np.float64] = np.nan_to_num(np.max(each, axis=0))
-        return best
-
-
-def _samples(count: int) -> Sequence[tuple[int, int]]:
-    """Some ranges of weights, of an even number each."""
-    size = min(_SAMPLED, count) // 2 * 2
-    return [(start, start + size) for start in ((count - size) * at // 3 // 2 * 2 for at in range(4))]
-
-
-def _sample(weights: _Floats, rule: str, group: int, start: int, stop: int) -> _Bytes:
-    """The numbers of some weights, of one group or of several."""
-    first, last = start // group, -(-stop // group)
-    steps, zeros = _steps(weights[first * group : last * group].reshape(-1, group), rule)
-    where = np.arange(start, stop) // group - first
-    made = _quantized(weights[start:stop, None], rule, steps[where], zeros[where])
-    return made.ravel().view(np.uint8)
-
-
-def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int, _Floats, _Floats]]:
-    """Ranges of weights, of some groups or of a part of one, with their steps and zero points."""
-    rows = max(_PIECE // group, 1)
-    for first in range(0, len(weights), rows * group):
-        block = weights[first : first + rows * group].reshape(-1, group)
-        steps, zeros = _steps(block, rule)
-        if len(block) > 1:
-            yield first, first + block.size, steps, zeros
-        else:
-            for start in range(first, first + group, _PIECE):
-                yield start, min(start + _PIECE, first + group), steps, zeros
-
-
-def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
-    """The step and the zero point of each group, a row."""
-    with np.errstate(all="ignore"):
-        least, greatest = groups.min(axis=1), groups.max(axis=1)
-        zeros = np.zeros(len(groups), np.float32)
-        low = np.float32(_RULES[rule][0])
-        if rule in _ZERO_POINTS:
-            least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
-            steps = np.maximum((greatest - least) / np.float32(rule), _LEAST)
-            zeros = np.nan_to_num(_clipped(low - np.rint(least / steps), rule))
-        elif "/" in rule:
-            below, above = map(np.float32, rule.split("/"))
-            steps = np.maximum(-least / below, greatest / above)
-        else:
-            steps = np.maximum(-least, greatest) / np.float32(rule)
-        return np.maximum(steps, _LEAST), zeros
-
-
-def _quantized(weights: _Floats, rule: str, steps: _Floats, zeros: _Floats) -> npt.NDArray[np.int8]:
-    """Weights as numbers, a group or a part of one in a row."""
-    with np.errstate(all="ignore"):
-        numbers = weights / steps[:, None]
-        np.rint(numbers, out=numbers)
-        if rule in _ZERO_POINTS:
-            numbers += zeros[:, None]
-        np.nan_to_num(numbers, copy=False, nan=0.0)  # as a whole number, it could be any
-        return _clipped(numbers, rule).astype(np.int8)
-
-
-def _clipped(numbers: _Floats, rule: str) -> _Floats:
-    """Numbers within those of a rule."""
-    least, greatest = map(np.float32, _RULES[rule])
-    return np.minimum(np.maximum(numbers, least), greatest)
-
-
-def _formed(numbers: _Bytes, form: str) -> _Bytes:
-    """Numbers as the bytes of a form."""
-    if form in "no":
-        return numbers if form == "n" else numbers ^ np.uint8(128)
-    first, second = numbers[0::2] & np.uint8(15), numbers[1::2] & np.uint8(15)
-    low, high = (first, second) if form in "lL" else (second, first)
-    packed: _Bytes = low | high << np.uint8(4)
-    return packed ^ np.uint8(0x88) if form in "LH" else packed
+        magnitudes = np.where(
+            exponents == 0,
+            (fractions.astype(np.float32) * np.float32(2**-24)).view(np.uint32),
+            exponents + 112 << 23 | fractions << 13,
+        )
+    magnitudes = np.where(exponents == 31, 0x7F800000 | fractions << 13, magnitudes)
+    signed: npt.NDArray[np.uint32] = (magnitudes | halves >> 15 << 31).astype("<u4")
+    return signed

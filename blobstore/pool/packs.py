@@ -21,12 +21,12 @@ import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
-from blobstore.pool.derived import BYTES, check_recipe, derive, find_recipe
+from blobstore.pool.derived import derive, find_steps, split_steps
+from blobstore.pool.layouts import parse_layout
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SEED, Source, checked, element
 
 __all__ = [
-    "CAST",
     "Job",
     "Range",
     "Reader",
@@ -34,18 +34,10 @@ __all__ = [
     "Stored",
     "best_difference",
     "best_planes",
-    "cast",
     "copy_pack",
     "pack_path",
     "write_pack",
 ]
-
-CAST = "cast"
-"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own. In the same way, a recipe of
-`derived` says that it is quantized.
-
-Before another encoding and a `+`, it says that the blob is stored against that.
-"""
 
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
@@ -96,7 +88,8 @@ class Job:
         check: of its bytes, as `checked` makes it.
         base: the digest of a blob to store it against, and where that one is; None if there is none.
         spare: what a difference may take at the most.
-        is_cast: the base is in float32, and is to be taken in the type of the blob, which is narrower.
+        steps: of a recipe that makes nearly these bytes of the base, as `derived` has them.
+        base_shape: of the base, as it lies in memory.
     """
 
     source: Source
@@ -107,7 +100,8 @@ class Job:
     check: bytes = b""
     base: tuple[bytes, Source | Stored] | None = None
     spare: float = _NEAR_WORTH
-    is_cast: bool = False
+    steps: tuple[str, ...] = ()
+    base_shape: str = ""
 
 
 def pack_path(pack: bytes) -> str:
@@ -162,14 +156,13 @@ class Reader:
             PoolError: its pack is missing.
             FileAccessError, TransferError: the store refuses.
         """
-        encodings = blob.encoding.split("+")
-        if base is not None and (encodings[0] == CAST or check_recipe(encodings[0])):
-            base = cast(base, blob.dtype) if encodings[0] == CAST else derive(base, encodings[0])
+        steps, encoding = split_steps(blob.encoding) if base is not None else ((), blob.encoding)
+        if base is not None and steps:
+            base = derive(base, steps, blob.size)
             if base is None:
                 raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
-            encodings = encodings[1:]
         data = (
-            base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base, stored, room)
+            base if steps and not encoding and base is not None else self._decoded(blob, encoding, base, stored, room)
         )
         if len(data) != blob.size or (room is None and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
@@ -312,12 +305,12 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
 def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
     data = job.source.view()
     base = bases.get(*job.base) if job.base is not None else None
-    encodings = []
-    if base is not None and job.is_cast:
-        recipe = find_recipe(data, base, job.shape) if job.dtype in BYTES else CAST
-        base = None if recipe is None else cast(base, job.dtype) if recipe == CAST else derive(base, recipe)
-        encodings = [recipe] if recipe is not None else []
-    is_base = base is not None and job.is_cast and hashlib.sha256(base).digest() == job.digest
+    steps: tuple[str, ...] | None = ()
+    if base is not None and job.steps:
+        steps = find_steps(data, base, job.steps, job.base_shape)
+        base = None if steps is None else derive(base, steps, len(data))
+    encodings = [] if base is None else [*(steps or ())]
+    is_base = bool(encodings) and base is not None and hashlib.sha256(base).digest() == job.digest
     if not is_base:
         encoding = _choice(data, job, base)
         is_near = encoding.startswith("near")
@@ -339,7 +332,8 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         length=0 if is_base else len(stored),
         time=int(time.time()),
         sketch=None if base is not None else job.sketch or None,
-        near_sketch=None if base is None else job.sketch or None,
+        # one in another order says nothing about what is near to the base
+        near_sketch=None if base is None or any(map(parse_layout, encodings)) else job.sketch or None,
     )
 
 
@@ -372,21 +366,3 @@ def best_difference(data: memoryview, dtype: str, base: memoryview) -> tuple[str
 
 def _widths(dtype: str) -> tuple[int, ...]:
     return (element(dtype)[0],) if dtype else (1, 2, 4)
-
-
-def cast(data: memoryview, dtype: str) -> memoryview:
-    """Elements in float32 as the nearest ones in bfloat16 or float16; those in between go to the even one.
-
-    Args:
-        data: the elements.
-        dtype: "bfloat16" or "half".
-    """
-    elements = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
-    if dtype == "half":
-        with np.errstate(all="ignore"):
-            return memoryview(elements.view("<f4").astype("<f2").view(np.uint8))  # type: ignore[arg-type]
-    rounded = (elements >> np.uint32(16)) & np.uint32(1)
-    rounded += elements
-    rounded += np.uint32(0x7FFF)
-    rounded >>= np.uint32(16)
-    return memoryview(rounded.astype("<u2").view(np.uint8))  # type: ignore[arg-type]

@@ -7,31 +7,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from blobstore.pool.derived import BYTES, likeness
-from blobstore.pool.packs import Job, Stored, cast
-from blobstore.pool.scan import Part, Source, element
+from blobstore.pool.derived import QUANT, cast
+from blobstore.pool.distances import Numbers, bits, few, numbers, size
+from blobstore.pool.origins import Candidate, Origins, base_kinds
+from blobstore.pool.packs import Job, Stored
+from blobstore.pool.quantized import BYTES
+from blobstore.pool.scan import Part, element
 from blobstore.pool.tables import Tables
 
 __all__ = ["stored_rows", "with_bases"]
 
-_COARSE = 16  # every so many elements of a sketch decide which are compared whole
 _SHORT = 32
 _CANDIDATES = 4096  # of one kind, the newest
 _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
 _EARLIER = 32  # differences against a base, the newest
 _CLEARLY = 0.8  # what is nearer by less may be so by the chance of the samples
-_ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
+_FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
 _COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time"
 _UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
 
 _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
-
-_Numbers = npt.NDArray[np.float64]
 
 
 def stored_rows(tables: Tables, digests: Iterable[bytes], *, unmarked: bool = False) -> dict[bytes, Stored]:
@@ -64,14 +63,6 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
     return [Stored(*row) for row in rows]
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    digest: bytes
-    where: Source | Stored
-    sketch: bytes
-    is_cast: bool = False
-
-
 def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     """How to store new blobs: each against the closest one that is stored whole, if there is one that is close.
 
@@ -88,52 +79,79 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
         parts: the new blobs, each content once.
     """
     stored = _candidates(tables, parts)
-    new: dict[_Kind, list[_Candidate]] = defaultdict(list)
+    new: dict[_Kind, list[Candidate]] = defaultdict(list)
     sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts if part.sketch}.items()}
     short = {part.digest: _short(part, sets[_kind(part)]) for part in parts if part.sketch}
     earlier = _earlier(tables, {nearest.digest for found in short.values() if (nearest := found.nearest) is not None})
-    jobs: list[Job] = []
-    for part in parts:
+    origins = Origins(_sources(tables, [part for part in parts if part.sketch and short[part.digest].is_far]))
+    jobs: dict[bytes, Job] = {}
+    for part in sorted(parts, key=_rank):
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch, part.check)
-        if (weights := _quantized_from(part, stored, new)) is not None:
-            job = replace(job, base=(weights.digest, weights.where), is_cast=True)
-        elif part.sketch:
+        if part.sketch:
             found = short[part.digest].joined(_short(part, _set(part, new)))
             nearest = found.nearest
+            origin = origins.find(part) if found.is_far else None
             differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
-            if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
-                new[_kind(part)].append(_Candidate(part.digest, part.source, part.sketch))
+            if origin is not None and (QUANT in origin.steps or origin.share < found.share):
+                base = origin.base.digest, origin.base.where
+                job = replace(job, base=base, steps=origin.steps, base_shape=origin.shape)
+            elif nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
+                whole = Candidate(part.digest, part.source, part.sketch, *_kind(part))
+                new[_kind(part)].append(whole)
+                origins.add(whole)
             else:
-                job = replace(job, base=(nearest.digest, nearest.where), is_cast=nearest.is_cast)
+                job = replace(job, base=(nearest.digest, nearest.where), steps=nearest.steps)
                 differences.append(part.sketch)
-        jobs.append(job)
-    return jobs
+        jobs[part.digest] = job
+    return [jobs[part.digest] for part in parts]
 
 
-def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Candidate]]:
+def _rank(part: Part) -> int:
+    """Which new blobs can be bases of others: weights in float32 of narrower ones, any of opaque bytes."""
+    return 0 if part.dtype == "float" else 1 if part.dtype not in {"", *BYTES} else 2 if part.dtype else 3
+
+
+def _sources(tables: Tables, parts: Sequence[Part]) -> list[Candidate]:
+    """The newest blobs that are whole from which blobs of these types and sizes may follow."""
+    return _whole(tables, "b.dtype = k.a AND b.size = k.b", "b.dtype, b.size", list(base_kinds(parts)))
+
+
+def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[Candidate]]:
     """Of each kind the newest blobs that are whole."""
     kinds = {_kind(part) for part in parts if part.sketch}
     kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
-    kinds |= {kind for part in parts if part.sketch for kind in _weights_of(part)}
-    found: dict[_Kind, list[_Candidate]] = defaultdict(list)
+    found: dict[_Kind, list[Candidate]] = defaultdict(list)
+    matching = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a"
+    for one in _whole(tables, matching, "b.dtype, b.shape, b.size", list(kinds)):
+        found[one.dtype, one.shape, one.size].append(one)
+    return found
+
+
+def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
+    """The newest blobs that are whole, of each kind.
+
+    Args:
+        tables: the tables of the pool.
+        matching: the condition under which a blob is of a kind.
+        alike: the columns that blobs of one kind have in common.
+        kinds: of which.
+    """
     if not kinds:
-        return found
+        return []
     rows = tables.query(
         f"""
         WITH newest AS (
-            SELECT b.digest, b.pack FROM blobs b JOIN kinds k ON b.size = k.c AND b.shape = k.b AND b.dtype = k.a
+            SELECT b.digest, b.pack FROM blobs b JOIN kinds k ON {matching}
             WHERE b.base IS NULL AND {_UNMARKED}
-            QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY b.dtype, b.shape, b.size ORDER BY b.time DESC)
+            QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
         )
         SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.digest = n.digest AND b.pack = n.pack
         WHERE b.sketch IS NOT NULL AND b.base IS NULL
         """,
-        kinds=list(kinds),
+        kinds=kinds,
     )
-    for row in rows:
-        blob = Stored(*row)
-        found[_kind(blob)].append(_Candidate(blob.digest, blob, blob.sketch or b""))
-    return found
+    blobs = [Stored(*row) for row in rows]
+    return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]
 
 
 def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
@@ -158,54 +176,32 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
     return found
 
 
-def _weights_of(part: Part) -> Sequence[_Kind]:
-    """The kinds of blobs in float32 that a blob may be quantized from: a number of each byte, or two."""
-    if part.dtype not in BYTES or not part.shape:
-        return ()
-    rest, _, last = part.shape.rpartition(",")
-    doubled = f"{rest},{2 * int(last)}" if rest else f"{2 * int(last)}"
-    return ("float", part.shape, 4 * part.size), ("float", doubled, 8 * part.size)
-
-
-def _quantized_from(part: Part, *among: Mapping[_Kind, Sequence[_Candidate]]) -> _Candidate | None:
-    """The blob that a part may be quantized from."""
-    if not part.sketch:
-        return None
-    kinds = _weights_of(part)
-    wanted = 4 * len(part.sketch)  # every so many elements of both: the same ones
-    found = [one for kind in kinds for each in among for one in each.get(kind, ()) if len(one.sketch) == wanted]
-    if not found:
-        return None
-    weights = np.frombuffer(b"".join(one.sketch for one in found), "<f4").reshape(len(found), -1)
-    alike = likeness(part.sketch, weights)
-    best = int(np.argmax(alike))
-    return found[best] if alike[best] > _ALIKE else None
-
-
 @dataclass(frozen=True)
 class _Set:
     """Possible bases of one kind of blobs, their sketches as rows of numbers, and a few of these, which are compared first."""
 
-    bases: Sequence[_Candidate]
-    numbers: _Numbers
-    few: _Numbers
+    bases: Sequence[Candidate]
+    numbers: Numbers
+    few: Numbers
 
 
 def _kind(blob: Part | Stored) -> _Kind:
     return blob.dtype, blob.shape, blob.size
 
 
-def _set(part: Part, candidates: Mapping[_Kind, Sequence[_Candidate]]) -> _Set:
+def _set(part: Part, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
     """The possible bases of blobs of a part's kind."""
-    size = len(part.sketch)
-    bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == size]
+    length = len(part.sketch)
+    bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == length]
     sketches = b"".join(one.sketch for one in bases)
     if part.dtype in _NARROW:
-        wide = [one for one in candidates.get(("float", part.shape, 2 * part.size), ()) if len(one.sketch) == 2 * size]
-        bases += [replace(one, is_cast=True) for one in wide]
+        wide = [
+            one for one in candidates.get(("float", part.shape, 2 * part.size), ()) if len(one.sketch) == 2 * length
+        ]
+        bases += [replace(one, steps=(f"cast:{part.dtype}",)) for one in wide]
         sketches += cast(memoryview(b"".join(one.sketch for one in wide)), part.dtype)
-    numbers = _numbers(part, sketches)
-    return _Set(bases, numbers, np.ascontiguousarray(_few(numbers)))
+    rows = numbers(part.dtype, sketches, length)
+    return _Set(bases, rows, np.ascontiguousarray(few(rows)))
 
 
 @dataclass(frozen=True)
@@ -213,9 +209,9 @@ class _Short:
     """The bases that are the closest to a blob, each with how far it is: bits for an element of a difference to it."""
 
     part: Part
-    bases: Sequence[_Candidate]
-    numbers: _Numbers
-    distances: _Numbers
+    bases: Sequence[Candidate]
+    numbers: Numbers
+    distances: Numbers
 
     @property
     def bits(self) -> int:
@@ -223,28 +219,36 @@ class _Short:
         return 8 * element(self.part.dtype)[0]
 
     @property
-    def nearest(self) -> _Candidate | None:
+    def nearest(self) -> Candidate | None:
         """The closest of all, if it is close."""
-        if not len(self.distances) or self.distances.min() >= _HOPELESS * self.bits:
-            return None
-        return self.bases[int(np.argmin(self.distances))]
+        return self.bases[int(np.argmin(self.distances))] if self.share < _HOPELESS else None
+
+    @property
+    def share(self) -> float:
+        """What remains of an element in a difference to the closest one; 1 if there is none."""
+        return float(self.distances.min()) / self.bits if len(self.distances) else 1.0
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a recipe may be better than the closest one."""
+        return self.part.dtype in BYTES or self.share > _FAR
 
     def joined(self, other: _Short) -> _Short:
         """With more bases."""
-        numbers, distances = ((self.numbers, other.numbers), (self.distances, other.distances))
-        return _Short(self.part, [*self.bases, *other.bases], np.concatenate(numbers), np.concatenate(distances))
+        rows, distances = ((self.numbers, other.numbers), (self.distances, other.distances))
+        return _Short(self.part, [*self.bases, *other.bases], np.concatenate(rows), np.concatenate(distances))
 
     def would_save(self, sketches: Sequence[bytes]) -> float:
         """Bits for an element that differences against the nearest base would have saved against this blob, all together."""
         sketches = [one for one in sketches[-_EARLIER:] if len(one) == len(self.part.sketch)]
         if not sketches:
             return 0.0
-        differences = _numbers(self.part, b"".join(sketches))
-        against_this = _bits(differences, _numbers(self.part, self.part.sketch))
+        differences = _in_rows(self.part, b"".join(sketches))
+        against_this = bits(differences, _in_rows(self.part, self.part.sketch))
         now = np.full(len(sketches), np.inf)
         saved = 0.0
         for at in np.argsort(self.distances, kind="stable"):  # the nearest decides it nearly always
-            now = np.minimum(now, _bits(differences, self.numbers[at]))
+            now = np.minimum(now, bits(differences, self.numbers[at]))
             saved = float((now - against_this)[against_this < _CLEARLY * now].sum())
             if saved < _KEYFRAME * self.bits:
                 break
@@ -253,43 +257,14 @@ class _Short:
 
 def _short(part: Part, among: _Set) -> _Short:
     """The bases that are the closest to a part, of those of its kind."""
-    bases, numbers = among.bases, among.numbers
-    own = _numbers(part, part.sketch)
+    bases, rows = among.bases, among.numbers
+    own = _in_rows(part, part.sketch)
     if len(bases) > _SHORT:
-        order = np.argpartition(_size(among.few, _few(own)), _SHORT)[:_SHORT]
-        bases, numbers = [bases[at] for at in order], numbers[order]
-    return _Short(part, bases, numbers, _bits(numbers, own))
+        order = np.argpartition(size(among.few, few(own)), _SHORT)[:_SHORT]
+        bases, rows = [bases[at] for at in order], rows[order]
+    return _Short(part, bases, rows, bits(rows, own))
 
 
-def _numbers(part: Part, sketches: bytes) -> _Numbers:
-    """Sketches of a part's kind as rows of numbers in the order of their values, exact enough to compare."""
-    width, floating = element(part.dtype)
-    elements = np.frombuffer(sketches, f"<u{width}").reshape(-1, len(part.sketch) // width)
-    if not floating:
-        return elements.astype(np.float64)
-    magnitude = (elements & elements.dtype.type((1 << (8 * width - 1)) - 1)).astype(np.float64)
-    numbers: _Numbers = np.where(elements >> elements.dtype.type(8 * width - 1), -magnitude, magnitude)
-    return numbers
-
-
-def _few(numbers: _Numbers) -> _Numbers:
-    return numbers[:, :: max(numbers.shape[1] // _COARSE, 1)]
-
-
-def _size(many: _Numbers, one: _Numbers) -> _Numbers:
-    """The logarithms of differences: an order of rows that few elements give."""
-    sizes: _Numbers = np.log2(1 + np.abs(many - one).astype(np.float32)).sum(axis=1)
-    return sizes
-
-
-def _bits(many: _Numbers, one: _Numbers) -> _Numbers:
-    """How many bits an element of a difference takes: the entropy of their lengths, and the bits behind the first one."""
-    if not len(many):
-        return np.empty(0)
-    lengths = np.frexp(np.abs(many - one))[1]  # of a number in binary; 0 for 0
-    rows, most = len(lengths), int(lengths.max()) + 1
-    counts = np.bincount((lengths + most * np.arange(rows)[:, None]).ravel(), minlength=rows * most)
-    shares = counts.reshape(rows, most) / lengths.shape[1]
-    entropy = -(shares * np.log2(shares, out=np.zeros_like(shares), where=shares > 0)).sum(axis=1)
-    bits: _Numbers = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
-    return bits
+def _in_rows(part: Part, sketches: bytes) -> Numbers:
+    """Sketches of a part's kind as rows of numbers."""
+    return numbers(part.dtype, sketches, len(part.sketch))

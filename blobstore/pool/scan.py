@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from blobstore.core.constants import HOLE_LIMIT
@@ -19,7 +20,7 @@ from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.regions import read_regions
 from blobstore.reporting.source import open_source
 
-__all__ = ["SEED", "SKETCHED", "Part", "ScannedFile", "Source", "checked", "element", "scan"]
+__all__ = ["SEED", "SKETCHED", "Part", "ScannedFile", "Source", "checked", "element", "scan", "sketched"]
 
 SEED = 8
 """Bytes of a check that say how it was made."""
@@ -181,7 +182,16 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes, check: byt
 def _sketch(view: memoryview, width: int) -> bytes:
     count = len(view) // width
     elements = np.frombuffer(view[: count * width], f"<u{width}")
-    return elements[:: max(count // _SAMPLES, 1)][:_SAMPLES].tobytes()
+    return elements[:: _step(count)][:_SAMPLES].tobytes()
+
+
+def sketched(count: int) -> npt.NDArray[np.int64]:
+    """Which of as many elements are in a sketch."""
+    return np.arange(0, count, _step(count), dtype=np.int64)[:_SAMPLES]
+
+
+def _step(count: int) -> int:
+    return max(count // _SAMPLES, 1)
 
 
 def _regions(path: str, size: int) -> Iterator[Region]:

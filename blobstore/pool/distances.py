@@ -1,0 +1,55 @@
+"""How far samples of blobs are from each other: what an element of a difference between them would take."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.pool.scan import element
+
+__all__ = ["Numbers", "bits", "few", "numbers", "size"]
+
+_COARSE = 16  # every so many elements of a sketch decide which are compared whole
+
+Numbers = npt.NDArray[np.float64]
+
+
+def numbers(dtype: str, sketches: bytes, length: int) -> Numbers:
+    """Sketches as rows of numbers in the order of their values, exact enough to compare.
+
+    Args:
+        dtype: of their elements; empty for opaque bytes.
+        sketches: one behind the other.
+        length: bytes of each.
+    """
+    width, floating = element(dtype)
+    elements = np.frombuffer(sketches, f"<u{width}").reshape(-1, length // width)
+    if not floating:
+        return elements.astype(np.float64)
+    magnitude = (elements & elements.dtype.type((1 << (8 * width - 1)) - 1)).astype(np.float64)
+    signed: Numbers = np.where(elements >> elements.dtype.type(8 * width - 1), -magnitude, magnitude)
+    return signed
+
+
+def few(rows: Numbers) -> Numbers:
+    """Some of the numbers of each row, which are compared first."""
+    return rows[:, :: max(rows.shape[1] // _COARSE, 1)]
+
+
+def size(many: Numbers, one: Numbers) -> Numbers:
+    """The logarithms of differences: an order of rows that few elements give."""
+    sizes: Numbers = np.log2(1 + np.abs(many - one).astype(np.float32)).sum(axis=1)
+    return sizes
+
+
+def bits(many: Numbers, one: Numbers) -> Numbers:
+    """How many bits an element of a difference takes: the entropy of their lengths, and the bits behind the first one."""
+    if not len(many):
+        return np.empty(0)
+    lengths = np.frexp(np.abs(many - one))[1]  # of a number in binary; 0 for 0
+    rows, most = len(lengths), int(lengths.max()) + 1
+    counts = np.bincount((lengths + most * np.arange(rows)[:, None]).ravel(), minlength=rows * most)
+    shares = counts.reshape(rows, most) / lengths.shape[1]
+    entropy = -(shares * np.log2(shares, out=np.zeros_like(shares), where=shares > 0)).sum(axis=1)
+    taken: Numbers = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
+    return taken

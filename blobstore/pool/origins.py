@@ -1,0 +1,244 @@
+"""From which blob that is stored whole a new one follows by a recipe: in another type, quantized, or in another layout.
+
+A sketch has every so many elements of a base. Where a layout puts these is known, and the new blob is a file that is at
+hand, so both are compared without reading what is stored. Opaque bytes, such as the constants that XNNPACK has in a program,
+have no type and no shape: they are taken as each type that their size allows, and the shape is that of the base.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.pool.derived import QUANT, cast, widen
+from blobstore.pool.distances import Numbers, bits, few, numbers, size
+from blobstore.pool.layouts import Layout, layouts
+from blobstore.pool.packs import Stored
+from blobstore.pool.quantized import BYTES, likeness
+from blobstore.pool.scan import Part, Source, element, sketched
+
+__all__ = ["Candidate", "Origin", "Origins", "base_kinds"]
+
+_ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
+_HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may be a little closer by chance
+_NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as much
+_SHORT = 8  # pairs of a base and a layout that are compared whole
+_NARROW = ("bfloat16", "half")
+_TYPES = ("float", *_NARROW, *sorted(BYTES))  # that opaque bytes may have
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A blob that is stored whole, or will be, and can be a base.
+
+    Attributes:
+        steps: that make the type of its elements that of the new blob.
+        shape: as in the tables.
+    """
+
+    digest: bytes
+    where: Source | Stored
+    sketch: bytes
+    dtype: str
+    shape: str
+    size: int
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a new blob follows from.
+
+    Attributes:
+        base: of the recipe.
+        steps: of it, with `QUANT` for what is found when the base is read.
+        shape: of the base, as it lies in memory.
+        share: bits of an element that remain, of those that it has; 0 for a quantized blob.
+    """
+
+    base: Candidate
+    steps: tuple[str, ...]
+    shape: str
+    share: float
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How bases of a type and a size may make a new blob: by steps, after which elements have the type `target`."""
+
+    dtype: str
+    size: int
+    steps: tuple[str, ...]
+    target: str
+
+
+def base_kinds(parts: Iterable[Part]) -> set[tuple[str, int]]:
+    """The types and sizes of bases from which new blobs may follow."""
+    return {(way.dtype, way.size) for part in parts for way in _ways(part)}
+
+
+class Origins:
+    """Finds from what new blobs follow.
+
+    Args:
+        stored: blobs that are whole.
+    """
+
+    def __init__(self, stored: Iterable[Candidate]) -> None:
+        self._stored: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
+        self._new: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
+        for one in stored:
+            self._stored[one.dtype, one.size].append(one)
+        self._sets: dict[_Way, list[_Set]] = {}
+
+    def add(self, candidate: Candidate) -> None:
+        """A new blob will be stored whole."""
+        self._new[candidate.dtype, candidate.size].append(candidate)
+
+    def find(self, part: Part) -> Origin | None:
+        """What a new blob follows from; None if that is nothing.
+
+        Raises:
+            FileAccessError: its file is gone.
+        """
+        view = part.source.view()
+        near: Origin | None = None
+        quantized: tuple[float, Origin] | None = None
+        for way in _ways(part):
+            for group in self._groups(way):
+                if QUANT in way.steps:
+                    found = group.quantized(view, part)
+                    if found is not None and (quantized is None or found[0] > quantized[0]):
+                        quantized = found
+                else:
+                    one = group.near(view, part)
+                    if one is not None and (near is None or one.share < near.share):
+                        near = one
+        if quantized is None or (near is not None and near.share < _NEAR):
+            return near
+        return quantized[1]
+
+    def _groups(self, way: _Way) -> Iterator[_Set]:
+        if way not in self._sets:
+            self._sets[way] = list(_sets(self._stored.get((way.dtype, way.size), ()), way))
+        yield from self._sets[way]
+        yield from _sets(self._new.get((way.dtype, way.size), ()), way)
+
+
+def _ways(part: Part) -> Iterator[_Way]:
+    if not part.sketch:
+        return
+    for target in (part.dtype,) if part.dtype else _TYPES:
+        yield _Way(target, part.size, (), target)
+        if part.dtype and element(part.dtype)[0] == element("")[0]:
+            yield _Way("", part.size, (), target)
+        if target == "float" and part.size % 2 == 0:
+            for narrow in _NARROW:
+                yield _Way(narrow, part.size // 2, (f"widen:{narrow}",), target)
+        if target in _NARROW:
+            yield _Way("float", 2 * part.size, (f"cast:{target}",), target)
+    if part.dtype in {"", *BYTES}:
+        for numbers_in_byte in (1, 2):
+            count = numbers_in_byte * part.size
+            yield _Way("float", 4 * count, (QUANT,), "float")
+            for narrow in _NARROW:
+                yield _Way(narrow, 2 * count, (f"widen:{narrow}", QUANT), "float")
+
+
+class _Set:
+    """Bases of one type, shape and size, of which elements are known.
+
+    Args:
+        way: how they may make a new blob.
+        shape: of all of them.
+        bases: these; their sketches have the same length.
+        positions: which elements of a base its sketch has, as elements of the type that the way gives them.
+    """
+
+    def __init__(self, way: _Way, shape: str, bases: Sequence[Candidate], positions: npt.NDArray[np.int64]) -> None:
+        self._way, self._bases, self._positions = way, bases, positions
+        self._count = way.size // element(way.dtype)[0]
+        self._shape = shape if not shape or _count(shape) == self._count else str(self._count)
+        self._sketches = _typed(b"".join(one.sketch for one in bases), way)
+
+    @functools.cached_property
+    def _numbers(self) -> Numbers:
+        return numbers(self._way.target, self._sketches, len(self._sketches) // len(self._bases))
+
+    def near(self, view: memoryview, part: Part) -> Origin | None:
+        """The base that is the closest to a new blob in one of its layouts; None if none is close."""
+        possible = self._layouts(part)
+        if not possible:
+            return None
+        width = element(self._way.target)[0]
+        elements = np.frombuffer(view, f"<u{width}")
+        own = np.stack([elements[layout.places(self._positions)] for layout in possible])
+        samples = numbers(self._way.target, own.tobytes(), own.shape[1] * width)
+        sizes = np.stack([size(few(self._numbers), sample) for sample in few(samples)])
+        best, found = _HOPELESS, None
+        for at in np.argsort(sizes, axis=None, kind="stable")[:_SHORT]:
+            layout, row = divmod(int(at), len(self._bases))
+            share = float(bits(self._numbers[row : row + 1], samples[layout])[0]) / (8 * width)
+            if share < best:
+                best, found = share, self._origin(row, possible[layout], share)
+        return found
+
+    def quantized(self, view: memoryview, part: Part) -> tuple[float, Origin] | None:
+        """The base that a new blob may be quantized from, and how alike they are; None if there is none."""
+        data = np.frombuffer(view, np.uint8)
+        halved = self._count == 2 * len(data)
+        possible = self._layouts(part)[: 1 if halved else None]
+        if not possible:
+            return None
+        places = np.stack([layout.places(self._positions) for layout in possible])
+        own = data[places // 2] if halved else data[places]
+        if halved:  # the same half of each byte
+            own = np.where(places % 2 == 0, own, own >> 4 | own << 4)
+        alike = likeness(own, np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1))
+        layout, row = divmod(int(np.argmax(alike)), len(self._bases))
+        most = float(alike[layout, row])
+        return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
+
+    def _layouts(self, part: Part) -> Sequence[Layout]:
+        if not self._shape and _count(part.shape) != self._count:
+            return ()
+        found = layouts(self._shape, part.shape)
+        same = self._way.dtype == part.dtype and self._shape == part.shape
+        return [layout for layout in found if not (same and layout.is_trivial)]  # that is found elsewhere
+
+    def _origin(self, row: int, layout: Layout, share: float) -> Origin:
+        steps = self._way.steps if layout.is_trivial else (*self._way.steps, layout.recipe)
+        return Origin(self._bases[row], steps, self._shape, share)
+
+
+def _count(shape: str) -> int:
+    return math.prod(int(size) for size in shape.split(",")) if shape else 1
+
+
+def _typed(sketches: bytes, way: _Way) -> bytes:
+    """Sketches after the steps that give their elements another type."""
+    for step in way.steps:
+        kind, _, dtype = step.partition(":")
+        if kind == "widen":
+            sketches = bytes(widen(memoryview(sketches), dtype))
+        elif kind == "cast":
+            sketches = bytes(cast(memoryview(sketches), dtype))
+    return sketches
+
+
+def _sets(candidates: Iterable[Candidate], way: _Way) -> Iterator[_Set]:
+    """Candidates of one kind by their shapes."""
+    width = element(way.dtype)[0]
+    positions = sketched(way.size // width)
+    wanted = width * len(positions)
+    by_shape: dict[str, list[Candidate]] = defaultdict(list)
+    for one in candidates:
+        if len(one.sketch) == wanted:
+            by_shape[one.shape].append(one)
+    yield from (_Set(way, shape, bases, positions) for shape, bases in by_shape.items())

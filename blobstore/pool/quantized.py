@@ -1,0 +1,218 @@
+"""Quantized weights as recipes: how their bytes follow from the weights in float32.
+
+A recipe is `quant:RULE:GROUP:FORM`.
+
+    RULE    which numbers there are, and how a group of weights gets its scale: the step between two numbers.
+            127, 127.5, 7, 7.5      the greatest magnitude by this; numbers from -127 or -128 to 127, from -7 or -8 to 7
+            128/127, 8/7            the same, but the least weight by 128 or 8 if that makes a larger step than the greatest
+            255, 15                 the range of the weights and 0 by this, with a zero point; numbers from -128, from -8
+    GROUP   how many weights, one behind the other, have one scale: a channel, a row, a part of a row, or all.
+    FORM    n: a number in a byte. o: with 128 added. l, h: two numbers of 4 bits in a byte, the first in the low or in the
+            high half. L, H: with 8 added to each.
+
+Quantizers differ in the last bit of a scale or in what they multiply instead of dividing, and some move scales a little. So
+a recipe gives nearly the bytes, and differences to it the rest. It has to give the same bytes everywhere: it is made
+of operations of IEEE 754 on single elements, in float32, and of maxima.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BYTES", "check_rule", "find_rule", "likeness", "quantize", "quantized_size"]
+
+BYTES = {"char", "byte"}
+"""Types of quantized weights."""
+
+_Floats = npt.NDArray[np.float32]
+_Bytes = npt.NDArray[np.uint8]
+
+_RULES = {  # the least and the greatest number
+    "127": (-127, 127),
+    "127.5": (-128, 127),
+    "128/127": (-128, 127),
+    "255": (-128, 127),
+    "7": (-7, 7),
+    "7.5": (-8, 7),
+    "8/7": (-8, 7),
+    "15": (-8, 7),
+}
+_ZERO_POINTS = {"255", "15"}
+_NIBBLES = [rule for rule, (_, greatest) in _RULES.items() if greatest == 7]
+_GROUPS = (32, 64, 128, 256)
+_RECIPE = re.compile(r"quant:([0-9./]+):([1-9][0-9]{0,11}):([nolhLH])")
+_PIECE = 1 << 18
+_SAMPLED = 4096
+_ALIKE, _ENOUGH = 0.5, 0.999  # of the numbers that are sampled
+_LEAST = np.float32(np.finfo(np.float32).tiny)
+
+
+def check_rule(recipe: str) -> bool:
+    """Whether this is a recipe that `quantize` knows."""
+    return (match := _RECIPE.fullmatch(recipe)) is not None and match[1] in _RULES
+
+
+def quantized_size(nbytes: int, recipe: str) -> int | None:
+    """How many bytes a recipe makes of weights of as many bytes; None if it does not fit these.
+
+    Args:
+        nbytes: of the weights, in float32.
+        recipe: any that `check_rule` accepts.
+    """
+    _, _, length, form = recipe.split(":")
+    if nbytes % 4 or nbytes // 4 % int(length) or (form in "lhLH" and nbytes % 8):
+        return None
+    return nbytes // (4 if form in "no" else 8)
+
+
+def quantize(base: memoryview, recipe: str) -> memoryview:
+    """The bytes that a recipe makes of weights.
+
+    Args:
+        base: the weights, in float32, of a size that the recipe fits.
+        recipe: any that `check_rule` accepts.
+    """
+    _, rule, length, form = recipe.split(":")
+    weights = np.frombuffer(base, "<f4")
+    numbers = np.empty(len(weights), np.int8)
+    for start, stop, steps, zeros in _scaled(weights, rule, int(length)):
+        numbers[start:stop] = _quantized(weights[start:stop].reshape(len(steps), -1), rule, steps, zeros).ravel()
+    return memoryview(_formed(numbers.view(np.uint8), form))  # type: ignore[arg-type]
+
+
+def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | None, float]:
+    """A recipe that makes most of the bytes of quantized weights, and about which share of them; None if there is none.
+
+    Args:
+        data: the quantized weights.
+        base: weights in float32, as many, or twice as many.
+        shape: of `base`, "384,1536".
+    """
+    if len(base) % 4:
+        return None, 0.0
+    weights, numbers = np.frombuffer(base, "<f4"), np.frombuffer(data, np.uint8)
+    forms = {len(numbers): "no", 2 * len(numbers): "lhLH"}.get(len(weights))
+    if forms is None or len(numbers) < 2:
+        return None, 0.0
+    sizes = [int(size) for size in shape.split(",")] if shape else []
+    per_number = len(weights) // len(numbers)
+    channel = math.prod(sizes[1:])
+    row = sizes[-1] if sizes else 1
+    samples = _samples(len(weights))
+    pieces = [numbers[start // per_number : stop // per_number] for start, stop in samples]
+    best, found = _ALIKE, None
+    for group in dict.fromkeys((channel, row, *_GROUPS, len(weights))):
+        if best > _ENOUGH or group < 1 or len(weights) % group:
+            continue
+        for rule in _RULES if per_number == 1 else _NIBBLES:
+            made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
+            for form in forms:
+                matches = (_formed(one, form) == piece for one, piece in zip(made, pieces, strict=True))
+                equal = float(np.mean([match.mean() for match in matches]))
+                if equal > best:
+                    best, found = equal, f"quant:{rule}:{group}:{form}"
+    return found, best
+
+
+def likeness(numbers: _Bytes, weights: _Floats) -> npt.NDArray[np.float64]:
+    """How well samples of quantized weights follow from samples of weights: 1 if they are proportional.
+
+    Args:
+        numbers: samples, each a row, of one number in a byte, or of two.
+        weights: the same of several blobs in float32, each a row, of which each number is one, or each second one.
+
+    Returns:
+        For each sample a row, with a column for each blob.
+    """
+    signed = numbers.view(np.int8).astype(np.float64)
+    halves = [half.astype(np.float64) for half in (numbers & 15, numbers >> 4)]
+    ways = [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
+    centred = _centred(np.nan_to_num(weights.astype(np.float64)))
+    best: npt.NDArray[np.float64] = np.max([_centred(way) @ centred.T for way in ways], axis=0)
+    return best
+
+
+def _centred(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rows with the mean 0 and the length 1; zeros where all numbers are equal."""
+    with np.errstate(all="ignore"):
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        unit: npt.NDArray[np.float64] = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
+        return np.nan_to_num(unit, posinf=0.0, neginf=0.0)
+
+
+def _samples(count: int) -> Sequence[tuple[int, int]]:
+    """Some ranges of weights, of an even number each."""
+    size = min(_SAMPLED, count) // 2 * 2
+    return [(start, start + size) for start in ((count - size) * at // 3 // 2 * 2 for at in range(4))]
+
+
+def _sample(weights: _Floats, rule: str, group: int, start: int, stop: int) -> _Bytes:
+    """The numbers of some weights, of one group or of several."""
+    first, last = start // group, -(-stop // group)
+    steps, zeros = _steps(weights[first * group : last * group].reshape(-1, group), rule)
+    where = np.arange(start, stop) // group - first
+    made = _quantized(weights[start:stop, None], rule, steps[where], zeros[where])
+    return made.ravel().view(np.uint8)
+
+
+def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int, _Floats, _Floats]]:
+    """Ranges of weights, of some groups or of a part of one, with their steps and zero points."""
+    rows = max(_PIECE // group, 1)
+    for first in range(0, len(weights), rows * group):
+        block = weights[first : first + rows * group].reshape(-1, group)
+        steps, zeros = _steps(block, rule)
+        if len(block) > 1:
+            yield first, first + block.size, steps, zeros
+        else:
+            for start in range(first, first + group, _PIECE):
+                yield start, min(start + _PIECE, first + group), steps, zeros
+
+
+def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
+    """The step and the zero point of each group, a row."""
+    with np.errstate(all="ignore"):
+        least, greatest = groups.min(axis=1), groups.max(axis=1)
+        zeros = np.zeros(len(groups), np.float32)
+        low = np.float32(_RULES[rule][0])
+        if rule in _ZERO_POINTS:
+            least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
+            steps = np.maximum((greatest - least) / np.float32(rule), _LEAST)
+            zeros = np.nan_to_num(_clipped(low - np.rint(least / steps), rule))
+        elif "/" in rule:
+            below, above = map(np.float32, rule.split("/"))
+            steps = np.maximum(-least / below, greatest / above)
+        else:
+            steps = np.maximum(-least, greatest) / np.float32(rule)
+        return np.maximum(steps, _LEAST), zeros
+
+
+def _quantized(weights: _Floats, rule: str, steps: _Floats, zeros: _Floats) -> npt.NDArray[np.int8]:
+    """Weights as numbers, a group or a part of one in a row."""
+    with np.errstate(all="ignore"):
+        numbers = weights / steps[:, None]
+        np.rint(numbers, out=numbers)
+        if rule in _ZERO_POINTS:
+            numbers += zeros[:, None]
+        np.nan_to_num(numbers, copy=False, nan=0.0)  # as a whole number, it could be any
+        return _clipped(numbers, rule).astype(np.int8)
+
+
+def _clipped(numbers: _Floats, rule: str) -> _Floats:
+    """Numbers within those of a rule."""
+    least, greatest = map(np.float32, _RULES[rule])
+    return np.minimum(np.maximum(numbers, least), greatest)
+
+
+def _formed(numbers: _Bytes, form: str) -> _Bytes:
+    """Numbers as the bytes of a form."""
+    if form in "no":
+        return numbers if form == "n" else numbers ^ np.uint8(128)
+    first, second = numbers[0::2] & np.uint8(15), numbers[1::2] & np.uint8(15)
+    low, high = (first, second) if form in "lL" else (second, first)
+    packed: _Bytes = low | high << np.uint8(4)
+    return packed ^ np.uint8(0x88) if form in "LH" else packed
