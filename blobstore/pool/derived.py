@@ -121,7 +121,7 @@ def find_steps(data: memoryview, base: memoryview, steps: Sequence[str], shape: 
         return None
     # a group of weights lies together in the base, or in the other layout: that of what is made by channel
     first, alike = find_rule(rearrange(data, layout.inverse()), base, shape)
-    second, more_alike = find_rule(data, rearrange(base, layout), ",".join(map(str, layout.result)))
+    second, more_alike = find_rule(data, rearrange(base, layout), layout.shape_of_result(shape))
     if second is not None and (first is None or more_alike > alike):
         return (*before, *layouts, second)
     return None if first is None else (*before, first, *layouts)

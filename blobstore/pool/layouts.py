@@ -53,6 +53,23 @@ class Layout:
         """The sizes of the result."""
         return tuple(self.sizes[axis] for axis in self.order)
 
+    def shape_of_result(self, shape: str) -> str:
+        """The shape of the result, with the dimensions that are one here.
+
+        Args:
+            shape: of the base, "64,32,3,3"; dimensions that are not in it stay as they are.
+        """
+        left = [int(size) for size in shape.split(",")] if shape else []
+        parts: list[list[int]] = []
+        for size in self.sizes:
+            own = [left.pop(0)] if left else []
+            while left and math.prod(own) < size:
+                own.append(left.pop(0))
+            if math.prod(own) != size:
+                left, own = [], [size]
+            parts.append(own)
+        return ",".join(str(size) for axis in self.order for size in parts[axis])
+
     def inverse(self) -> Layout:
         """The one that leads back."""
         return Layout(self.result, tuple(self.order.index(axis) for axis in range(len(self.order))))

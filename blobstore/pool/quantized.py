@@ -5,6 +5,7 @@ A recipe is `quant:RULE:GROUP:FORM`.
     RULE    which numbers there are, and how a group of weights gets its scale: the step between two numbers.
             127, 127.5, 7, 7.5      the greatest magnitude by this; numbers from -127 or -128 to 127, from -7 or -8 to 7
             128/127, 8/7            the same, but the least weight by 128 or 8 if that makes a larger step than the greatest
+            127e, 127.5e            the same as without e, but no step is below 2^-12, as PT2E has it for XNNPACK
             255, 15                 the range of the weights and 0 by this, with a zero point; numbers from -128, from -8
     GROUP   how many weights, one behind the other, have one scale: a channel, a row, a part of a row, or all.
     FORM    n: a number in a byte. o: with 128 added. l, h: two numbers of 4 bits in a byte, the first in the low or in the
@@ -35,6 +36,8 @@ _Bytes = npt.NDArray[np.uint8]
 _RULES = {  # the least and the greatest number
     "127": (-127, 127),
     "127.5": (-128, 127),
+    "127e": (-127, 127),
+    "127.5e": (-128, 127),
     "128/127": (-128, 127),
     "255": (-128, 127),
     "7": (-7, 7),
@@ -45,7 +48,7 @@ _RULES = {  # the least and the greatest number
 _ZERO_POINTS = {"255", "15"}
 _NIBBLES = [rule for rule, (_, greatest) in _RULES.items() if greatest == 7]
 _GROUPS = (32, 64, 128, 256)
-_RECIPE = re.compile(r"quant:([0-9./]+):([1-9][0-9]{0,11}):([nolhLH])")
+_RECIPE = re.compile(r"quant:([0-9./]+e?):([1-9][0-9]{0,11}):([nolhLH])")
 _PIECE = 1 << 18
 _SAMPLED = 4096
 _ALIKE, _ENOUGH = 0.5, 0.999  # of the numbers that are sampled
@@ -187,7 +190,9 @@ def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
             below, above = map(np.float32, rule.split("/"))
             steps = np.maximum(-least / below, greatest / above)
         else:
-            steps = np.maximum(-least, greatest) / np.float32(rule)
+            steps = np.maximum(-least, greatest) / np.float32(rule.rstrip("e"))
+            if rule.endswith("e"):
+                steps = np.maximum(steps, np.float32(2**-12))
         return np.maximum(steps, _LEAST), zeros
 
 

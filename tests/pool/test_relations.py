@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore.pool import Pool, relations
+from blobstore.pool import Pool, distances, relations
 from tests.pool.models import write
 from tests.pool.places import Place
 
@@ -107,7 +107,7 @@ def test_the_bits_of_a_difference_are_about_its_entropy(width: int) -> None:
         differences = np.rint(random.laplace(0, spread, 1 << 16)) if spread else np.zeros(1 << 16)
         counts = np.unique(differences, return_counts=True)[1] / len(differences)
         entropy = -(counts * np.log2(counts)).sum()
-        (bits,) = relations._bits((one + differences[:256])[None], one)
+        (bits,) = distances.bits((one + differences[:256])[None], one)
         assert abs(bits - entropy) < 0.35
 
 

@@ -119,7 +119,7 @@ def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
         if version == "1":
             assert done.new_bytes > 0
     with Pool(tmp_path / "releases") as pool:
-        assert any(encoding == "cast" for encoding in pool.stats().encodings)
+        assert any(encoding == "cast:half" for encoding in pool.stats().encodings)
     for _ in range(3):
         sweep(tmp_path / "releases", keep=0)
     pull(tmp_path / "releases/narrow/1", tmp_path / "device")

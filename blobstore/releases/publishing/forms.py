@@ -334,7 +334,8 @@ def _jobs(
     for content, listed in tasks:
         row = rows[bytes.fromhex(content.digest)]
         for base, back in listed.items():
-            if row.base is None or row.base.hex() != base:
+            # a recipe of the pool is nothing that devices can read
+            if row.base is None or row.base.hex() != base or not check_encoding(row.encoding):
                 jobs[back].append((content, base))
     return jobs
 

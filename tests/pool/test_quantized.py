@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
-from blobstore.pool.derived import check_recipe, derive, find_recipe
+from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 from tests.pool.places import Place
 
 _ROWS, _COLUMNS = 96, 256
@@ -142,24 +142,26 @@ def test_weights_of_any_value(tmp_path: Path, special: float) -> None:
         assert pool.verify() == []
 
 
-@given(
-    st.binary(max_size=4096), st.sampled_from(["127", "127.5", "128/127", "255", "7", "7.5", "8/7", "15"]), st.data()
-)
+RULES = ["127", "127.5", "127e", "127.5e", "128/127", "255", "7", "7.5", "8/7", "15"]
+
+
+@given(st.binary(max_size=4096), st.sampled_from(RULES), st.data())
 def test_any_bytes_are_weights_or_none(base: bytes, rule: str, draw: st.DataObject) -> None:
     """Never an error: bases and recipes may be anybody's."""
     form = draw.draw(st.sampled_from("nolhLH"))
     group = draw.draw(st.integers(1, 2000))
-    made = derive(memoryview(base), f"quant:{rule}:{group}:{form}")
+    recipe = f"quant:{rule}:{group}:{form}"
+    size = quantized_size(len(base), recipe)
     fits = len(base) % 4 == 0 and len(base) // 4 % group == 0 and (form in "no" or len(base) % 8 == 0)
-    assert (made is not None) == fits
-    if made is not None:
-        assert len(made) == len(base) // (4 if form in "no" else 8)
+    assert size == (len(base) // (4 if form in "no" else 8) if fits else None)
+    if size is not None:
+        assert len(quantize(memoryview(base), recipe)) == size
 
 
 def reference(row: npt.NDArray[np.float32], rule: str) -> list[int]:
     """The numbers of one group in the words of the module, element by element."""
     low, high = (-8, 7) if rule in {"7.5", "15", "8/7"} else (-7, 7) if rule == "7" else (-128, 127)
-    if rule == "127":
+    if rule in {"127", "127e"}:
         low = -127
     f = np.float32
     zero = f(0)
@@ -170,33 +172,39 @@ def reference(row: npt.NDArray[np.float32], rule: str) -> list[int]:
     elif "/" in rule:
         step = max(f(-min(row) / f(-low)), f(max(row) / f(high)))
     else:
-        step = f(max(abs(x) for x in row) / f(rule))
+        step = f(max(abs(x) for x in row) / f(rule.strip("e")))
+    if rule.endswith("e"):
+        step = max(step, f(2**-12))
     return [int(min(max(f(np.rint(f(x / step)) + zero), low), high)) for x in row]
 
 
-@pytest.mark.parametrize("rule", ["127", "127.5", "128/127", "255", "7", "7.5", "8/7", "15"])
-@pytest.mark.parametrize("group", [32, 96, 1 << 19])
-def test_recipes_do_what_they_say(rule: str, group: int) -> None:
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("group", "scale"), [(32, 1), (96, 1e-3), (1 << 19, 1)])
+def test_recipes_do_what_they_say(rule: str, group: int, scale: float) -> None:
     """Also over the edges of the pieces in which the work is done."""
     random = np.random.default_rng(1)
-    base = random.standard_normal(2 * max(group, 480), np.float32)
-    made = derive(memoryview(base).cast("B"), f"quant:{rule}:{group}:n")
-    assert made is not None
+    base = random.standard_normal(2 * max(group, 480), np.float32) * np.float32(scale)
+    made = quantize(memoryview(base).cast("B"), f"quant:{rule}:{group}:n")
     numbers = np.frombuffer(made, np.int8)
     assert numbers[:group].tolist() == reference(base[:group], rule)
 
 
 @pytest.mark.parametrize(
-    "recipe", ["", "quant", "quant:127:0:n", "quant:127:32:x", "quant:3:32:n", "quant:127:32:n:", "cast"]
+    "recipe",
+    ["", "quant", "quant:127:0:n", "quant:127:32:x", "quant:3:32:n", "quant:255e:32:n", "quant:127:32:n:", "cast:half"],
 )
 def test_other_recipes_are_not_known(recipe: str) -> None:
-    assert not check_recipe(recipe)
+    assert not check_rule(recipe)
 
 
 def test_small_and_odd_weights_have_no_recipe() -> None:
-    assert find_recipe(memoryview(b""), memoryview(b""), "0") is None
-    assert find_recipe(memoryview(b"\1"), memoryview(bytes(4)), "1") is None
-    assert find_recipe(memoryview(bytes(7)), memoryview(bytes(12)), "7") is None
+    for data, base, shape in (
+        (b"", b"", "0"),
+        (b"\1", bytes(4), "1"),
+        (bytes(7), bytes(12), "3"),
+        (bytes(7), bytes(29), "7"),
+    ):
+        assert find_rule(memoryview(data), memoryview(base), shape)[0] is None
 
 
 def test_a_recipe_that_does_not_fit_its_base_is_an_error(tmp_path: Path) -> None:
