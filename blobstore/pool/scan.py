@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ SKETCHED = 4096
 """A blob with fewer bytes is only compared for equality."""
 
 _SAMPLES = 256
+_PRIMES = 2 * 3 * 5 * 7 * 11
 _FLOATS = {"half", "float", "double", "bfloat16"}
 _PIECE = 1 << 23
 """Files that are of no known kind are cut into blobs of this size."""
@@ -191,7 +193,11 @@ def sketched(count: int) -> npt.NDArray[np.int64]:
 
 
 def _step(count: int) -> int:
-    return max(count // _SAMPLES, 1)
+    """Not a multiple of a usual dimension: otherwise, a sketch would have the first column of a matrix, or the corners of filters."""
+    step = max(count // _SAMPLES, 1)
+    while math.gcd(step, _PRIMES) > 1:
+        step -= 1
+    return step
 
 
 def _regions(path: str, size: int) -> Iterator[Region]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from blobstore.errors import PoolError, ReleaseError
 from blobstore.pool import Pool
+from blobstore.pool.codec import check_encoding
 from blobstore.releases import gc, publish, pull, sweep
-from tests.releases.models import NOW, Weights, found, inputs, same, weights
+from tests.releases.models import NOW, Weights, found, inputs, read_ways, same, weights
 from tests.releases.server import serving
 
 
@@ -124,6 +126,24 @@ def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
         sweep(tmp_path / "releases", keep=0)
     pull(tmp_path / "releases/narrow/1", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), {key: value.astype(np.float16) for key, value in wide.items()})
+
+
+def test_contents_that_the_pool_has_in_another_layout(tmp_path: Path) -> None:
+    """The same: a release leads devices to bytes that they can read, whatever its own earlier version has under the name (R1)."""
+    first = weights(layers=2, size=96)
+    second = {key: np.ascontiguousarray(value.T) for key, value in first.items()}
+    for version, model in (("1", first), ("2", second)):
+        publish(inputs(tmp_path / "in", model, files=1), tmp_path / "releases", name="a", version=version)
+    with Pool(tmp_path / "releases") as pool:
+        assert any(encoding.startswith("layout:") for encoding in pool.stats().encodings)
+    for _ in range(3):
+        for version, model in (("1", first), ("2", second)):
+            ways = read_ways(tmp_path / "releases/a" / version)["ways"]
+            assert all(check_encoding(way[0]) for listed in ways for way in listed) and all(ways)
+            pull(tmp_path / "releases/a" / version, tmp_path / "device")
+            assert same(found(tmp_path / "device/current"), model)
+        shutil.rmtree(tmp_path / "device")
+        sweep(tmp_path / "releases", keep=0)
 
 
 def test_a_pool_with_releases_is_collected_with_them(releases: Path, tmp_path: Path) -> None:
