@@ -2,6 +2,7 @@
 
     widen:TYPE              the values in float32 of weights in bfloat16 or half
     cast:TYPE               the nearest values in bfloat16 or half of weights in float32
+    scale:GROUP             weights in float32, each group times a factor that is stored: `scaled`
     layout:SIZES:ORDER      the elements in another order: `layouts`
     quant:RULE:GROUP:FORM   quantized weights: `quantized`
 
@@ -12,6 +13,7 @@ they fit is known before memory is taken.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,13 +21,15 @@ import numpy.typing as npt
 
 from blobstore.pool.layouts import layout_size, parse_layout, rearrange
 from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
+from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
 
-__all__ = ["QUANT", "cast", "derive", "find_steps", "made_size", "split_steps", "widen"]
+__all__ = ["QUANT", "SCALE", "cast", "derive", "find_steps", "made_size", "split_steps", "widen"]
 
-QUANT = "quant"
-"""Stands for a step of quantization that is not known yet."""
+QUANT, SCALE = "quant", "scale"
+"""Stand for steps that are not known yet."""
 
 _NARROW = ("bfloat16", "half")
+_NONE = memoryview(b"")
 
 
 def split_steps(encoding: str) -> tuple[tuple[str, ...], str]:
@@ -43,7 +47,7 @@ def split_steps(encoding: str) -> tuple[tuple[str, ...], str]:
     return tuple(steps), "+".join(parts[len(steps) :])
 
 
-def derive(base: memoryview, steps: Sequence[str], size: int) -> memoryview | None:
+def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryview = _NONE) -> memoryview | None:
     """The bytes that steps make of a base; None if they do not make as many as they should.
 
     Takes the memory of the result, and if there are several steps, that of what one of them makes.
@@ -52,79 +56,107 @@ def derive(base: memoryview, steps: Sequence[str], size: int) -> memoryview | No
         base: the bytes of the base.
         steps: as `split_steps` gives them.
         size: how many bytes there should be.
+        factors: as many bytes as `made_size` says.
     """
-    if made_size(len(base), steps) != size:
+    if made_size(len(base), steps) != (size, len(factors)):
         return None
     for step in steps:
-        base = _made(base, step)
+        base = _made(base, step, factors)
     return base
 
 
-def made_size(nbytes: int, steps: Sequence[str]) -> int | None:
-    """How many bytes steps make of as many bytes; None if they do not fit these.
+def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
+    """How many bytes steps make of as many bytes, and how many bytes of factors they need; None if they do not fit.
 
     Args:
         nbytes: of the base.
         steps: as `split_steps` gives them.
     """
-    size: int | None = nbytes
+    size, factors = nbytes, 0
     for step in steps:
-        if size is None:
-            break
         kind = step.partition(":")[0]
+        made: int | None
         if kind == "widen":
-            size = 2 * size if size % 2 == 0 else None
+            made = 2 * size if size % 2 == 0 else None
         elif kind == "cast":
-            size = size // 2 if size % 4 == 0 else None
+            made = size // 2 if size % 4 == 0 else None
+        elif kind == SCALE:
+            factors = factors_size(size, step) or 0
+            made = size if factors else None
         elif (layout := parse_layout(step)) is not None:
-            size = layout_size(size, layout)
+            made = layout_size(size, layout)
         else:
-            size = quantized_size(size, step)
-    return size
+            made = quantized_size(size, step)
+        if made is None:
+            return None
+        size = made
+    return size, factors
 
 
 def _check(step: str) -> bool:
     kind, _, rest = step.partition(":")
-    return rest in _NARROW if kind in {"widen", "cast"} else check_rule(step) or parse_layout(step) is not None
+    if kind in {"widen", "cast"}:
+        return rest in _NARROW
+    return check_rule(step) or check_scale(step) or parse_layout(step) is not None
 
 
-def _made(base: memoryview, step: str) -> memoryview:
+def _made(base: memoryview, step: str, factors: memoryview = _NONE) -> memoryview:
     """What a step makes of bytes whose size fits."""
     kind, _, rest = step.partition(":")
     if kind == "widen":
         return widen(base, rest)
     if kind == "cast":
         return cast(base, rest)
+    if kind == SCALE:
+        return scale(base, factors)
     layout = parse_layout(step)
     return rearrange(base, layout) if layout is not None else quantize(base, step)
 
 
-def find_steps(data: memoryview, base: memoryview, steps: Sequence[str], shape: str) -> tuple[str, ...] | None:
-    """Steps in which `QUANT` is what makes most of the bytes of quantized weights; None if nothing does.
+def find_steps(
+    data: memoryview, base: memoryview, steps: Sequence[str], shape: str
+) -> tuple[tuple[str, ...], bytes] | None:
+    """Steps in which nothing is left open, and their factors; None if they make nothing like the data.
 
     Args:
         data: what should be made.
         base: of what; it has a size that fits.
-        steps: with or without `QUANT`, which a layout may follow.
+        steps: those that are known, of which the last may be a layout; `QUANT` or `SCALE` stands before that.
         shape: of the base, as it lies in memory, "384,1536".
     """
-    if QUANT not in steps:
-        return tuple(steps)
-    at = steps.index(QUANT)
-    before, layouts = tuple(steps[:at]), tuple(steps[at + 1 :])
+    opens = [at for at, step in enumerate(steps) if step in {QUANT, SCALE}]
+    if not opens:
+        return tuple(steps), b""
+    before, layouts = tuple(steps[: opens[0]]), tuple(steps[opens[0] + 1 :])
     for step in before:
         base = _made(base, step)
-    if not layouts:
-        rule, _ = find_rule(data, base, shape)
-        return None if rule is None else (*before, rule)
-    if (layout := parse_layout(layouts[0])) is None:
-        return None
-    # a group of weights lies together in the base, or in the other layout: that of what is made by channel
-    first, alike = find_rule(rearrange(data, layout.inverse()), base, shape)
-    second, more_alike = find_rule(data, rearrange(base, layout), layout.shape_of_result(shape))
-    if second is not None and (first is None or more_alike > alike):
-        return (*before, *layouts, second)
-    return None if first is None else (*before, first, *layouts)
+    layout = parse_layout(layouts[0]) if layouts else None
+    # what is made by channel lies together in the base, or in the other layout
+    arranged = data if layout is None else rearrange(data, layout.inverse())
+    tries: list[tuple[tuple[str, ...], memoryview, memoryview, str, tuple[str, ...]]] = [
+        ((), base, arranged, shape, layouts)
+    ]
+    if layout is not None:
+        tries.append((layouts, rearrange(base, layout), data, layout.shape_of_result(shape), ()))
+    find = _find_rule if steps[opens[0]] == QUANT else _find_scale
+    best: tuple[tuple[str, ...], bytes] | None = None
+    most = 0.0
+    for first, weights, wanted, sizes, then in tries:
+        found = find(wanted, weights, sizes)
+        if found is not None and found[2] > most:
+            best, most = ((*before, *first, found[0], *then), found[1]), found[2]
+    return (before + layouts, b"") if best is None and steps[opens[0]] == SCALE else best
+
+
+def _find_rule(data: memoryview, weights: memoryview, shape: str) -> tuple[str, bytes, float] | None:
+    rule, alike = find_rule(data, weights, shape)
+    return None if rule is None else (rule, b"", alike)
+
+
+def _find_scale(data: memoryview, weights: memoryview, shape: str) -> tuple[str, bytes, float] | None:
+    group = math.prod(int(size) for size in shape.split(",")[1:])
+    found = find_factors(data, weights, group)
+    return None if found is None else (f"{SCALE}:{group}", found[0], found[1])
 
 
 def cast(data: memoryview, dtype: str) -> memoryview:

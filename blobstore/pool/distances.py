@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from blobstore.pool.scan import element
 
-__all__ = ["Numbers", "bits", "few", "numbers", "size"]
+__all__ = ["Numbers", "bits", "correlations", "few", "numbers", "size"]
 
 _COARSE = 16  # every so many elements of a sketch decide which are compared whole
 
@@ -53,3 +53,17 @@ def bits(many: Numbers, one: Numbers) -> Numbers:
     entropy = -(shares * np.log2(shares, out=np.zeros_like(shares), where=shares > 0)).sum(axis=1)
     taken: Numbers = entropy + lengths.mean(axis=1)  # a sign is one bit, and the first bit is known
     return taken
+
+
+def correlations(many: Numbers, others: Numbers) -> Numbers:
+    """The correlation of each row with each of other rows; 0 where all numbers of a row are equal."""
+    found: Numbers = _unit(many) @ _unit(others).T
+    return found
+
+
+def _unit(rows: Numbers) -> Numbers:
+    """Rows with the mean 0 and the length 1."""
+    with np.errstate(all="ignore"):
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        unit: Numbers = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
+        return np.nan_to_num(unit, posinf=0.0, neginf=0.0)

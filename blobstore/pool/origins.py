@@ -1,4 +1,4 @@
-"""From which blob that is stored whole a new one follows by a recipe: in another type, quantized, or in another layout.
+"""From which blob that is stored whole a new one follows by a recipe: in another type, quantized, scaled, or in another layout.
 
 A sketch has every so many elements of a base. Where a layout puts these is known, and the new blob is a file that is at
 hand, so both are compared without reading what is stored. Opaque bytes, such as the constants that XNNPACK has in a program,
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.pool.derived import QUANT, cast, widen
-from blobstore.pool.distances import Numbers, bits, few, numbers, size
+from blobstore.pool.derived import QUANT, SCALE, cast, widen
+from blobstore.pool.distances import Numbers, bits, correlations, few, numbers, size
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import BYTES, likeness
@@ -28,6 +28,8 @@ __all__ = ["Candidate", "Origin", "Origins", "base_kinds"]
 _ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
 _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may be a little closer by chance
 _NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as much
+_FAR = 0.5  # of these bits; what is nearer has no factors
+_SCALED = 0.9  # taken for what remains where there may be factors
 _SHORT = 8  # pairs of a base and a layout that are compared whole
 _NARROW = ("bfloat16", "half")
 _TYPES = ("float", *_NARROW, *sorted(BYTES))  # that opaque bytes may have
@@ -57,9 +59,9 @@ class Origin:
 
     Attributes:
         base: of the recipe.
-        steps: of it, with `QUANT` for what is found when the base is read.
+        steps: of it, with `QUANT` or `SCALE` for what is found when the base is read.
         shape: of the base, as it lies in memory.
-        share: bits of an element that remain, of those that it has; 0 for a quantized blob.
+        share: bits of an element that remain, of those that it has, as far as that is known.
     """
 
     base: Candidate
@@ -110,25 +112,34 @@ class Origins:
         view = part.source.view()
         near: Origin | None = None
         quantized: tuple[float, Origin] | None = None
-        for way in _ways(part):
-            for group in self._groups(way):
-                if QUANT in way.steps:
-                    found = group.quantized(view, part)
-                    if found is not None and (quantized is None or found[0] > quantized[0]):
-                        quantized = found
-                else:
-                    one = group.near(view, part)
-                    if one is not None and (near is None or one.share < near.share):
-                        near = one
-        if quantized is None or (near is not None and near.share < _NEAR):
+        groups = [group for way in _ways(part) for group in self._groups(way)]
+        for group in groups:
+            if group.is_quantized:
+                quantized = max(quantized, group.quantized(view, part), key=_alike)
+            elif (one := group.near(view, part)) is not None and (near is None or one.share < near.share):
+                near = one
+        if quantized is not None and (near is None or near.share > _NEAR):
+            return quantized[1]
+        if near is not None and near.share < _FAR:
             return near
-        return quantized[1]
+        scaled: tuple[float, Origin] | None = None
+        for group in groups:
+            if not group.is_quantized:
+                scaled = max(scaled, group.scaled(view, part), key=_alike)
+        # if it is not scaled, the worker takes it as it is
+        if scaled is not None and (near is None or near.base is scaled[1].base):
+            return scaled[1]
+        return near
 
     def _groups(self, way: _Way) -> Iterator[_Set]:
         if way not in self._sets:
             self._sets[way] = list(_sets(self._stored.get((way.dtype, way.size), ()), way))
         yield from self._sets[way]
         yield from _sets(self._new.get((way.dtype, way.size), ()), way)
+
+
+def _alike(found: tuple[float, Origin] | None) -> float:
+    return 0.0 if found is None else found[0]
 
 
 def _ways(part: Part) -> Iterator[_Way]:
@@ -166,6 +177,11 @@ class _Set:
         self._count = way.size // element(way.dtype)[0]
         self._shape = shape if not shape or _count(shape) == self._count else str(self._count)
         self._sketches = _typed(b"".join(one.sketch for one in bases), way)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a new blob is one of quantized weights."""
+        return QUANT in self._way.steps
 
     @functools.cached_property
     def _numbers(self) -> Numbers:
@@ -205,6 +221,19 @@ class _Set:
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
 
+    def scaled(self, view: memoryview, part: Part) -> tuple[float, Origin] | None:
+        """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""
+        possible = self._layouts(part)
+        if not possible or self._way.target != "float":
+            return None
+        elements = np.frombuffer(view, "<f4")
+        own = np.stack([elements[layout.places(self._positions)] for layout in possible])
+        bases = np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1)
+        alike = correlations(_sizes(own), _sizes(bases))
+        layout, row = divmod(int(np.argmax(alike)), len(self._bases))
+        most = float(alike[layout, row])
+        return (most, self._origin(row, possible[layout], _SCALED, SCALE)) if most > _ALIKE else None
+
     def _layouts(self, part: Part) -> Sequence[Layout]:
         if not self._shape and _count(part.shape) != self._count:
             return ()
@@ -212,9 +241,15 @@ class _Set:
         same = self._way.dtype == part.dtype and self._shape == part.shape
         return [layout for layout in found if not (same and layout.is_trivial)]  # that is found elsewhere
 
-    def _origin(self, row: int, layout: Layout, share: float) -> Origin:
-        steps = self._way.steps if layout.is_trivial else (*self._way.steps, layout.recipe)
+    def _origin(self, row: int, layout: Layout, share: float, *open_steps: str) -> Origin:
+        steps = (*self._way.steps, *open_steps, *(() if layout.is_trivial else (layout.recipe,)))
         return Origin(self._bases[row], steps, self._shape, share)
+
+
+def _sizes(weights: npt.NDArray[np.float32]) -> Numbers:
+    """The magnitudes of weights, of which factors that differ do not hide the order."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.sqrt(np.sqrt(np.abs(weights.astype(np.float64)))), posinf=0.0)
 
 
 def _count(shape: str) -> int:

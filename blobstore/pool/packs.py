@@ -21,8 +21,7 @@ import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
-from blobstore.pool.derived import derive, find_steps, split_steps
-from blobstore.pool.layouts import parse_layout
+from blobstore.pool.derived import derive, find_steps, made_size, split_steps
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SEED, Source, checked, element
 
@@ -41,6 +40,7 @@ __all__ = [
 
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
+_NOTHING = memoryview(b"")
 _KEEP = 1 << 28
 _MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
@@ -157,13 +157,18 @@ class Reader:
             FileAccessError, TransferError: the store refuses.
         """
         steps, encoding = split_steps(blob.encoding) if base is not None else ((), blob.encoding)
+        factors = 0  # bytes of them, before what is encoded
         if base is not None and steps:
-            base = derive(base, steps, blob.size)
+            _, factors = made_size(len(base), steps) or (0, 0)
+            if factors:
+                stored = self.stored(blob, stored)
+            base = derive(base, steps, blob.size, stored[:factors] if factors and stored is not None else _NOTHING)
             if base is None:
                 raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
-        data = (
-            base if steps and not encoding and base is not None else self._decoded(blob, encoding, base, stored, room)
-        )
+        if steps and not encoding and base is not None:
+            data = base
+        else:
+            data = self._decoded(blob, encoding, base, stored, room, factors)
         if len(data) != blob.size or (room is None and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
@@ -197,13 +202,19 @@ class Reader:
         return whole[start : start + length]
 
     def _decoded(
-        self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None, room: Room | None
+        self,
+        blob: Stored,
+        encoding: str,
+        base: memoryview | None,
+        read: memoryview | None,
+        room: Room | None,
+        skipped: int,
     ) -> memoryview:
         if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
             )
-        stored = self.stored(blob, read)
+        stored = self.stored(blob, read)[skipped:]
         if encoding == "raw":
             return stored
         if encoding.startswith("near") and (base is None or len(base) != blob.size):
@@ -305,11 +316,13 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
 def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
     data = job.source.view()
     base = bases.get(*job.base) if job.base is not None else None
-    steps: tuple[str, ...] | None = ()
+    steps: tuple[str, ...] = ()
+    factors = stored = b""
     if base is not None and job.steps:
-        steps = find_steps(data, base, job.steps, job.base_shape)
-        base = None if steps is None else derive(base, steps, len(data))
-    encodings = [] if base is None else [*(steps or ())]
+        found = find_steps(data, base, job.steps, job.base_shape)
+        steps, factors = found or ((), b"")
+        base = None if found is None else derive(base, steps, len(data), memoryview(factors))
+    encodings = [] if base is None else [*steps]
     is_base = bool(encodings) and base is not None and hashlib.sha256(base).digest() == job.digest
     if not is_base:
         encoding = _choice(data, job, base)
@@ -319,7 +332,8 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         stored = b"".join(encode(data, encoding, base))
         if checked(decode(encoding, len(data), memoryview(stored), base), job.check[:SEED]) != job.check:
             raise DataChangedError(f"{job.source.path}: the file changed while it was added")
-        write(stored)
+    stored = factors + stored if base is not None else stored
+    write(stored)
     return Stored(
         digest=job.digest,
         size=len(data),
@@ -329,11 +343,13 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         base=job.base[0] if base is not None and job.base is not None else None,
         pack=b"",
         offset=at,
-        length=0 if is_base else len(stored),
+        length=len(stored),
         time=int(time.time()),
         sketch=None if base is not None else job.sketch or None,
-        # one in another order says nothing about what is near to the base
-        near_sketch=None if base is None or any(map(parse_layout, encodings)) else job.sketch or None,
+        # what is scaled or in another order says nothing about what is near to the base
+        near_sketch=job.sketch or None
+        if base is not None and all(step.startswith("cast:") for step in steps)
+        else None,
     )
 
 

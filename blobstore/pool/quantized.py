@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.pool.distances import Numbers, correlations
+
 __all__ = ["BYTES", "check_rule", "find_rule", "likeness", "quantize", "quantized_size"]
 
 BYTES = {"char", "byte"}
@@ -122,7 +124,7 @@ def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | Non
     return found, best
 
 
-def likeness(numbers: _Bytes, weights: _Floats) -> npt.NDArray[np.float64]:
+def likeness(numbers: _Bytes, weights: _Floats) -> Numbers:
     """How well samples of quantized weights follow from samples of weights: 1 if they are proportional.
 
     Args:
@@ -135,17 +137,10 @@ def likeness(numbers: _Bytes, weights: _Floats) -> npt.NDArray[np.float64]:
     signed = numbers.view(np.int8).astype(np.float64)
     halves = [half.astype(np.float64) for half in (numbers & 15, numbers >> 4)]
     ways = [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
-    centred = _centred(np.nan_to_num(weights.astype(np.float64)))
-    best: npt.NDArray[np.float64] = np.max([_centred(way) @ centred.T for way in ways], axis=0)
-    return best
-
-
-def _centred(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Rows with the mean 0 and the length 1; zeros where all numbers are equal."""
     with np.errstate(all="ignore"):
-        centred = rows - rows.mean(axis=1, keepdims=True)
-        unit: npt.NDArray[np.float64] = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
-        return np.nan_to_num(unit, posinf=0.0, neginf=0.0)
+        given = np.nan_to_num(weights.astype(np.float64))
+    best: Numbers = np.max([correlations(way, given) for way in ways], axis=0)
+    return best
 
 
 def _samples(count: int) -> Sequence[tuple[int, int]]:

@@ -1,0 +1,165 @@
+"""Weights into which a batch normalization was folded follow from the checkpoint, to the bit (P1, P2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from blobstore.errors import IntegrityError
+from blobstore.pool import Pool
+from blobstore.pool.derived import derive, made_size, split_steps
+from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
+from tests.pool.models import write
+from tests.pool.test_layouts import back, bytes_of, moved, normal, opaque, stored
+
+Array = npt.NDArray[Any]
+
+
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 1 << 32))
+def test_factors_are_found_again(rows: int, group: int, seed: int) -> None:
+    """Whatever they are, the result is the same to the bit; oracle: products of numpy, one by one."""
+    random = np.random.default_rng(seed)
+    weights = random.standard_normal((rows, group)).astype(np.float32)
+    factors = (random.standard_normal(rows) * 10.0 ** random.integers(-3, 3, rows)).astype(np.float32)
+    weights[random.random(weights.shape) < 0.1] = 0
+    factors[random.random(rows) < 0.1] = 0
+    products = np.array([[w * f for w in row] for row, f in zip(weights, factors, strict=True)], np.float32)
+    assert bytes(scale(bytes_of(weights), bytes_of(factors))) == products.tobytes()
+    found = find_factors(bytes_of(products), bytes_of(weights), group)
+    if np.array_equal(products, weights):
+        assert found is None
+        return
+    assert found is not None
+    np.testing.assert_array_equal(
+        np.frombuffer(scale(bytes_of(weights), memoryview(found[0])), "<f4"), products.ravel()
+    )
+
+
+def test_factors_of_what_follows_nearly() -> None:
+    weights = normal(0, (64, 90))
+    factors = np.linspace(-2, 3, 64, dtype=np.float32)[:, None]
+    found = find_factors(bytes_of(moved(weights * factors)), bytes_of(weights), 90)
+    assert found is not None and found[1] > 0.99999
+    np.testing.assert_allclose(np.frombuffer(found[0], "<f4"), factors[:, 0], rtol=1e-5)
+    for other in (weights, moved(weights), normal(1, (64, 90))):  # nothing to gain
+        assert find_factors(bytes_of(other), bytes_of(weights), 90) is None
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), float("-inf"), 1e-45, 1e30])
+def test_factors_of_any_value(special: float) -> None:
+    weights = normal(0, (16, 90))
+    weights[3, 5], weights[7] = special, special
+    with np.errstate(all="ignore"):
+        products = weights * np.float32(2.5)
+    found = find_factors(bytes_of(products), bytes_of(weights), 90)
+    assert found is not None
+    np.testing.assert_array_equal(
+        np.frombuffer(scale(bytes_of(weights), memoryview(found[0])), "<f4"), products.ravel()
+    )
+
+
+@pytest.mark.parametrize(("data", "base", "group"), [(0, 0, 1), (8, 4, 1), (8, 8, 3), (6, 6, 1)])
+def test_sizes_that_do_not_fit_have_no_factors(data: int, base: int, group: int) -> None:
+    assert find_factors(memoryview(bytes(data)), memoryview(bytes(base)), group) is None
+
+
+@pytest.mark.parametrize("recipe", ["", "scale", "scale:", "scale:0", "scale:-1", "scale:4:4", "scale:1e3", "scale:٤"])
+def test_other_recipes_are_not_known(recipe: str) -> None:
+    assert not check_scale(recipe) and split_steps(recipe) == ((), recipe)
+
+
+def test_factors_that_do_not_fit() -> None:
+    """Sizes are known before memory is taken."""
+    assert (
+        factors_size(48, "scale:3") == 16 and factors_size(48, "scale:5") is None and factors_size(0, "scale:1") is None
+    )
+    assert made_size(48, ("scale:3", "layout:4,3:1,0")) == (48, 16)
+    assert made_size(24, ("widen:half", "scale:999999999999")) is None
+    base = memoryview(bytes(48))
+    assert derive(base, ("scale:3",), 48, memoryview(bytes(16))) == base
+    for factors in (b"", bytes(12), bytes(20)):
+        assert derive(base, ("scale:3",), 48, memoryview(factors)) is None
+
+
+# ------------------------------------------------------------------------------------------------- in a pool
+
+
+def folded(weight: Array, channels: int, *, transposed: bool = False) -> Array:
+    """By torch, with a normalization as training leaves it: a few weights are negative, and some nearly 0."""
+    generator = torch.Generator().manual_seed(3)
+    gamma = torch.randn(channels, generator=generator) * 0.5 + 0.8
+    gamma[::9] *= 1e-3
+    mean, bias = torch.randn(2, channels, generator=generator)
+    variance = torch.rand(channels, generator=generator) * 3 + 0.01
+    made, _ = fuse_conv_bn_weights(
+        torch.from_numpy(weight), None, mean, variance, 1e-5, gamma, bias, transpose=transposed
+    )
+    return made.detach().numpy()
+
+
+def forms() -> dict[str, tuple[Array, Array, int]]:
+    """A weight of a checkpoint, what a program has, and the channels of that."""
+    conv, deep, up = normal(0, (64, 48, 3, 3)), normal(1, (256, 1, 5, 5)), normal(2, (48, 64, 3, 3))
+    return {
+        "as it is": (conv, folded(conv, 64), 64),
+        "channels last": (conv, folded(conv, 64).transpose(0, 2, 3, 1), 64),
+        "depthwise": (deep, folded(deep, 256).transpose(2, 3, 1, 0), 256),
+        "transposed": (up, folded(up, 64, transposed=True).transpose(1, 2, 3, 0), 64),
+    }
+
+
+@pytest.mark.parametrize("form", forms())
+def test_folded_weights_take_a_factor_for_each_channel(tmp_path: Path, form: str) -> None:
+    weight, made, channels = forms()[form]
+    content = np.ascontiguousarray(made).tobytes()
+    program = opaque(tmp_path / "program.ptd", {"constant": content})
+    others = {f"other{at}": normal(90 + at, weight.shape) for at in range(5)}
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "checkpoint.safetensors", {**others, "w": weight}), "checkpoint@1")
+        pool.add(program, "program@1")
+        encoding, length, is_based = stored(pool, content)
+        assert "scale:" in encoding and length == 4 * channels and is_based
+        assert back(pool, "program@1", program, tmp_path / "out")
+        pool.drop("checkpoint@1")
+        pool.gc(grace=0, keep=0)
+        assert back(pool, "program@1", program, tmp_path / "out")
+
+
+def test_folded_weights_of_a_fine_tune(tmp_path: Path) -> None:
+    weight = normal(0, (64, 48, 3, 3))
+    content = np.ascontiguousarray(folded(moved(weight), 64).transpose(0, 2, 3, 1)).tobytes()
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+        pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
+        encoding, length, _ = stored(pool, content)
+        assert encoding.startswith("scale:432+layout:64,48,9:0,2,1+near:f4:") and length < len(content) / 3
+        assert pool.verify() == []
+
+
+def test_factors_that_are_gone_are_one_error(tmp_path: Path) -> None:
+    weight = normal(0, (64, 48, 3, 3))
+    content = folded(weight, 64).tobytes()
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+        pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
+        ((*row, length),) = pool.tables.query(
+            "SELECT digest, size, dtype, shape, encoding, base, pack, \"offset\", length FROM blobs WHERE encoding LIKE 'scale%'"
+        )
+        for damaged in (0, length - 4):
+            pool.tables.delete("blobs", "encoding LIKE 'scale%'")
+            pool.tables.append("blobs", [(*row, damaged, 0, None, None)])
+            with pytest.raises(IntegrityError, match="a base of another size"):
+                pool.get("program@1", tmp_path / "out")
+        pool.tables.delete("blobs", "encoding LIKE 'scale%'")
+        row[7] += 4  # other factors
+        pool.tables.append("blobs", [(*row, length, 0, None, None)])
+        with pytest.raises(IntegrityError):
+            pool.get("program@1", tmp_path / "out")
