@@ -19,6 +19,7 @@ from benchmarks.harness import Row, side_by_side
 from benchmarks.release_peers import COMPRESSING
 from blobstore import save_file
 from blobstore.pool import Pool
+from blobstore.pool.packs import Stored
 from blobstore.pool.tables import BLOBS, EVENTS, PARTS
 from examples.demo.models import load_encoder
 
@@ -226,11 +227,11 @@ def _large(folder: Path) -> Iterator[Row]:
                     (*called, "model.ptd", at << 12, 1 << 12, f"layers.{at}.weight", *kind, "", digest, number)
                 )
                 if own:
-                    # as `Stored`: every eighth element is in a sketch
                     sketch = families[number % 100][at, ::8].tobytes()
                     stored = ("planes:2", None) if number < 100 else ("near:f2:2", base)
                     sketches = (sketch, None) if number < 100 else (None, random.bytes(512))
-                    blobs.append((digest, 1 << 12, *kind, *stored, bytes(32), at << 12, 1 << 11, number, *sketches))
+                    place = (bytes(32), at << 12, 1 << 11)
+                    blobs.append(Stored(digest, 1 << 12, *kind, *stored, *place, number, *sketches).row())
         tables.append(PARTS, parts)
         tables.append(BLOBS, blobs)
         tables.append(EVENTS, events)

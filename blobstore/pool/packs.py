@@ -34,6 +34,7 @@ from blobstore.pool.codec import (
 from blobstore.pool.derived import BYTES, check_recipe, derive, find_recipe
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SEED, Source, checked, element
+from blobstore.pool.tables import short_key
 
 __all__ = [
     "CAST",
@@ -93,7 +94,8 @@ class Stored:
 
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
-        return tuple(vars(self).values())
+        base_key = None if self.base is None else short_key(self.base)
+        return (*vars(self).values(), short_key(self.digest), base_key)
 
 
 @dataclass(frozen=True)
