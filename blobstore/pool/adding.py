@@ -4,8 +4,8 @@ The order of the steps keeps everything that a version needs, whoever collects m
 
 1. The rows of the parts are appended under a new id. They protect all their contents, stored or not.
 2. The table of blobs is read after that. What is missing there, or marked as unused, is stored.
-3. The bases are protected by rows of their own, and everything is looked up again. If anything is missing or marked by
-   now, step 2 is repeated.
+3. The bases are protected by rows of their own, and everything is looked up again, unless nobody else has changed the
+   tables of blobs and marks since. If anything is missing or marked by now, step 2 is repeated.
 4. The event is appended: the version is there.
 
 `collecting` has the other side, and why no order of both loses anything.
@@ -173,8 +173,12 @@ def _store(
         held.update(new)
         return bool(new)
 
+    alone = None
     for _ in range(_ROUNDS):
         tables.fresh(BLOBS, MARKS)
+        before = tables.commits(BLOBS, MARKS)
+        if before == alone:
+            return written  # nobody else stored or marked anything since the look-up, which would find what was written
         there = stored_rows(tables, distinct, unmarked=True)
         if hold(there[digest].base for digest in distinct if digest in there):
             continue
@@ -186,6 +190,7 @@ def _store(
         rows = _write(objects, jobs, executor, progress)
         tables.append(BLOBS, [row.row() for row in rows])
         written += rows
+        alone = (before[0] + 1, before[1])
     raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "LARGEST_CHUNK",
     "DecodeError",
     "check_encoding",
+    "cut",
     "decode",
     "encode",
     "near_encodings",
@@ -92,20 +93,24 @@ def encode(data: memoryview, encoding: str, base: memoryview | None = None) -> I
         base: for `near`, the bytes of the base, as many.
     """
     if encoding == "raw":
-        for start in range(0, len(data), CHUNK):
-            yield bytes(data[start : start + CHUNK])
+        yield from map(bytes, cut(data))
         return
     for start in range(0, len(data), CHUNK):
         other = None if base is None else base[start : start + CHUNK]
         yield _chunks.encode_chunk(data[start : start + CHUNK], encoding, other)
 
 
+def cut(data: memoryview) -> Iterator[memoryview]:
+    """Bytes as chunks."""
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
 def decode(
     encoding: str,
     size: int,
     stored: memoryview,
-    base: memoryview | None = None,
-    out: memoryview | None = None,
+    base: memoryview | Iterator[memoryview] | None = None,
+    room: memoryview | None = None,
 ) -> Iterator[memoryview]:
     """The bytes of a blob, chunk by chunk.
 
@@ -113,8 +118,9 @@ def decode(
         encoding: any that `check_encoding` accepts.
         size: bytes of the blob.
         stored: what `encode` made of it.
-        base: for `near`, the bytes of the base, `size` of them.
-        out: where they are put, unless they are stored as they are; without it, a chunk is valid until the next one.
+        base: for `near`, the bytes of the base, `size` of them; whole or as chunks.
+        room: where chunks are put, unless they are stored as they are. If it has `size` bytes, they lie there one behind the
+            other; if it has those of a chunk, or is missing, each is valid until the next one.
 
     Raises:
         DecodeError: the stored bytes are not `size` bytes in this encoding.
@@ -122,10 +128,11 @@ def decode(
     if encoding == "raw":
         if len(stored) != size:
             raise DecodeError(f"{len(stored)} bytes, expected {size}")
-        yield stored
+        yield from cut(stored)
         return
     at = 0
-    room = memoryview(bytearray(min(size, CHUNK))) if out is None else out
+    room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
+    others = cut(base) if isinstance(base, memoryview) else base
     for start in range(0, size, CHUNK):
         expected = min(CHUNK, size - start)
         head = stored[at : at + _LENGTH.size]
@@ -134,10 +141,9 @@ def decode(
         if not 0 < length == len(body) or length > LARGEST_CHUNK:
             raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
         at += _LENGTH.size + length
-        other = None if base is None else base[start : start + expected]
-        chunk = room[:expected] if out is None else room[start : start + expected]
+        chunk = room[start : start + expected] if len(room) >= size else room[:expected]
         try:
-            _chunks.decode_chunk(body, encoding, other, chunk)
+            _chunks.decode_chunk(body, encoding, None if others is None else next(others), chunk)
         except ValueError as error:
             raise DecodeError(str(error)) from None
         yield chunk

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.disk.kinds import by_name
@@ -17,8 +18,9 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError, PoolError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.pool.codec import cut
 from blobstore.pool.objects import PARALLEL, REQUEST, Objects
-from blobstore.pool.packs import Range, Reader, Room, Stored, pack_path
+from blobstore.pool.packs import Range, Reader, Rooms, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
@@ -29,6 +31,8 @@ _ZEROS = memoryview(bytes(HOLE_LIMIT))
 _GAP = 1 << 16  # fewer bytes than a request costs in time
 _BATCH = 1 << 25  # bytes of a bucket that are held at a time, twice: what is decoded, and what comes next
 _BLOBS = 512  # of a batch, which bounds its gaps
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -51,19 +55,6 @@ def parts_of(tables: Tables, version: Version) -> list[_Part]:
         version.id,
     )
     return [_Part(*row) for row in rows]
-
-
-@dataclass
-class _Rooms:
-    """Memory for contents that are read in a row, one at a time.
-
-    Attributes:
-        base: which is in its room.
-    """
-
-    base: tuple[bytes, memoryview] | None = None
-    for_base: Room = field(default_factory=Room)
-    for_content: Room = field(default_factory=Room)
 
 
 class Blobs:
@@ -95,30 +86,46 @@ class Blobs:
             PoolError: its pack is gone.
             FileAccessError, TransferError: the store refuses.
         """
-        return self._found(digest, {}, None)
+        return self._retried(digest, {}, self._whole)
 
-    def _found(self, digest: bytes, fetched: _Fetched, rooms: _Rooms | None) -> memoryview:
-        try:
-            return self._read(self._rows[digest], fetched, rooms)
-        except PoolError:
-            self._tables.fresh()  # a collection may have moved it to another pack
-            self._rows = self._look_up(self._rows)
-            return self._read(self._rows[digest], {}, rooms)
-
-    def stream(self, digests: Iterable[bytes], *, check: bool = True) -> Generator[memoryview]:
+    def stream(self, digests: Iterable[bytes]) -> Generator[memoryview]:
         """The bytes of contents, one after the other. Those of a bucket that lie side by side come with one request.
-
-        Args:
-            digests: which.
-            check: compare them with their digests. If not, each is valid until the next one, and the caller proves them by
-                what they are parts of.
 
         Raises:
             As `read`.
         """
-        rooms = None if check else _Rooms()
+        for digest, fetched in self._arriving(digests):
+            yield self._retried(digest, fetched, self._whole)
+
+    def stream_chunks(self, digests: Iterable[bytes]) -> Generator[Iterator[memoryview]]:
+        """The bytes of contents in chunks, each valid until the next one. Of each content all are to be taken before the next.
+
+        They are not compared with their digests: the caller proves them by what they are parts of.
+
+        Raises:
+            As `read`, also while chunks are taken.
+        """
+        rooms = Rooms()
+
+        def chunks(row: Stored, fetched: _Fetched) -> Iterator[memoryview]:
+            found = self._reader.chunks(row, None if row.base is None else self._base_of(row), fetched, rooms)
+            return cut(self._whole(row, fetched, check=False)) if found is None else found
+
+        for digest, fetched in self._arriving(digests):
+            yield self._retried(digest, fetched, chunks)
+
+    def _retried(self, digest: bytes, fetched: _Fetched, use: Callable[[Stored, _Fetched], _T]) -> _T:
+        try:
+            return use(self._rows[digest], fetched)
+        except PoolError:
+            self._tables.fresh()  # a collection may have moved it to another pack
+            self._rows = self._look_up(self._rows)
+            return use(self._rows[digest], {})
+
+    def _arriving(self, digests: Iterable[bytes]) -> Generator[tuple[bytes, _Fetched]]:
+        """Contents, one after the other, with what was fetched of a bucket for each."""
         if self._objects.folder is not None:
-            yield from (self._found(digest, {}, rooms) for digest in digests)
+            yield from ((digest, {}) for digest in digests)
             return
         threads = ThreadPoolExecutor(PARALLEL)
         try:
@@ -127,9 +134,9 @@ class Blobs:
                 rows = [row for digest in batch for row in self._needed(digest)]
                 coming.append((batch, [threads.submit(self._fetch, ranges) for ranges in _merged(rows)]))
                 if len(coming) > 1:
-                    yield from self._arrived(*coming.popleft(), rooms)
+                    yield from _arrived(*coming.popleft())
             while coming:
-                yield from self._arrived(*coming.popleft(), rooms)
+                yield from _arrived(*coming.popleft())
         finally:
             threads.shutdown(cancel_futures=True)
 
@@ -163,13 +170,6 @@ class Blobs:
             return {}
         return {(pack, offset, length): data[offset - start :][:length] for _, offset, length in ranges}
 
-    def _arrived(
-        self, batch: Sequence[bytes], coming: Sequence[Future[_Fetched]], rooms: _Rooms | None
-    ) -> Iterator[memoryview]:
-        fetched = {where: data for one in coming for where, data in one.result().items()}
-        for digest in batch:
-            yield self._found(digest, fetched, rooms)
-
     def _look_up(self, digests: Sequence[bytes] | dict[bytes, Stored]) -> dict[bytes, Stored]:
         rows = stored_rows(self._tables, digests)
         if missing := [digest for digest in digests if digest not in rows]:
@@ -178,30 +178,33 @@ class Blobs:
             )
         return rows
 
-    def _read(self, row: Stored, fetched: _Fetched, rooms: _Rooms | None) -> memoryview:
-        room = None if rooms is None else rooms.for_content
+    def _base_of(self, row: Stored) -> Stored:
+        assert row.base is not None  # noqa: S101 - the caller asked
+        base = self._rows[row.base]
+        if base.base is not None:
+            raise PoolError(f"{self._objects.url}: the base {row.base.hex()} is a difference itself")
+        return base
+
+    def _whole(self, row: Stored, fetched: _Fetched, *, check: bool = True) -> memoryview:
         if row.base is None:
-            return self._reader.read(row, None, fetched.get(row.range), room=room)
-        kept = self._base if rooms is None else rooms.base  # other threads read, too
+            return self._reader.read(row, None, fetched, check=check)
+        kept = self._base  # other threads read, too
         if kept is None or kept[0] != row.base:
-            base = self._rows[row.base]
-            if base.base is not None:
-                raise PoolError(f"{self._objects.url}: the base {row.base.hex()} is a difference itself")
             # what is made of it is compared with a digest
-            its_room = Room() if rooms is None else rooms.for_base
-            kept = (row.base, self._reader.read(base, None, fetched.get(base.range), room=its_room))
-            if rooms is None:
-                self._base = kept
-            else:
-                rooms.base = kept
+            self._base = kept = (row.base, self._reader.read(self._base_of(row), None, fetched, check=False))
         try:
-            return self._reader.read(row, kept[1], fetched.get(row.range), room=room)
+            return self._reader.read(row, kept[1], fetched, check=check)
         except IntegrityError:
-            self._reader.read(self._rows[row.base])  # perhaps it is the base that is damaged
+            self._reader.read(self._base_of(row))  # perhaps it is the base that is damaged
             raise
 
 
 _Fetched = dict[Range, memoryview]
+
+
+def _arrived(batch: Sequence[bytes], coming: Sequence[Future[_Fetched]]) -> Iterator[tuple[bytes, _Fetched]]:
+    fetched = {where: data for one in coming for where, data in one.result().items()}
+    return ((digest, fetched) for digest in batch)
 
 
 def _merged(rows: Iterable[Stored]) -> list[list[Range]]:
@@ -235,49 +238,55 @@ def restore(
         folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
     with Staging(None, force=force, folder=directory) as staging:
-        files = files_of(blobs, version, parts, check=False)  # the files' digests are compared
-        for path, (name, size, sha256, pieces) in zip(paths, files, strict=True):
+        for path, (size, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):
             with staging.open(path, size, kind=by_name(path)) as file:
-                hasher = hashlib.sha256()
                 for piece in pieces:
-                    hasher.update(piece)
                     file.write(piece)
                     done += len(piece)
                     if progress:
                         progress("restoring", done, total)
-                if hasher.hexdigest() != sha256:
-                    for part in parts:
-                        if part.file == name:
-                            blobs.read(part.digest)  # an error that names the damaged one
-                    raise IntegrityError(
-                        path, f"expected SHA-256 {sha256}, the parts in the pool give {hasher.hexdigest()}"
-                    )
     return paths
 
 
-def files_of(
-    blobs: Blobs, version: Version, parts: Sequence[_Part], *, check: bool = True
-) -> Iterator[tuple[str, int, str, Iterator[memoryview]]]:
-    """Name, size and SHA-256 of each file of a version, and its bytes in order, which are read before the next one's.
+def files_of(blobs: Blobs, version: Version, parts: Sequence[_Part]) -> Iterator[tuple[int, Iterator[memoryview]]]:
+    """The size of each file of a version, and its bytes in order, which are to be taken before the next one's.
+
+    A piece is valid until the next one. Behind the last one of a file, its digest is compared.
 
     Args:
         blobs: reads them.
         version, parts: of the pool.
-        check: compare each content with its digest. If not, the caller compares the files.
 
     Raises:
+        IntegrityError: with the bytes: a file is not the one that was added.
         InvalidFileError: the parts of a file overlap, or do not fit its size; from the bytes, as what `Blobs.read` raises.
     """
     placed: dict[str, dict[int, _Part]] = defaultdict(dict)
     for part in parts:
         placed[part.file][part.offset] = part  # one for each name begins there
     order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
-    with contextlib.closing(blobs.stream(order, check=check)) as contents:
+    with contextlib.closing(blobs.stream_chunks(order)) as contents:
         for name, size, sha256 in version.files:
-            yield name, size, sha256, _pieces(contents, placed[name].values(), name, size)
+            own = list(placed[name].values())
+            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256)
 
 
-def _pieces(contents: Iterator[memoryview], parts: Iterable[_Part], name: str, size: int) -> Iterator[memoryview]:
+def _proved(
+    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[_Part], name: str, sha256: str
+) -> Iterator[memoryview]:
+    hasher = hashlib.sha256()
+    for piece in pieces:
+        hasher.update(piece)
+        yield piece
+    if hasher.hexdigest() != sha256:
+        for part in parts:
+            blobs.read(part.digest)  # an error that names the damaged one
+        raise IntegrityError(name, f"expected SHA-256 {sha256}, the parts in the pool give {hasher.hexdigest()}")
+
+
+def _pieces(
+    contents: Iterator[Iterator[memoryview]], parts: Iterable[_Part], name: str, size: int
+) -> Iterator[memoryview]:
     end = 0
     for part in parts:
         if not end <= part.offset <= end + HOLE_LIMIT or part.offset + part.size > size:
@@ -285,11 +294,14 @@ def _pieces(contents: Iterator[memoryview], parts: Iterable[_Part], name: str, s
                 name, f"the part of {part.size} bytes at {part.offset} does not fit the file in the pool"
             )
         yield _ZEROS[: part.offset - end]
-        data = next(contents)
-        if len(data) != part.size:
-            raise InvalidFileError(name, f"the part at {part.offset} has {part.size} bytes, its blob {len(data)}")
-        yield data
-        end = part.offset + part.size
+        end = part.offset
+        for chunk in next(contents):
+            yield chunk
+            end += len(chunk)
+        if end != part.offset + part.size:
+            raise InvalidFileError(
+                name, f"the part at {part.offset} has {part.size} bytes, its blob {end - part.offset}"
+            )
     if size - end > HOLE_LIMIT:
         raise InvalidFileError(name, f"no part covers the last {size - end} bytes")
     yield _ZEROS[: size - end]

@@ -37,8 +37,16 @@ def few(rows: Numbers) -> Numbers:
 
 
 def size(many: Numbers, one: Numbers) -> Numbers:
-    """The logarithms of differences: an order of rows that few elements give."""
-    sizes: Numbers = np.log2(1 + np.abs(many - one).astype(np.float32)).sum(axis=1)
+    """The logarithms of differences: an order of rows that few elements give.
+
+    The bits of a float, as an integer, are its logarithm, with a line between two powers of two.
+    """
+    differences = many - one
+    np.abs(differences, out=differences)
+    differences += 1
+    logarithms = differences.view(np.int64)
+    logarithms >>= 32
+    sizes: Numbers = logarithms.sum(axis=1)
     return sizes
 
 

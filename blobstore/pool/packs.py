@@ -13,23 +13,34 @@ import secrets
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
-from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
-from blobstore.pool.derived import derive, find_steps, made_size, split_steps
+from blobstore.pool.codec import (
+    CHUNK,
+    DecodeError,
+    check_encoding,
+    decode,
+    encode,
+    near_encodings,
+    plane_encodings,
+    sample,
+)
+from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SEED, Source, checked, element
+from blobstore.pool.tables import short_key
 
 __all__ = [
     "Job",
     "Range",
     "Reader",
-    "Room",
+    "Rooms",
     "Stored",
     "best_difference",
     "best_planes",
@@ -75,7 +86,8 @@ class Stored:
 
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
-        return tuple(vars(self).values())
+        base_key = None if self.base is None else short_key(self.base)
+        return (*vars(self).values(), short_key(self.digest), base_key)
 
 
 @dataclass(frozen=True)
@@ -110,17 +122,11 @@ def pack_path(pack: bytes) -> str:
     return f"packs/{name[:2]}/{name}"
 
 
-class Room:
-    """Memory for one blob at a time."""
+class Rooms:
+    """Memory for a chunk of a blob, and for one of its base."""
 
     def __init__(self) -> None:
-        self._all = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> memoryview:
-        """Room for a blob; what was taken before is not valid any more."""
-        if len(self._all) < size:
-            self._all = np.empty(size, np.uint8)  # which is not written to before it is used
-        return memoryview(self._all)[:size]  # type: ignore[arg-type]
+        self.content, self.base = memoryview(bytearray(CHUNK)), memoryview(bytearray(CHUNK))
 
 
 class Reader:
@@ -138,18 +144,17 @@ class Reader:
         self,
         blob: Stored,
         base: memoryview | None = None,
-        stored: memoryview | None = None,
+        read: Mapping[Range, memoryview] = MappingProxyType({}),
         *,
-        room: Room | None = None,
+        check: bool = True,
     ) -> memoryview:
         """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
 
         Args:
             blob: where it lies.
             base: the bytes of its base.
-            stored: what the pack has for it, if that was read before.
-            room: where they may be put. They are not compared with their digest then; the caller proves them by what is
-                made of them, before the room is used again.
+            read: what packs have, if it was read before.
+            check: compare them with their digest. If not, the caller proves them by what is made of them.
 
         Raises:
             IntegrityError: they are damaged.
@@ -160,18 +165,49 @@ class Reader:
         factors = 0  # bytes of them, before what is encoded
         if base is not None and steps:
             _, factors = made_size(len(base), steps) or (0, 0)
-            if factors:
-                stored = self.stored(blob, stored)
-            base = derive(base, steps, blob.size, stored[:factors] if factors and stored is not None else _NOTHING)
+            given = self.stored(blob, read.get(blob.range))[:factors] if factors else _NOTHING
+            base = derive(base, steps, blob.size, given)
             if base is None:
-                raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
+                raise self._other_size(blob)
         if steps and not encoding and base is not None:
             data = base
         else:
-            data = self._decoded(blob, encoding, base, stored, room, factors)
-        if len(data) != blob.size or (room is None and hashlib.sha256(data).digest() != blob.digest):
+            data = self._decoded(blob, encoding, base, read, factors)
+        if len(data) != blob.size or (check and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
+
+    def chunks(
+        self, blob: Stored, base: Stored | None, read: Mapping[Range, memoryview], rooms: Rooms
+    ) -> Iterator[memoryview] | None:
+        """The bytes of a blob chunk by chunk, each valid until the next one; they are not compared with their digest.
+
+        Args:
+            blob: where it lies.
+            base: where its base lies, which has none itself.
+            read: what packs have, if it was read before.
+            rooms: memory for the chunks.
+
+        Returns:
+            None if the whole base is needed at once, for `read`.
+
+        Raises:
+            As `read`; while chunks are taken, only `IntegrityError`.
+        """
+        if base is None:
+            return self._chunks(blob, blob.encoding, None, self._stored(blob, blob.encoding, None, read), rooms.content)
+        steps, encoding = split_steps(blob.encoding)
+        is_cast = len(steps) == 1 and steps[0].startswith("cast:") and not encoding
+        if not is_cast and not blob.encoding.startswith("near"):
+            return None
+        below = self._chunks(base, base.encoding, None, self._stored(base, base.encoding, None, read), rooms.base)
+        if is_cast:
+            if made_size(base.size, steps) != (blob.size, 0):
+                raise self._other_size(blob)
+            return (cast(chunk, steps[0].removeprefix("cast:")) for chunk in below)
+        return self._chunks(
+            blob, blob.encoding, below, self._stored(blob, blob.encoding, base.size, read), rooms.content
+        )
 
     def _place(self, blob: Stored) -> str:
         return f"{self._objects.name(pack_path(blob.pack))} at byte {blob.offset}"
@@ -202,32 +238,46 @@ class Reader:
         return whole[start : start + length]
 
     def _decoded(
+        self, blob: Stored, encoding: str, base: memoryview | None, read: Mapping[Range, memoryview], skipped: int
+    ) -> memoryview:
+        stored = self._stored(blob, encoding, None if base is None else len(base), read, skipped)
+        if encoding == "raw":
+            return stored
+        room = memoryview(np.empty(blob.size, np.uint8))  # type: ignore[arg-type]  # not written to before it is used
+        for _ in self._chunks(blob, encoding, base, stored, room):
+            pass
+        return room.toreadonly()
+
+    def _chunks(
         self,
         blob: Stored,
         encoding: str,
-        base: memoryview | None,
-        read: memoryview | None,
-        room: Room | None,
-        skipped: int,
+        base: memoryview | Iterator[memoryview] | None,
+        stored: memoryview,
+        room: memoryview,
+    ) -> Iterator[memoryview]:
+        try:
+            yield from decode(encoding, blob.size, stored, base, room)
+        except DecodeError as error:
+            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
+
+    def _stored(
+        self, blob: Stored, encoding: str, base_size: int | None, read: Mapping[Range, memoryview], skipped: int = 0
     ) -> memoryview:
+        """What a pack has for a blob, but for its first bytes, if that can be as many bytes as the blob has."""
         if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
             )
-        stored = self.stored(blob, read)[skipped:]
-        if encoding == "raw":
-            return stored
-        if encoding.startswith("near") and (base is None or len(base) != blob.size):
-            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
-        if blob.size > _MOST * (len(stored) + 1):
+        stored = self.stored(blob, read.get(blob.range))[skipped:]
+        if encoding.startswith("near") and base_size != blob.size:
+            raise self._other_size(blob)
+        if encoding != "raw" and blob.size > _MOST * (len(stored) + 1):
             raise IntegrityError(self._place(blob), f"{len(stored)} bytes cannot hold a blob of {blob.size}")
-        out = (room or Room()).take(blob.size)
-        try:
-            for _ in decode(encoding, blob.size, stored, base, out):
-                pass
-        except DecodeError as error:
-            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
-        return out.toreadonly()
+        return stored
+
+    def _other_size(self, blob: Stored) -> IntegrityError:
+        return IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
 
 
 @dataclass

@@ -14,11 +14,12 @@ from blobstore.pool.origins import Candidate, Origins, base_kinds
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.quantized import BYTES
 from blobstore.pool.scan import Part, element
-from blobstore.pool.tables import Tables
+from blobstore.pool.tables import Tables, short_key
 
 __all__ = ["stored_rows", "with_bases"]
 
 _SHORT = 32
+_PUSHED = 50  # as many rows the engine reads without those around them
 _CANDIDATES = 4096  # of one kind, the newest
 _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
@@ -52,15 +53,28 @@ def stored_rows(tables: Tables, digests: Iterable[bytes], *, unmarked: bool = Fa
 
 
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
-    """The longest first."""
+    """The longest first.
+
+    Their numbers in files are looked up first, by short keys: reading all digests of a large pool takes several times as
+    long as the keys, and as what lies at a few numbers.
+    """
     if not digests:
         return []
-    condition = f"WHERE {_UNMARKED}" if unmarked else ""
-    rows = tables.query(
-        f"SELECT {_COLUMNS} FROM blobs b JOIN wanted w ON b.digest = w.a {condition} ORDER BY b.length DESC, b.pack",
-        wanted=[(digest,) for digest in digests],
-    )
-    return [Stored(*row) for row in rows]
+    keys = [(short_key(digest),) for digest in digests]
+    where = "SELECT b.filename, b.file_row_number FROM blobs b SEMI JOIN wanted w ON b.key = w.a ORDER BY 1, 2"
+    found: dict[str, list[int]] = defaultdict(list)
+    for file, row in tables.query(where, wanted=keys):
+        found[file].append(row)
+    rows: list[Stored] = []
+    for file, places in found.items():
+        for first in range(0, len(places), _PUSHED):
+            listed = ", ".join(map(str, places[first : first + _PUSHED]))
+            condition = f"b.file_row_number IN ({listed})" + (f" AND {_UNMARKED}" if unmarked else "")
+            rows += (
+                Stored(*row)
+                for row in tables.query(f"SELECT {_COLUMNS} FROM blobs b WHERE b.filename = ? AND {condition}", file)
+            )
+    return sorted((row for row in rows if row.digest in digests), key=lambda row: (-row.length, row.pack))
 
 
 def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
@@ -157,15 +171,15 @@ def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str 
 def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
     """The sketches of the newest differences against bases, the oldest first; for each base and type."""
     found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
-    if wanted := [(digest,) for digest in bases]:
+    if wanted := [(short_key(digest),) for digest in bases]:
         newest = f"""
-            SELECT b.digest, b.pack, b.time FROM blobs b JOIN wanted w ON b.base = w.a WHERE b.length > 0 AND {_UNMARKED}
-            QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base, b.dtype ORDER BY b.time DESC)
+            SELECT b.key, b.pack, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {_UNMARKED}
+            QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
         """
         rows = tables.query(
             f"""
             WITH newest AS ({newest})
-            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.digest = n.digest AND b.pack = n.pack
+            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.key = n.key AND b.pack = n.pack
             WHERE b.time >= (SELECT min(time) FROM newest) AND b.near_sketch IS NOT NULL AND b.base IS NOT NULL
             ORDER BY b.time
             """,

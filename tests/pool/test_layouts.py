@@ -24,6 +24,7 @@ from blobstore.errors import IntegrityError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.derived import cast, derive, made_size, split_steps, widen
 from blobstore.pool.layouts import Layout, layout_size, layouts, parse_layout, rearrange
+from blobstore.pool.packs import Stored
 from tests.pool.models import write
 
 Array = npt.NDArray[Any]
@@ -408,7 +409,7 @@ def test_a_damaged_recipe_is_one_error(tmp_path: Path, encoding: str, error: typ
             "SELECT digest, base, pack, size FROM blobs WHERE encoding LIKE 'layout%'"
         )
         pool.tables.delete("blobs", "encoding LIKE 'layout%'")
-        pool.tables.append("blobs", [(digest, size, "", "", encoding, base, pack, 0, 0, 0, None, None)])
+        pool.tables.append("blobs", [Stored(digest, size, "", "", encoding, base, pack, 0, 0, 0).row()])
         with pytest.raises(error, match=message):
             pool.get("program@1", tmp_path / "out")
 

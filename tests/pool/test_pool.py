@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pickle
+import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -96,6 +98,42 @@ def test_a_fine_tune_takes_what_it_changed(pool: Pool, where: Place, tmp_path: P
     shared = pool.why("base@1", "tuned/2@1")
     assert shared.near > 0.8 * shared.second
     assert pool.why("unrelated@1", "tuned/2@1").near == 0
+
+
+def test_reading_takes_the_memory_of_some_chunks(tmp_path: Path) -> None:
+    """Of a tensor that is many of them: whole, as a difference, and in a narrower type."""
+    large = {"large": np.random.default_rng(0).standard_normal((3, 1 << 20), np.float32)}
+    versions = {"0": large, "1": tuned(large, 1), "2": halves(large)}
+    with Pool(tmp_path / "pool", create=True) as pool:
+        for version, model in versions.items():
+            pool.add(write(tmp_path / version / "model.safetensors", model), f"model@{version}")
+        pool.get("model@0", tmp_path / "warm")
+        for version in versions:
+            added = (tmp_path / version / "model.safetensors").read_bytes()
+            tracemalloc.start()
+            pool.get(f"model@{version}", tmp_path / "out", force=True)
+            assert pool.verify(f"model@{version}") == []
+            assert hashlib.sha256(added).digest() == _digest(pool.cat(f"model@{version}", "model.safetensors"))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < large["large"].nbytes // 2
+            assert (tmp_path / "out" / "model.safetensors").read_bytes() == added
+
+
+def _digest(pieces: Iterator[memoryview]) -> bytes:
+    hasher = hashlib.sha256()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def test_pieces_of_a_file_may_be_kept(pool: Pool, tmp_path: Path) -> None:
+    model = {"large": np.random.default_rng(0).standard_normal((3, 1 << 18), np.float32)}
+    file = write(tmp_path / "model.safetensors", model)
+    pool.add(file, "model@1")
+    pieces = list(pool.cat("model@1", "model.safetensors"))
+    assert len(pieces) > 3
+    assert b"".join(pieces) == file.read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
+from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 from tests.pool.places import Place
 
@@ -215,7 +216,7 @@ def test_a_recipe_that_does_not_fit_its_base_is_an_error(tmp_path: Path) -> None
             "SELECT digest, base, pack, size FROM blobs WHERE encoding LIKE 'quant%'"
         )
         pool.tables.delete("blobs", "encoding LIKE 'quant%'")
-        row = (digest, size, "char", "", "quant:127:1000:n", base, pack, 0, 0, 0, None, None)
-        pool.tables.append("blobs", [row])
+        row = Stored(digest, size, "char", "", "quant:127:1000:n", base, pack, 0, 0, 0)
+        pool.tables.append("blobs", [row.row()])
         with pytest.raises(IntegrityError, match="a base of another size"):
             pool.get("m@q", tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore.pool import Pool, distances, relations
+from blobstore.pool.packs import Stored
+from blobstore.pool.relations import stored_rows
 from tests.pool.models import write
 from tests.pool.places import Place
 
 _Weight = npt.NDArray[np.generic]
 _SHAPE = (96, 64)
+DIGESTS = [hashlib.sha256(str(number).encode()).digest() for number in range(300)]
 
 
 def star(seed: int, number: int, dtype: str) -> list[_Weight]:
@@ -124,3 +128,16 @@ def test_the_newest_of_a_kind_are_candidates(tmp_path: Path, monkeypatch: pytest
             nearest = np.nextafter(models[number], np.float16(np.inf))
             path = write(tmp_path / "near.safetensors", {"weight": nearest})
             assert (pool.add(path, f"near@{number}").stored_bytes < sizes[number] / 5) is expected
+
+
+def test_contents_are_found_by_whole_digests(tmp_path: Path) -> None:
+    """In several files of the table, among many, and not if only the first bytes of a digest are those of another."""
+    rows = {
+        digest: Stored(digest, 4, "", "", "raw", None, bytes(32), 64 * at, 4, at) for at, digest in enumerate(DIGESTS)
+    }
+    with Pool(tmp_path / "pool", create=True) as pool:
+        for first in range(0, len(DIGESTS), 100):
+            pool.tables.append("blobs", [rows[digest].row() for digest in DIGESTS[first : first + 100]])
+        assert stored_rows(pool.tables, DIGESTS[::2]) == {digest: rows[digest] for digest in DIGESTS[::2]}
+        assert stored_rows(pool.tables, [digest[:8] + bytes(24) for digest in DIGESTS]) == {}
+        assert stored_rows(pool.tables, []) == {}

@@ -16,6 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
+from blobstore.pool.packs import Stored
 from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
 from tests.pool.models import write
 from tests.pool.test_layouts import back, bytes_of, moved, normal, opaque, stored
@@ -155,11 +156,11 @@ def test_factors_that_are_gone_are_one_error(tmp_path: Path) -> None:
         )
         for damaged in (0, length - 4):
             pool.tables.delete("blobs", "encoding LIKE 'scale%'")
-            pool.tables.append("blobs", [(*row, damaged, 0, None, None)])
+            pool.tables.append("blobs", [Stored(*row, damaged, 0).row()])
             with pytest.raises(IntegrityError, match="a base of another size"):
                 pool.get("program@1", tmp_path / "out")
         pool.tables.delete("blobs", "encoding LIKE 'scale%'")
         row[7] += 4  # other factors
-        pool.tables.append("blobs", [(*row, length, 0, None, None)])
+        pool.tables.append("blobs", [Stored(*row, length, 0).row()])
         with pytest.raises(IntegrityError):
             pool.get("program@1", tmp_path / "out")

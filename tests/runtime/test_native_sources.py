@@ -11,8 +11,6 @@ import pytest
 from tests.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
-pytestmark = pytest.mark.long
-
 SOURCES = LIBRARY / "src"
 # Includes go down this list, never up.
 ROOMS = (
@@ -122,6 +120,7 @@ def test_every_source_is_built():
     )
 
 
+@pytest.mark.long
 def test_the_wheel_has_no_hooks_of_tests(hooks):
     """What only tests use is in test builds alone; those do have it, so this would find it."""
     wheel = Path(blobstore_runtime._native.__file__).read_bytes()

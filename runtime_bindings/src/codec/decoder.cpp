@@ -32,10 +32,6 @@ unsigned count_bits(uint64_t word) {
   return static_cast<unsigned>(__builtin_popcountll(word));
 }
 
-unsigned lowest_bit(uint64_t word) {
-  return static_cast<unsigned>(__builtin_ctzll(word));
-}
-
 /// Codes, several in a byte.
 template <unsigned kBits>
 class Codes {

@@ -15,6 +15,30 @@ std::unique_ptr<uint8_t[]> room_of(size_t size) {
   return std::unique_ptr<uint8_t[]>(new uint8_t[size]); // NOLINT: not make_unique, which would write to it
 }
 
+/// Of eight codes, a byte each, the lowest bit of those that have all their bits.
+template <unsigned kBits>
+uint64_t whole_codes(uint64_t codes) {
+  uint64_t all = codes & (codes >> 1);
+  if constexpr (kBits == 4) {
+    all &= all >> 2;
+  }
+  return all & 0x0101010101010101U;
+}
+
+/// Eight codes of a byte each, the first the lowest, one behind the other.
+template <unsigned kBits>
+auto narrowed(uint64_t codes) {
+  if constexpr (kBits == 4) {
+    codes = (codes | (codes >> 4)) & 0x00FF00FF00FF00FFU;
+    codes = (codes | (codes >> 8)) & 0x0000FFFF0000FFFFU;
+    return static_cast<uint32_t>(codes | (codes >> 16));
+  } else {
+    codes = (codes | (codes >> 6)) & 0x000F000F000F000FU;
+    codes = (codes | (codes >> 12)) & 0x000000FF000000FFU;
+    return static_cast<uint16_t>(codes | (codes >> 24));
+  }
+}
+
 } // namespace
 
 Bytes ChunkEncoder::encode(const Encoding& encoding, Bytes chunk, const uint8_t* base) {
@@ -96,30 +120,31 @@ void ChunkEncoder::near(const Encoding& encoding, const uint8_t* elements, const
 template <typename T, unsigned kBits>
 size_t ChunkEncoder::pack(uint8_t* numbers, size_t count) {
   constexpr T kMost = (1U << kBits) - 1;
-  constexpr size_t kInByte = 8 / kBits;
-  const size_t whole = count / kInByte * kInByte;
-  for (size_t i = 0; i < whole; i += kInByte) {
-    unsigned byte = 0;
-    for (size_t at = 0; at < kInByte; ++at) {
-      byte |= static_cast<unsigned>(std::min(load<T>(numbers + (i + at) * sizeof(T)), kMost)) << (at * kBits);
-    }
-    plane_[i / kInByte] = static_cast<uint8_t>(byte);
-  }
-  size_t packed = whole / kInByte;
-  if (whole != count) {
-    unsigned byte = 0;
-    for (size_t at = 0; whole + at < count; ++at) {
-      byte |= static_cast<unsigned>(std::min(load<T>(numbers + (whole + at) * sizeof(T)), kMost)) << (at * kBits);
-    }
-    plane_[packed++] = static_cast<uint8_t>(byte);
-  }
-  stream(plane_.get(), packed);
+  constexpr size_t kWord = sizeof(uint64_t); // codes of a byte each, looked at together
+  constexpr size_t kBlock = 2048;
+  uint8_t codes[kBlock];
+  size_t packed = 0;
   size_t left = 0;
-  for (size_t i = 0; i < count; ++i) { // without a branch, as one would not be foreseen
-    const T number = load<T>(numbers + i * sizeof(T));
-    store(numbers + left * sizeof(T), static_cast<T>(number - kMost));
-    left += number >= kMost ? 1 : 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t here = std::min(kBlock, count - first);
+    const uint8_t* from = numbers + first * sizeof(T);
+    for (size_t i = 0; i < here; ++i) {
+      codes[i] = static_cast<uint8_t>(std::min(load<T>(from + i * sizeof(T)), kMost));
+    }
+    const size_t padded = (here + kWord - 1) / kWord * kWord;
+    std::memset(codes + here, 0, padded - here);
+    for (size_t i = 0; i < padded; i += kWord) {
+      const uint64_t word = load<uint64_t>(codes + i);
+      store(plane_.get() + packed, narrowed<kBits>(word));
+      packed += kBits; // of eight codes
+      for (uint64_t escapes = whole_codes<kBits>(word); escapes != 0; escapes &= escapes - 1) {
+        const T number = load<T>(from + (i + lowest_bit(escapes) / 8) * sizeof(T));
+        store(numbers + left * sizeof(T), static_cast<T>(number - kMost));
+        ++left;
+      }
+    }
   }
+  stream(plane_.get(), (count * kBits + 7) / 8);
   return left;
 }
 

@@ -27,6 +27,11 @@ void with_element(size_t width, const Use& use) {
   }
 }
 
+/// Where the lowest bit that is set is, in a word that has one.
+inline unsigned lowest_bit(uint64_t word) {
+  return static_cast<unsigned>(__builtin_ctzll(word));
+}
+
 template <typename T>
 constexpr T kTopBit = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
 
