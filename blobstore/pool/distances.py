@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from blobstore.pool.scan import element
 
-__all__ = ["Numbers", "bits", "correlations", "few", "numbers", "size"]
+__all__ = ["Numbers", "bits", "few", "numbers", "size", "unit"]
 
 _COARSE = 16  # every so many elements of a sketch decide which are compared whole
 
@@ -63,15 +63,9 @@ def bits(many: Numbers, one: Numbers) -> Numbers:
     return taken
 
 
-def correlations(many: Numbers, others: Numbers) -> Numbers:
-    """The correlation of each row with each of other rows; 0 where all numbers of a row are equal."""
-    found: Numbers = _unit(many) @ _unit(others).T
-    return found
-
-
-def _unit(rows: Numbers) -> Numbers:
-    """Rows with the mean 0 and the length 1."""
+def unit(rows: Numbers) -> Numbers:
+    """Rows with the mean 0 and the length 1, so that products are correlations; zeros where all numbers of a row are equal."""
     with np.errstate(all="ignore"):
         centred = rows - rows.mean(axis=1, keepdims=True)
-        unit: Numbers = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
-        return np.nan_to_num(unit, posinf=0.0, neginf=0.0)
+        made: Numbers = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
+        return np.nan_to_num(made, posinf=0.0, neginf=0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.pool.derived import QUANT, SCALE, cast, widen
-from blobstore.pool.distances import Numbers, bits, correlations, few, numbers, size
+from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import BYTES, likeness
@@ -32,6 +33,7 @@ _FAR = 0.5  # of these bits; what is nearer has no factors
 _SCALED = 0.9  # taken for what remains where there may be factors
 _SHORT = 8  # pairs of a base and a layout that are compared whole
 _NARROW = ("bfloat16", "half")
+_SHAPE = re.compile(r"[0-9]{1,15}(,[0-9]{1,15})*", re.ASCII)
 _TYPES = ("float", *_NARROW, *sorted(BYTES))  # that opaque bytes may have
 
 
@@ -177,6 +179,7 @@ class _Set:
         self._count = way.size // element(way.dtype)[0]
         self._shape = shape if not shape or _count(shape) == self._count else str(self._count)
         self._sketches = _typed(b"".join(one.sketch for one in bases), way)
+        self._tried: dict[tuple[str, bool], tuple[Sequence[Layout], npt.NDArray[np.int64]]] = {}
 
     @property
     def is_quantized(self) -> bool:
@@ -187,14 +190,26 @@ class _Set:
     def _numbers(self) -> Numbers:
         return numbers(self._way.target, self._sketches, len(self._sketches) // len(self._bases))
 
+    @functools.cached_property
+    def _units(self) -> Numbers:
+        with np.errstate(all="ignore"):
+            return unit(np.nan_to_num(self._floats.astype(np.float64)))
+
+    @functools.cached_property
+    def _unit_sizes(self) -> Numbers:
+        return unit(_sizes(self._floats))
+
+    @property
+    def _floats(self) -> npt.NDArray[np.float32]:
+        return np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1)
+
     def near(self, view: memoryview, part: Part) -> Origin | None:
         """The base that is the closest to a new blob in one of its layouts; None if none is close."""
-        possible = self._layouts(part)
+        possible, places = self._layouts(part)
         if not possible:
             return None
         width = element(self._way.target)[0]
-        elements = np.frombuffer(view, f"<u{width}")
-        own = np.stack([elements[layout.places(self._positions)] for layout in possible])
+        own = np.frombuffer(view, f"<u{width}")[places]
         samples = numbers(self._way.target, own.tobytes(), own.shape[1] * width)
         sizes = np.stack([size(few(self._numbers), sample) for sample in few(samples)])
         best, found = _HOPELESS, None
@@ -209,37 +224,42 @@ class _Set:
         """The base that a new blob may be quantized from, and how alike they are; None if there is none."""
         data = np.frombuffer(view, np.uint8)
         halved = self._count == 2 * len(data)
-        possible = self._layouts(part)[: 1 if halved else None]
+        possible, places = self._layouts(part)
         if not possible:
             return None
-        places = np.stack([layout.places(self._positions) for layout in possible])
+        if halved:
+            places = places[:1]  # the first layout changes nothing
         own = data[places // 2] if halved else data[places]
         if halved:  # the same half of each byte
             own = np.where(places % 2 == 0, own, own >> 4 | own << 4)
-        alike = likeness(own, np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1))
+        alike = likeness(own, self._units)
         layout, row = divmod(int(np.argmax(alike)), len(self._bases))
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
 
     def scaled(self, view: memoryview, part: Part) -> tuple[float, Origin] | None:
         """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""
-        possible = self._layouts(part)
+        possible, places = self._layouts(part)
         if not possible or self._way.target != "float":
             return None
-        elements = np.frombuffer(view, "<f4")
-        own = np.stack([elements[layout.places(self._positions)] for layout in possible])
-        bases = np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1)
-        alike = correlations(_sizes(own), _sizes(bases))
+        own = np.frombuffer(view, "<f4")[places]
+        alike = unit(_sizes(own)) @ self._unit_sizes.T
         layout, row = divmod(int(np.argmax(alike)), len(self._bases))
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], _SCALED, SCALE)) if most > _ALIKE else None
 
-    def _layouts(self, part: Part) -> Sequence[Layout]:
+    def _layouts(self, part: Part) -> tuple[Sequence[Layout], npt.NDArray[np.int64]]:
+        """The layouts that may make a new blob, and for each a row: where they put the elements of sketches."""
         if not self._shape and _count(part.shape) != self._count:
-            return ()
-        found = layouts(self._shape, part.shape)
+            return (), self._positions[:0]
         same = self._way.dtype == part.dtype and self._shape == part.shape
-        return [layout for layout in found if not (same and layout.is_trivial)]  # that is found elsewhere
+        key = part.shape if not self._shape else "", same
+        if key not in self._tried:
+            # what does not move is found elsewhere
+            possible = [one for one in layouts(self._shape, part.shape) if not (same and one.is_trivial)]
+            places = [one.places(self._positions) for one in possible]
+            self._tried[key] = possible, np.stack(places) if places else self._positions[:0]
+        return self._tried[key]
 
     def _origin(self, row: int, layout: Layout, share: float, *open_steps: str) -> Origin:
         steps = (*self._way.steps, *open_steps, *(() if layout.is_trivial else (layout.recipe,)))
@@ -253,7 +273,10 @@ def _sizes(weights: npt.NDArray[np.float32]) -> Numbers:
 
 
 def _count(shape: str) -> int:
-    return math.prod(int(size) for size in shape.split(",")) if shape else 1
+    """The elements of a shape; 0 if it is none, as tables may have."""
+    if not shape:
+        return 1
+    return math.prod(map(int, shape.split(","))) if _SHAPE.fullmatch(shape) else 0
 
 
 def _typed(sketches: bytes, way: _Way) -> bytes:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.pool.distances import Numbers, correlations
+from blobstore.pool.distances import Numbers, unit
 
 __all__ = ["BYTES", "check_rule", "find_rule", "likeness", "quantize", "quantized_size"]
 
@@ -124,12 +124,12 @@ def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | Non
     return found, best
 
 
-def likeness(numbers: _Bytes, weights: _Floats) -> Numbers:
+def likeness(numbers: _Bytes, weights: Numbers) -> Numbers:
     """How well samples of quantized weights follow from samples of weights: 1 if they are proportional.
 
     Args:
         numbers: samples, each a row, of one number in a byte, or of two.
-        weights: the same of several blobs in float32, each a row, of which each number is one, or each second one.
+        weights: the same of several blobs, each a row that `unit` made, of which each number is one, or each second one.
 
     Returns:
         For each sample a row, with a column for each blob.
@@ -137,9 +137,7 @@ def likeness(numbers: _Bytes, weights: _Floats) -> Numbers:
     signed = numbers.view(np.int8).astype(np.float64)
     halves = [half.astype(np.float64) for half in (numbers & 15, numbers >> 4)]
     ways = [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
-    with np.errstate(all="ignore"):
-        given = np.nan_to_num(weights.astype(np.float64))
-    best: Numbers = np.max([correlations(way, given) for way in ways], axis=0)
+    best: Numbers = np.max([unit(way) @ weights.T for way in ways], axis=0)
     return best
 
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def back(pool: Pool, reference: str, path: Path, folder: Path) -> bool:
 )
 def test_any_order_is_that_of_numpy(sizes: list[int], kind: str, random: Any) -> None:
     """Also over the edges of tiles, and back."""
-    while math.prod(sizes) > 300_000:
+    while math.prod(sizes) > 100_000:
         sizes[sizes.index(max(sizes))] = 2
     order = random.sample(range(len(sizes)), len(sizes))
     base = np.arange(math.prod(sizes), dtype="u8").astype(kind).reshape(sizes)
@@ -238,7 +239,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sampled_from(_TYPES), st.integers(0, 11), st.permutations(range(5)))
 def test_any_layout_of_any_weight_is_found_among_others(full: Path, dtype: str, which: int, among: list[int]) -> None:
     weight = checkpoint(dtype)[str(which)]
@@ -249,10 +250,10 @@ def test_any_layout_of_any_weight_is_found_among_others(full: Path, dtype: str, 
         try:
             encoding, length, _ = stored(pool, content)
             assert content == weight.tobytes() or (encoding.startswith("layout:") and length == 0)
-            assert back(pool, "lowered@1", path, full / "out")
+            (restored,) = pool.get("lowered@1", full / "out", force=True)
+            assert restored.read_bytes() == path.read_bytes()
         finally:  # for the next example
             pool.drop("lowered@1")
-            pool.gc(grace=0, keep=0)
 
 
 def convolution(seed: int = 0) -> Array:
@@ -387,6 +388,24 @@ def test_a_tensor_with_another_shape(tmp_path: Path) -> None:
         assert stored(pool, weight.T.tobytes())[:2] == ("layout:96,128:1,0", 0)
         assert stored(pool, moved(weight).tobytes())[0].startswith("near:f4")
         assert pool.verify() == []
+
+
+@pytest.mark.parametrize(
+    "shape", ["", "x", "64,48,3", "64,48,3,3,", "-64,-48,3,3", "٦٤,48,3,3", "0,9", "1," * 500 + "27648"]
+)
+def test_a_damaged_shape_is_no_reason_to_fail(tmp_path: Path, shape: str) -> None:
+    weight = convolution()
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+        (row,) = pool.tables.query(
+            'SELECT digest, size, dtype, shape, encoding, base, pack, "offset", length, time, sketch FROM blobs '
+            "WHERE dtype = 'float'"
+        )
+        pool.tables.delete("blobs", "dtype = 'float'")
+        pool.tables.append("blobs", [replace(Stored(*row), shape=shape).row()])
+        program = opaque(tmp_path / "program.ptd", {"constant": last(weight), "numbers": rows_int8(weight).tobytes()})
+        pool.add(program, "program@1")
+        assert back(pool, "program@1", program, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
