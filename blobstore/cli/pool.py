@@ -37,7 +37,10 @@ _DAYS = 86_400
 def add(
     pool: Where,
     inputs: Annotated[
-        list[Path], typer.Argument(help="Files, and folders whose files keep their paths.", readable=False)
+        list[str],
+        typer.Argument(
+            help="Files, folders whose files keep their paths, and URLs of objects of a bucket.", readable=False
+        ),
     ],
     reference: Annotated[str, typer.Option("--as", metavar="NAME@VERSION", help="What the version is called.")],
     executor: Annotated[

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from blobstore.core.disk.progress import Progress
@@ -30,7 +31,7 @@ from blobstore.pool.scan import Part, ScannedFile, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
 
-__all__ = ["Added", "add_version"]
+__all__ = ["Added", "add_version", "refuse_existing"]
 
 _PACKS = 4
 _SMALLEST, _LARGEST = 1 << 23, 1 << 27
@@ -68,6 +69,9 @@ def add_version(
     version: str,
     executor: Executor,
     progress: Progress | None = None,
+    *,
+    before: Sequence[ScannedFile] = (),
+    origins: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Added:
     """Add files as a version.
 
@@ -77,6 +81,8 @@ def add_version(
         name, version: as it is called.
         executor: does the work; its workers must see the same files and the same pool.
         progress: called with bytes of files.
+        before: more files, which an earlier version has read; all their contents are stored.
+        origins: what the event says about files that come from a bucket, by their names.
 
     Raises:
         PoolError: the version is there already.
@@ -84,13 +90,15 @@ def add_version(
     """
     mark = f"version {name}@{version}"
     tables.fresh()
-    _refuse_existing(tables, name, version)
-    scanned = _scan(files, executor, progress)
+    refuse_existing(tables, name, version)
+    scanned = sorted([*_scan(files, executor, progress), *before], key=lambda file: file.name)
     identity = new_id()
     tables.append(PARTS, list(_part_rows(identity, name, version, scanned)))
     distinct = {part.digest: part for file in scanned for part in file.parts}
     stored = _store(objects, tables, identity, (name, version), distinct, executor, progress)
-    described = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in scanned]
+    described = [
+        {"name": file.name, "size": file.size, "sha256": file.sha256, **origins.get(file.name, {})} for file in scanned
+    ]
     added = Version(name, version, identity, int(time.time()), tuple((f.name, f.size, f.sha256) for f in scanned))
     result = Added(
         added,
@@ -103,7 +111,7 @@ def add_version(
         tables.fresh(EVENTS)
         if any(one.id == identity for one in live_versions(tables, name, version)):
             return result  # a commit whose answer was lost
-        _refuse_existing(tables, name, version)
+        refuse_existing(tables, name, version)
         if tables.seen(EVENTS, f"end {identity}"):
             raise PoolError(
                 f"{objects.url}: adding {name}@{version} took so long that a collection gave it up; add it again"
@@ -117,7 +125,12 @@ def add_version(
     raise PoolError(f"{objects.url}: {name}@{version} is being added and dropped by others all the time")
 
 
-def _refuse_existing(tables: Tables, name: str, version: str) -> None:
+def refuse_existing(tables: Tables, name: str, version: str) -> None:
+    """Check that a version is not there.
+
+    Raises:
+        PoolError: it is.
+    """
     if live_versions(tables, name, version):
         raise PoolError(f"{name}@{version} is in the pool already; versions do not change: drop it, or use another one")
 
@@ -128,7 +141,7 @@ def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progre
         done.append(result)
         if progress:
             progress("reading", sum(file.size for file in done), max(sum(file.size for file in done), 1))
-    return sorted(done, key=lambda file: file.name)
+    return done
 
 
 def _run(executor: Executor, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
@@ -185,6 +198,10 @@ def _store(
         missing = [part for digest, part in distinct.items() if digest not in there]
         if not missing:
             return written
+        if any(not part.source.path for part in missing):
+            raise PoolError(
+                f"{objects.url}: contents of an earlier version were collected meanwhile; add this one again"
+            )
         jobs = with_bases(tables, missing)
         hold(job.base[0] for job in jobs if job.base is not None)
         rows = _write(objects, jobs, executor, progress)

@@ -212,13 +212,13 @@ def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
 def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: float) -> tuple[int, int, int]:
     """Condemn packs without rows, and delete those that were condemned long ago."""
     there: dict[bytes, tuple[int, int]] = {}
-    for path, size, stored in objects.list("packs"):
-        name = path.rpartition("/")[2]
+    for entry in objects.list("packs"):
+        name = entry.path.rpartition("/")[2]
         if name.startswith(TEMPORARY):
-            if stored < stale:
-                objects.delete(path)
+            if entry.stored < stale:
+                objects.delete(entry.path)
         elif len(name) == 64:
-            there[bytes.fromhex(name)] = (size, stored)
+            there[bytes.fromhex(name)] = (entry.size, entry.stored)
     tables.fresh(BLOBS, MARKS)
     used = {pack for (pack,) in tables.query("SELECT DISTINCT pack FROM blobs")}
     condemned = dict(tables.query("SELECT pack, min(time) FROM marks WHERE digest IS NULL GROUP BY pack"))

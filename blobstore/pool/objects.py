@@ -7,12 +7,20 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
-from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError, PoolError, TransferError
+from blobstore.core.errors import (
+    BlobStoreError,
+    DataChangedError,
+    FileAccessError,
+    MissingDependencyError,
+    PoolError,
+    TransferError,
+)
 from blobstore.core.memory.mapped_file import as_path, map_file, named
 from blobstore.pool.reasons import may_succeed, no_bucket, reason
 
@@ -23,7 +31,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs obstore: {install('pool')}") from error
 
-__all__ = ["PARALLEL", "REQUEST", "TEMPORARY", "Objects"]
+__all__ = ["PARALLEL", "REQUEST", "TEMPORARY", "Entry", "Objects"]
 
 _REFUSED = frozenset("%*?[]\\^|")
 
@@ -44,6 +52,23 @@ _ATTEMPTS = 3
 _CLIENT = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent"}
 _SWITCHES = {"allow_http", "allow_invalid_certificates"}
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object of a list.
+
+    Attributes:
+        path: below the pool.
+        size: in bytes.
+        stored: when it was, in seconds since 1970.
+        etag: what the store calls its content; None if it does not.
+    """
+
+    path: str
+    size: int
+    stored: int
+    etag: str | None
 
 
 class Objects:
@@ -102,7 +127,12 @@ class Objects:
 
     def size(self, path: str) -> int | None:
         """Bytes of an object; None if there is no such object."""
-        return self._present(path, lambda: int(obstore.head(self._opened(), path)["size"]))
+        found = self.entry(path)
+        return None if found is None else found.size
+
+    def entry(self, path: str) -> Entry | None:
+        """An object as in a list; None if there is no such object."""
+        return self._present(path, lambda: _entry(obstore.head(self._opened(), path)))
 
     def read(self, path: str, start: int, length: int) -> memoryview | None:
         """A range of an object, of a local one as a map of it; None if there is no such object.
@@ -196,13 +226,27 @@ class Objects:
             os.replace(spooled, place)
         self._sync(place)
 
-    def list(self, prefix: str) -> list[tuple[str, int, int]]:
-        """The objects below a prefix: path, size in bytes, and when they were stored, in seconds since 1970."""
+    def stream(self, path: str, etag: str | None) -> Iterator[bytes]:
+        """A whole object in pieces.
+
+        Raises:
+            DataChangedError: it has another ETag than this, or is gone.
+        """
+        options: Any = {} if etag is None else {"if_match": etag}
+        try:
+            for piece in _tried(lambda: obstore.get(self._opened(), path, options=options)).stream():
+                yield bytes(piece)
+        except (causes.PreconditionError, causes.NotFoundError, FileNotFoundError):
+            raise DataChangedError(f"{self.name(path)}: the object was replaced since it was listed") from None
+        except Exception as error:
+            raise self._failed(path, error) from None
+
+    def list(self, prefix: str) -> list[Entry]:
+        """The objects below a prefix."""
         if self.folder is not None and not (self.folder / prefix).is_dir():
             return []
         with self._translated(prefix):
-            listed = _tried(lambda: [item for page in obstore.list(self._opened(), prefix) for item in page])
-            return [(item["path"], item["size"], int(item["last_modified"].timestamp())) for item in listed]
+            return _tried(lambda: [_entry(item) for page in obstore.list(self._opened(), prefix) for item in page])
 
     def delete(self, path: str) -> None:
         """Remove an object, if it is there."""
@@ -284,6 +328,10 @@ def _tried(function: Callable[[], _Result]) -> _Result:
             if not may_succeed(error):
                 raise
     return function()
+
+
+def _entry(item: Any) -> Entry:
+    return Entry(item["path"], item["size"], int(item["last_modified"].timestamp()), item["e_tag"])
 
 
 def _umask() -> int:

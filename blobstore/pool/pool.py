@@ -10,18 +10,20 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.core.formats.sharded import with_shards
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, listed
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
-from blobstore.pool.adding import Added, add_version
+from blobstore.pool.adding import Added, add_version, refuse_existing
 from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.executors import open_executor
+from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SKETCHED
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables
@@ -159,7 +161,9 @@ class Pool:
 
         Args:
             paths: files, which keep their names, and folders, whose files keep their paths below them. With the index of a
-                sharded checkpoint, its shards are added.
+                sharded checkpoint, its shards are added. URLs (`s3://`, `gs://`, `az://`) are of objects, and of paths with objects
+                below them. Of these, only those are read whose ETag no version has that is there; they are fetched to the
+                folder for temporary files, which the workers must see. The options are those of the pool.
             reference: `name@version`; a name may have parts with `/` between them.
             executor: does the work: one of `concurrent.futures`, `threads:N`, `processes:N`, or the scheduler of a Dask
                 cluster, `dask://HOST:PORT`. Its workers must see the same files and the same pool. By default threads.
@@ -175,7 +179,23 @@ class Pool:
                 the message says that this is not known, because the store did not answer to the very last request.
         """
         name, version = parse_reference(reference)
-        return self.add_files(_expand(as_paths(paths)), name, version, executor, progress)
+        check_progress(progress)
+        given = listed(paths)
+        files = _expand(as_paths([path for path in given if not is_url(path)]))
+        urls = [str(path) for path in given if is_url(path)]
+        if not urls:
+            if not files:
+                raise PoolError(f"{', '.join(map(str, given))}: there are no files to add")
+            return self.add_files(files, name, version, executor, progress)
+        self.tables.fresh()
+        refuse_existing(self.tables, name, version)
+        objects = [file for url in urls for file in bucket_files(url, self.objects.options)]
+        _check_names(files, objects)
+        before = files_read_before(self.tables, objects)
+        known = {file.name for file in before}
+        with fetched([file for file in objects if file.name not in known], progress) as new:
+            origins = {file.name: file.origin for file in objects}
+            return self._add([*files, *new], name, version, executor, progress, before=before, origins=origins)
 
     def add_files(
         self,
@@ -186,10 +206,21 @@ class Pool:
         progress: Progress | None = None,
     ) -> Added:
         """As `add`, of files that have other names in the version: paths, and these names."""
+        return self._add(files, name, version, executor, progress)
+
+    def _add(
+        self,
+        files: Sequence[tuple[str, str]],
+        name: str,
+        version: str,
+        executor: Executor | str | None,
+        progress: Progress | None,
+        **more: Any,
+    ) -> Added:
         check_progress(progress)
         given = contextlib.nullcontext(executor) if isinstance(executor, Executor) else open_executor(executor)
         with given as workers:
-            added = add_version(self.objects, self.tables, files, name, version, workers, progress)
+            added = add_version(self.objects, self.tables, files, name, version, workers, progress, **more)
         with contextlib.suppress(BlobStoreError):  # the version is there; the next one tidies
             self.tables.tidy()
         return added
@@ -394,7 +425,7 @@ def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:
 
     Raises:
         FileAccessError: something is missing.
-        PoolError: two files would have one name.
+        PoolError: two files would have one name, or one a name that leads elsewhere.
     """
     files: dict[str, str] = {}
     for path in paths:
@@ -411,6 +442,12 @@ def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:
                 raise PoolError(
                     f"{file}: another file of the version is called {name}, too; add a folder that has both"
                 )
-    if not files:
-        raise PoolError(f"{', '.join(map(str, paths))}: there are no files to add")
     return [(path, name) for name, path in sorted(files.items())]
+
+
+def _check_names(files: Sequence[tuple[str, str]], objects: Sequence[BucketFile]) -> None:
+    """Refuse two objects, or a file and an object, of one name."""
+    names = {name: path for path, name in files}
+    for one in objects:
+        if names.setdefault(one.name, one.url) != one.url:
+            raise PoolError(f"{one.url}: {names[one.name]} is called {one.name} in the version, too")

@@ -118,8 +118,8 @@ def _dropped(tables: Tables) -> set[str]:
 def _listed(objects: Objects, name: str) -> dict[str, set[str]]:
     """The files of each version of a name, and perhaps of "latest"."""
     listed: dict[str, set[str]] = defaultdict(set)
-    for path, _, _ in objects.list(name):
-        _, *inside = path.split("/")
+    for entry in objects.list(name):
+        _, *inside = entry.path.split("/")
         if len(inside) == 2:
             listed[inside[0]].add(inside[1])
     return listed
@@ -222,15 +222,15 @@ def _remove(objects: Objects, needed: Container[str], keep: float) -> tuple[int,
     now = time.time()
     unused: dict[str, int] = {}
     removed = freed = 0
-    for path, nbytes, stored in objects.list(FILES):
-        digest = path.rpartition("/")[2]
+    for entry in objects.list(FILES):
+        digest = entry.path.rpartition("/")[2]
         if digest in needed:
             continue
         # what a publisher stores again meanwhile is new
-        since = max(noted.get(digest, int(now)), stored)
+        since = max(noted.get(digest, int(now)), entry.stored)
         if digest in noted and since <= now - keep:
-            objects.delete(path)
-            removed, freed = removed + 1, freed + nbytes
+            objects.delete(entry.path)
+            removed, freed = removed + 1, freed + entry.size
         else:
             unused[digest] = since
     objects.put(UNUSED, json.dumps({"unused": unused}).encode() + b"\n")

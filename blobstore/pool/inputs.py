@@ -1,0 +1,159 @@
+"""Objects of buckets as files of a version: only those are read that no version of the pool has read before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.core.disk.names import is_plain_path
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import DataChangedError, PoolError
+from blobstore.core.memory.mapped_file import named
+from blobstore.pool.objects import PARALLEL, Objects
+from blobstore.pool.relations import stored_rows
+from blobstore.pool.scan import Part, ScannedFile, Source
+from blobstore.pool.tables import Tables
+
+__all__ = ["BucketFile", "bucket_files", "fetched", "files_read_before", "is_url"]
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """An object of a bucket.
+
+    Attributes:
+        objects, path: where it is.
+        name: in a version.
+        size: in bytes.
+        etag: what the store calls this content; None if it has no names for contents.
+    """
+
+    objects: Objects
+    path: str
+    name: str
+    size: int
+    etag: str | None
+
+    @property
+    def url(self) -> str:
+        """The whole URL."""
+        return self.objects.name(self.path)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What the event of a version says about it, besides name, size and digest."""
+        return {} if self.etag is None else {"url": self.url, "etag": self.etag}
+
+
+def is_url(path: object) -> bool:
+    """Whether this names objects of a bucket, and no file."""
+    return isinstance(path, str) and "://" in path and not path.startswith("file://")
+
+
+def bucket_files(url: str, options: Mapping[str, str]) -> list[BucketFile]:
+    """An object by its name, or those below a path by theirs.
+
+    Args:
+        url: of the object, or of the path.
+        options: of the store.
+
+    Raises:
+        PoolError: there are none, or one has a name that no file of a version can have.
+        TransferError: the store refuses.
+    """
+    below = Objects(url, options)
+    listed = below.list("")
+    if listed:
+        files = [
+            BucketFile(below, one.path, one.path, one.size, one.etag) for one in listed if not one.path.endswith("/")
+        ]
+    else:
+        folder, _, name = below.url.rpartition("/")
+        beside = Objects(folder, options)
+        found = beside.entry(name)
+        files = [] if found is None else [BucketFile(beside, name, name, found.size, found.etag)]
+    if not files:
+        raise PoolError(f"{url}: there is no such object, and none below it")
+    for file in files:
+        if not is_plain_path(file.name):
+            raise PoolError(f"{file.url}: {file.name!r} cannot be the name of a file of a version")
+    return files
+
+
+def files_read_before(tables: Tables, files: Sequence[BucketFile]) -> list[ScannedFile]:
+    """Those of the files that a version which is there has read, and whose contents are all stored.
+
+    Args:
+        tables: of the pool.
+        files: by URL, ETag and size they are the same.
+    """
+    wanted = {(file.url, file.etag, file.size): file.name for file in files if file.etag is not None}
+    events = tables.query(
+        "SELECT id, files FROM events WHERE kind = 'add' AND contains(files, '\"etag\"') "
+        "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop')"
+    )
+    found: dict[str, ScannedFile] = {}
+    for identity, described in events if wanted else ():
+        for one in json.loads(described):
+            name = wanted.get((one.get("url"), one.get("etag"), one.get("size")))
+            if name is not None and name not in found:
+                parts = _parts(tables, identity, one["name"])
+                found[name] = ScannedFile(name, one["size"], one["sha256"], parts)
+    there = stored_rows(tables, {part.digest for file in found.values() for part in file.parts}, unmarked=True)
+    return [file for file in found.values() if all(part.digest in there for part in file.parts)]
+
+
+def _parts(tables: Tables, identity: str, file: str) -> tuple[Part, ...]:
+    rows = tables.query(
+        'SELECT "offset", size, digest, dtype, shape, "order", list(DISTINCT tensor ORDER BY tensor) FROM parts '
+        "WHERE id = ? AND file = ? GROUP BY ALL ORDER BY 1, 2",
+        identity,
+        file,
+    )
+    return tuple(
+        Part(Source("", start, start + size), digest, tuple(filter(None, tensors)), dtype, shape, order, b"", b"")
+        for start, size, digest, dtype, shape, order, tensors in rows
+    )
+
+
+@contextlib.contextmanager
+def fetched(files: Sequence[BucketFile], progress: Progress | None) -> Iterator[list[tuple[str, str]]]:
+    """Objects as files of the folder for temporary files, while they are added: paths, and names in the version.
+
+    Args:
+        files: the objects.
+        progress: called with bytes.
+
+    Raises:
+        DataChangedError: an object was replaced since it was listed.
+        FileAccessError, TransferError: writing fails, or the store refuses.
+    """
+    done, total = 0, sum(file.size for file in files)
+    with tempfile.TemporaryDirectory(prefix="blobstore-") as folder, ThreadPoolExecutor(PARALLEL) as threads:
+        paths = [Path(folder) / str(number) / Path(file.name).name for number, file in enumerate(files)]
+        try:
+            for file, _ in zip(files, threads.map(_fetch, files, paths), strict=True):
+                done += file.size
+                if progress:
+                    progress("fetching", done, total)
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+        yield [(str(path), file.name) for path, file in zip(paths, files, strict=True)]
+
+
+def _fetch(file: BucketFile, path: Path) -> None:
+    with named(path):
+        path.parent.mkdir()
+        with path.open("wb") as written:
+            size = 0
+            for piece in file.objects.stream(file.path, file.etag):
+                written.write(piece)
+                size += len(piece)
+    if size != file.size:
+        raise DataChangedError(f"{file.url}: expected {file.size} bytes, found {size}")
