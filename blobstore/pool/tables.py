@@ -62,7 +62,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "size": _NUMBER,
         "dtype": _TEXT,  # "float", "bfloat16", ...; empty for opaque bytes
         "shape": _TEXT,  # "384,1536"
-        "encoding": _TEXT,  # as in blobstore/pool/codec.py, or "cast" of the base
+        "encoding": _TEXT,  # as in blobstore/pool/codec.py; before it, and a "+", steps of derived.py
         "base": _BYTES,  # the digest of another blob, or null
         "pack": _BYTES,  # the name of the object that has it
         "offset": _NUMBER,
