@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from blobstore.core.text import printable, size
 from blobstore.reporting.model import CauseKind, FindingKind, Region, RegionKind
-from blobstore.reporting.report_data import Folder, ReportData
+from blobstore.reporting.report_data import Folder
 from blobstore.reporting.source import is_url
 
 __all__ = [
@@ -89,7 +90,22 @@ CAUSES = {
 }
 
 
-def headline(report: ReportData) -> str:
+class Sums(Protocol):
+    """What a report and a summary of one have in common."""
+
+    @property
+    def files(self) -> Sequence[object]: ...  # noqa: D102
+    @property
+    def problems(self) -> Sequence[object]: ...  # noqa: D102
+    @property
+    def total_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def total_saves(self) -> int: ...  # noqa: D102
+    @property
+    def needs_lowering(self) -> bool: ...  # noqa: D102
+
+
+def headline(report: Sums) -> str:
     """The answer in a sentence."""
     if not report.files:
         return "No file could be read." if report.problems else "There are no files."
@@ -99,11 +115,9 @@ def headline(report: ReportData) -> str:
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
 
 
-def by_hand(report: ReportData) -> str:
+def by_hand(report: Sums) -> str:
     """How to save what no command saves: programs are lowered again, other files saved again."""
-    places = [place for finding in report.findings if not finding.command for place in finding.places]
-    is_lowered = any(report.files[f].format == "pte" for f, _ in places)
-    return "by lowering or exporting again" if is_lowered else "by saving the files in another way"
+    return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
 
 
 def region_name(region: Region) -> str:
