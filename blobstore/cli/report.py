@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from pathlib import Path
@@ -98,11 +99,16 @@ def report(
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        options = {"exact_only": exact, "near": near, "names": names, "cache": where, "progress": progress}
-        if as_json or browser or html or old:
-            made: Report | Summary = making.report(paths, **options)
-        else:  # what the tables show does not take the whole
-            made = making.summary(paths, top=top, **options)
+        whole = as_json or html or old or browser  # the tables do not take all findings
+        make = making.report if whole else functools.partial(making.summary, top=top)
+        made = make(
+            paths,
+            exact_only=exact,
+            near=near,
+            names=names,
+            cache=where,
+            progress=progress,
+        )
     changes = made.since(old) if old and isinstance(made, Report) else None
     if html and isinstance(made, Report):
         made.to_html(html, baseline=old, force=force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +25,21 @@ class Listing:
     """Files in the order in which they were asked for.
 
     Attributes:
-        stamps: by path, as `source.stamp` makes it; 0 for what may have changed whenever it is looked at.
+        numbers: by path, its place in this order.
+        stamps: by number, as `source.stamp` makes it; 0 for what may have changed whenever it is looked at.
         aliases: by path, other names of the same file (links).
         problems: what names no file.
     """
 
-    stamps: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    stamps: array[int] = field(default_factory=lambda: array("Q"))
     aliases: dict[str, list[str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    def stamp_of(self, path: str) -> int:
+        """The stamp of a file; 0 if it is none of these."""
+        number = self.numbers.get(path)
+        return 0 if number is None else self.stamps[number]
 
 
 def names_of_paths(paths: Paths) -> list[str]:
@@ -53,12 +61,13 @@ def list_files(paths: Sequence[str]) -> Listing:
     listing = Listing()
     first: dict[object, str] = {}
     for path, identity in _all(paths, listing.problems):
-        if path in listing.stamps:
+        if path in listing.numbers:
             continue
         # a file that cannot be looked up stays: opening it raises an error that says what is wrong
         same: object = path if identity is None or is_url(path) else identity.inode
         if (of := first.setdefault(same, path)) == path:
-            listing.stamps[path] = stamp(identity)
+            listing.numbers[path] = len(listing.stamps)
+            listing.stamps.append(stamp(identity))
         elif path not in (others := listing.aliases.setdefault(of, [])):
             others.append(path)
     return listing

@@ -23,6 +23,7 @@ _WIDTHS = (1, 2, 4, 8)
 _SPREAD = 0x9E3779B97F4A7C15
 _SIZES = 0xC2B2AE3D27D4EB4F
 _LARGEST = 2**64 - 1
+_SLICE = 1 << 59
 
 Tokens = npt.NDArray[np.uint64]
 
@@ -120,14 +121,9 @@ def divide(links: Sequence[Links]) -> list[list[int]]:
     """The parts of files with these links, as ascending indices; the part of the first file comes first."""
     groups: Groups[int] = Groups(range(len(links)))
     if links:
-        tokens = np.concatenate([one.tokens for one in links])
-        owners = np.repeat(np.arange(len(links)), [len(one.tokens) for one in links])
-        order = np.argsort(tokens, kind="stable")
-        tokens, owners = tokens[order], owners[order]
-        same = tokens[1:] == tokens[:-1]
-        pairs = np.unique(np.stack([owners[:-1][same], owners[1:][same]]), axis=1)
-        for one, other in zip(*pairs.tolist(), strict=True):
-            groups.join((one, other))
+        for begin in range(0, _LARGEST, _SLICE):  # so that no copy is large
+            for one, other in _pairs(links, begin, begin + _SLICE - 1):
+                groups.join((one, other))
         smallest = min(range(len(links)), key=lambda f: links[f].tensor)
         largest = max(range(len(links)), key=lambda f: links[f].payload)
         if links[largest].payload >= links[smallest].tensor:
@@ -135,3 +131,18 @@ def divide(links: Sequence[Links]) -> list[list[int]]:
             groups.join(f for f, one in enumerate(links) if one.tensor <= links[largest].payload)
             groups.join((smallest, largest))
     return [sorted(members) for members in groups.members()]
+
+
+def _pairs(links: Sequence[Links], first: int, last: int) -> list[list[int]]:
+    """Pairs of files that have a token between two, inclusive, in common: enough of them to connect all that have it."""
+    of_file = []
+    for one in links:
+        begin, end = one.tokens.searchsorted(np.uint64(first)), one.tokens.searchsorted(np.uint64(last), "right")
+        of_file.append(one.tokens[begin:end])
+    tokens = np.concatenate(of_file)
+    owners = np.repeat(np.arange(len(links), dtype=np.int32), list(map(len, of_file)))
+    order = np.argsort(tokens, kind="stable")
+    tokens, owners = tokens[order], owners[order]
+    same = tokens[1:] == tokens[:-1]
+    pairs: list[list[int]] = np.unique(np.stack([owners[:-1][same], owners[1:][same]], axis=1), axis=0).tolist()
+    return pairs

@@ -143,11 +143,7 @@ def _name_from_beside(
     options: Options,
 ) -> list[FileReport]:
     """The files with the names that checkpoints have for their tensors, also in another type or layout."""
-    scanned = [
-        file
-        for file in engine.scan(checkpoints)
-        if isinstance(file, Scanned) and can_name(file.regions, files)
-    ]
+    scanned = [file for file in engine.scan(checkpoints) if isinstance(file, Scanned) and can_name(file.regions, files)]
     others: list[FileReport] = []
     other_prints: list[Sequence[Fingerprint | None]] = []
     for file, of_file in zip(scanned, engine.fingerprint(scanned, not options.exact_only), strict=True):
@@ -174,7 +170,12 @@ def _name_from_beside(
 def plain_findings(data: ReportData) -> list[Any]:
     """The findings and the names that a part gave, as plain data."""
     named = [
-        [f, r, region.tensor, None if region.layout is None else [int(region.layout.scalar_type), *_dims(region.layout)]]
+        [
+            f,
+            r,
+            region.tensor,
+            None if region.layout is None else [int(region.layout.scalar_type), *_dims(region.layout)],
+        ]
         for f, file in enumerate(data.files)
         for r, region in enumerate(file.regions)
         if region.tensor

@@ -6,7 +6,6 @@ It is put together from digests of parts, which are plain data that a cache keep
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from blobstore.reporting.model import Finding, FindingKind, Problem, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData, folders_of
 
-__all__ = ["COMMANDS", "CELLS", "Group", "Summary", "digest", "summarize", "summary_of"]
+__all__ = ["CELLS", "COMMANDS", "Group", "Summary", "digest", "summarize", "summary_of"]
 
 CELLS = ("size", "weights", "payloads", "structure", "padding", "saves")
 """What is known of each file, in bytes."""

@@ -63,7 +63,7 @@ class Survey:
     def __init__(self, listing: Listing, engine: Engine, cache: Cache, scope: str | None, options: Options) -> None:
         self._listing, self._engine, self._cache, self._options = listing, engine, cache, options
         self._scope = scope
-        self._number_of = {path: number for number, path in enumerate(listing.stamps)}
+        self._number_of = listing.numbers
         self.used_names = False
         self._begin()
 
@@ -110,7 +110,7 @@ class Survey:
 
     def _update(self, snapshot: Snapshot | None) -> None:
         """Find out which parts are as they were, and make the others anew."""
-        loose = dict.fromkeys(self._listing.stamps)
+        loose = set(self._number_of)
         programs: set[str] = set()
         data_folders: dict[int, tuple[set[str], set[str]]] = {}
         for number, part in snapshot.digests() if snapshot is not None else ():
@@ -122,9 +122,8 @@ class Survey:
             programs.update(part["program_folders"])
             if part["data_folders"]:
                 data_folders[number] = set(part["data_folders"]), set(part["beside_programs"])
-            for path in part["paths"]:
-                loose.pop(path, None)
-        loaded = self._load(loose)
+            loose.difference_update(part["paths"])
+        loaded = self._load(sorted(loose, key=self._number_of.__getitem__))
         programs.update(folder_of(file.path) for file, _, _ in loaded if file.format == "pte")
         links = [links_of(file, prints) for file, prints, _ in loaded]
         stale = {number for number, (of, lost) in data_folders.items() if of & programs != lost}
@@ -141,6 +140,10 @@ class Survey:
             more = self._load(again)
             loaded += more
             links += [links_of(file, prints) for file, prints, _ in more]
+        self._divide(loaded, links, programs)
+
+    def _divide(self, loaded: list[_Loaded], links: list[Links], programs: set[str]) -> None:
+        """Make the parts of files anew."""
         order = sorted(range(len(loaded)), key=lambda i: self._number_of[loaded[i][0].path])
         for members in divide([links[i] for i in order]):
             self._add([loaded[order[i]] for i in members], Links.together([links[order[i]] for i in members]), programs)
@@ -150,16 +153,18 @@ class Survey:
 
     def _is_current(self, part: Mapping[str, Any]) -> bool:
         """Whether each file of a part, and what lies beside it, is as it was."""
-        stamps = self._listing.stamps
-        same = all(was and was == stamps.get(path) for path, was in zip(part["paths"], part["stamps"], strict=True))
-        return same and part["beside"] == beside(part["nameless"], lambda: self._real) and all(
-            was for _, was in part["beside"]
+        stamp_of = self._listing.stamp_of
+        same = all(was and was == stamp_of(path) for path, was in zip(part["paths"], part["stamps"], strict=True))
+        return (
+            same
+            and part["beside"] == beside(part["nameless"], lambda: self._real)
+            and all(was for _, was in part["beside"])
         )
 
     @cached_property
     def _real(self) -> frozenset[str]:
         """The paths of all files, without links."""
-        return frozenset(os.path.realpath(path) for path in self._listing.stamps if not is_url(path))
+        return frozenset(os.path.realpath(path) for path in self._number_of if not is_url(path))
 
     # ------------------------------------------------------------------------------------------------- what is new
 
@@ -243,14 +248,12 @@ class Survey:
         for number, part in kept:
             for path, mark in zip(part["paths"], part["stamps"], strict=True):
                 if path not in again or again[path][1] != mark:
-                    self._listing.stamps[path] = 0
+                    self._listing.stamps[self._number_of[path]] = 0
                     raise DataChangedError(f"{path}: the file changed while it was read")
             named = named_again([again[path][0] for path in part["paths"]], findings_of[number])
             files.update((self._number_of[file.path], file) for file in named)
             plain.append((findings_of[number], part["paths"]))
-        plain += [
-            (plain_findings(part.data), [file.path for file in part.data.files]) for part in self._parts
-        ]
+        plain += [(plain_findings(part.data), [file.path for file in part.data.files]) for part in self._parts]
         index = {number: i for i, number in enumerate(sorted(files))}
         findings: list[Finding] = []
         for of_part, paths in plain:

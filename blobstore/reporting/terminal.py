@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -18,7 +18,7 @@ from blobstore.reporting.baseline import Changes, change_lines
 from blobstore.reporting.causes import Cause, grouped
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.summary import Summary, summary_of
-from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths
+from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths, shortener
 
 __all__ = ["WIDTH", "print_changes", "print_report", "print_summary"]
 
@@ -45,16 +45,16 @@ def print_summary(report: Summary, console: Console) -> None:
         report: the report.
         console: where to; at most `WIDTH` of its columns are used, unless it is wide.
     """
-    names = dict(zip(report.files, short_paths(report.files), strict=True))
+    name_of = shortener(report.files)
     width, wide = _width(console), _is_wide(console)
     console.print(Text(headline(report), style="bold"), width=width)
     if report.findings:
         _print_actions(report, console, width)
         console.print(_kinds(report, wide), width=width)
-        console.print(_largest(report, names, wide), width=width)
+        console.print(_largest(report, name_of, wide), width=width)
     if folders := branches(report.folders):
         _print_table(console, *_folders(folders, wide))
-    _print_table(console, *_files(report, names, wide))
+    _print_table(console, *_files(report, name_of, wide))
     for problem in report.problems:
         line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
         console.print(line, width=width)
@@ -101,7 +101,7 @@ def _kinds(report: Summary, wide: bool) -> Table:
     return table
 
 
-def _largest(report: Summary, names: Mapping[str, str], wide: bool) -> Table:
+def _largest(report: Summary, name_of: Callable[[str], str], wide: bool) -> Table:
     """One row for all findings of a kind in the same files."""
     title = f"The largest of {report.findings:,} findings" if report.more_groups else "All findings"
     table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")], wide)
@@ -111,7 +111,7 @@ def _largest(report: Summary, names: Mapping[str, str], wide: bool) -> Table:
         facts = [f"{group.findings:,} blobs"] if group.findings > 1 else group.facts
         what.append("".join(f"{line}{printable(fact)}" for fact in facts), style="dim")
         # the files in one line, the keys in another; in a pipe both in one
-        where = Text(_joined([names[path] for path in group.paths], group.more_paths, wide), style="bold")
+        where = Text(_joined(list(map(name_of, group.paths)), group.more_paths, wide), style="bold")
         where.append(f"{': ' if wide else chr(10)}{_joined(group.keys, group.more_keys, wide)}", style="not bold")
         table.add_row(size(group.counted), what, where)
     return table
@@ -150,7 +150,7 @@ def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
     return title, ("folder", "files", "size", "can go"), rows
 
 
-def _files(report: Summary, names: Mapping[str, str], wide: bool) -> _Rows:
+def _files(report: Summary, name_of: Callable[[str], str], wide: bool) -> _Rows:
     """The largest files."""
     sizes = report.cells[:, 0]
     order = np.argsort(-sizes, kind="stable").tolist()
@@ -158,7 +158,7 @@ def _files(report: Summary, names: Mapping[str, str], wide: bool) -> _Rows:
 
     def rows() -> Iterator[Sequence[str]]:
         for f in order[:most]:
-            yield (_cut(printable(names[report.files[f]]), wide), *map(_size, report.cells[f].tolist()))
+            yield (_cut(printable(name_of(report.files[f])), wide), *map(_size, report.cells[f].tolist()))
         if len(order) > most:
             yield f"{len(order) - most} more files", size(int(sizes[order[most:]].sum())), *[""] * 5
 
@@ -170,7 +170,9 @@ def _size(nbytes: int) -> str:
     return size(nbytes) if nbytes else "-"
 
 
-def _print_table(console: Console, title: str, columns: Sequence[str], rows: Callable[[], Iterator[Sequence[str]]]) -> None:
+def _print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Callable[[], Iterator[Sequence[str]]]
+) -> None:
     """Print a table of a name and numbers; a wide one line by line, since it may have many."""
     if not _is_wide(console):
         table = _table(title, [(name, "right" if i else "left") for i, name in enumerate(columns)], False)

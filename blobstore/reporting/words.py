@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
     "region_name",
     "short_hashes",
     "short_paths",
+    "shortener",
 ]
 
 FINDINGS = {
@@ -94,15 +95,15 @@ class Sums(Protocol):
     """What a report and a summary of one have in common."""
 
     @property
-    def files(self) -> Sequence[object]: ...  # noqa: D102
+    def files(self) -> Sequence[object]: ...
     @property
-    def problems(self) -> Sequence[object]: ...  # noqa: D102
+    def problems(self) -> Sequence[object]: ...
     @property
-    def total_bytes(self) -> int: ...  # noqa: D102
+    def total_bytes(self) -> int: ...
     @property
-    def total_saves(self) -> int: ...  # noqa: D102
+    def total_saves(self) -> int: ...
     @property
-    def needs_lowering(self) -> bool: ...  # noqa: D102
+    def needs_lowering(self) -> bool: ...
 
 
 def headline(report: Sums) -> str:
@@ -149,11 +150,16 @@ def branches(folders: Sequence[Folder]) -> list[Folder]:
 
 def short_paths(paths: Sequence[str]) -> list[str]:
     """The paths relative to the folder that holds all of them."""
-    local = [os.path.dirname(path) for path in paths if not is_url(path)]  # noqa: PTH120 - text stays text
-    if len(local) != len(paths) or not paths:
-        return list(paths)
+    return list(map(shortener(paths), paths))
+
+
+def shortener(paths: Sequence[str]) -> Callable[[str], str]:
+    """What makes one of some paths relative to the folder that holds all of them."""
+    local = {os.path.dirname(path) for path in paths if not is_url(path)}  # noqa: PTH120 - text stays text
+    if not local or any(map(is_url, paths)):
+        return str
     try:
         common = os.path.commonpath(local) if any(local) else ""
     except ValueError:  # absolute ones and relative ones
-        return list(paths)
-    return [os.path.relpath(path, common) if common else path for path in paths]
+        return str
+    return lambda path: os.path.relpath(path, common) if common else path
