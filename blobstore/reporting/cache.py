@@ -28,9 +28,9 @@ from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import Region, RegionKind
-from blobstore.reporting.source import Identity
+from blobstore.reporting.source import Identity, stamp
 
-__all__ = ["Cache", "LostError", "Snapshot", "default_path", "is_another_file", "settled"]
+__all__ = ["Cache", "LostError", "Snapshot", "default_path", "is_another_file", "lasting_stamp"]
 
 Found = TypeVar("Found")
 
@@ -60,9 +60,13 @@ class LostError(Exception):
     """What was stored of an earlier report cannot be read."""
 
 
-def settled(identity: Identity) -> bool:
-    """Whether a file changed so long ago that a change from now on shows in its times."""
+def _is_settled(identity: Identity) -> bool:
     return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
+
+
+def lasting_stamp(identity: Identity | None) -> int:
+    """The stamp of a file for what is stored about it; 0 if it may change from now on without any other time of change."""
+    return stamp(identity) if identity is not None and _is_settled(identity) else 0
 
 
 def default_path() -> Path:
@@ -120,7 +124,7 @@ class Cache:
         """Store a file, and forget what was known of an earlier one of this path."""
         if identity is None or not identity.lasts or self._base is None:
             return
-        if not settled(identity):
+        if not _is_settled(identity):
             return
         body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.reporting.cache import lasting_stamp
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import Output, unite
 from blobstore.reporting.engine import Engine, Scanned
@@ -27,7 +28,7 @@ from blobstore.reporting.named import (
 )
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.savings import count
-from blobstore.reporting.source import identify, stamp
+from blobstore.reporting.source import identify
 
 __all__ = ["Options", "Part", "beside", "find_in", "folder_of", "named_again", "plain_findings", "read_findings"]
 
@@ -115,7 +116,7 @@ def find_in(
 
 def beside(nameless: Sequence[str], known: Callable[[], Collection[str]]) -> Beside:
     """The checkpoints that are now in some folders, and in those above."""
-    return [[path, stamp(identify(path))] for path in checkpoints_beside(nameless, known())] if nameless else []
+    return [[path, lasting_stamp(identify(path))] for path in checkpoints_beside(nameless, known())] if nameless else []
 
 
 def _find(catalog: Catalog, engine: Engine, options: Options) -> list[Finding]:

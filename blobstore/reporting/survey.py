@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from blobstore.core.errors import DataChangedError
-from blobstore.reporting.cache import Cache, LostError, Snapshot, settled
+from blobstore.reporting.cache import Cache, LostError, Snapshot, lasting_stamp
 from blobstore.reporting.commands import Output, complete
 from blobstore.reporting.engine import Engine, Scanned
 from blobstore.reporting.fingerprint import Fingerprint
@@ -32,7 +32,7 @@ from blobstore.reporting.parts import (
     read_findings,
 )
 from blobstore.reporting.savings import in_order
-from blobstore.reporting.source import is_url, stamp
+from blobstore.reporting.source import is_url
 from blobstore.reporting.summary import Summary, digest, summarize
 from blobstore.reporting.view import Report
 
@@ -183,8 +183,7 @@ class Survey:
             if isinstance(of_file, Problem):
                 self._damaged[file.path] = of_file
             else:
-                lasting = file.identity is not None and settled(file.identity)
-                loaded.append((file.report(of_file), of_file, stamp(file.identity) if lasting else 0))
+                loaded.append((file.report(of_file), of_file, lasting_stamp(file.identity)))
         return loaded
 
     def _add(self, loaded: Sequence[_Loaded], links: Links, programs: set[str]) -> None:
