@@ -96,7 +96,9 @@ def links_of(file: FileReport, prints: Sequence[Fingerprint | None]) -> Links:
         elif known.needle is not None and not known.repeats:
             tensor = min(tensor, region.nbytes)
     tokens = np.fromiter(single, np.uint64, len(single))
-    return Links(np.unique(np.concatenate([tokens, *_of_bands(bands)])), payload, tensor)
+    if bands:
+        tokens = np.concatenate([tokens, _of_bands(bands)])
+    return Links(np.unique(tokens), payload, tensor)
 
 
 def _tokens(region: Region, known: Fingerprint) -> Iterator[int]:
@@ -109,12 +111,14 @@ def _tokens(region: Region, known: Fingerprint) -> Iterator[int]:
             yield xxhash.xxh3_64_intdigest(repr((region.nbytes, width, fold_for(known.fold, width))).encode())
 
 
-def _of_bands(bands: Sequence[tuple[int, str]]) -> Iterator[Tokens]:
-    """For each blob a token of each of its bands."""
-    for nbytes, text in bands:
-        values = np.frombuffer(bytes.fromhex(text), "<u4").astype(np.uint64)
-        values |= np.arange(1, len(values) + 1, dtype=np.uint64) << np.uint64(32)
-        yield (values ^ np.uint64(nbytes * _SIZES & _LARGEST)) * np.uint64(_SPREAD)
+def _of_bands(bands: Sequence[tuple[int, str]]) -> Tokens:
+    """A token of each band of each blob."""
+    values = np.frombuffer(bytes.fromhex("".join(text for _, text in bands)), "<u4").astype(np.uint64)
+    tokens = values.reshape(len(bands), -1)
+    tokens |= np.arange(1, tokens.shape[1] + 1, dtype=np.uint64) << np.uint64(32)
+    tokens ^= np.array([nbytes * _SIZES & _LARGEST for nbytes, _ in bands], np.uint64)[:, None]
+    tokens *= np.uint64(_SPREAD)
+    return tokens.reshape(-1)
 
 
 def divide(links: Sequence[Links]) -> list[list[int]]:

@@ -127,7 +127,7 @@ class Survey:
         programs.update(folder_of(file.path) for file, _, _ in loaded if file.format == "pte")
         links = [links_of(file, prints) for file, prints, _ in loaded]
         stale = {number for number, (of, lost) in data_folders.items() if of & programs != lost}
-        if snapshot is not None and loaded:
+        if snapshot is not None and loaded and self._current:
             finder = Links.together(links).finder()
             stale |= {n for n, part in self._kept(snapshot.digests()) if finder.holds(part["payload"], part["tensor"])}
             stale |= {
@@ -145,8 +145,13 @@ class Survey:
     def _divide(self, loaded: list[_Loaded], links: list[Links], programs: set[str]) -> None:
         """Make the parts of files anew."""
         order = sorted(range(len(loaded)), key=lambda i: self._number_of[loaded[i][0].path])
-        for members in divide([links[i] for i in order]):
-            self._add([loaded[order[i]] for i in members], Links.together([links[order[i]] for i in members]), programs)
+        left = {number: (loaded[i], links[i]) for number, i in enumerate(order)}
+        parts = divide([of_file for _, of_file in left.values()])
+        loaded.clear()
+        links.clear()
+        for members in parts:
+            some = [left.pop(number) for number in members]  # so that what is done takes no memory
+            self._add([file for file, _ in some], Links.together([of_file for _, of_file in some]), programs)
 
     def _kept(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         return ((number, row) for number, row in rows if number in self._current)

@@ -7,7 +7,7 @@ import itertools
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from rich.console import Console
 import blobstore
 from blobstore.reporting import cache as cache_module
 from blobstore.reporting import making, survey
+from blobstore.reporting.engine import Engine
 from blobstore.reporting.json_output import to_json
 from blobstore.reporting.terminal import print_report, print_summary
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
@@ -96,7 +97,7 @@ def check(cache: Path) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(STEP, min_size=4, max_size=12),
     st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=1, max_size=4),
@@ -140,13 +141,13 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files that are loaded, whether the cache knows them or not."""
     files: list[str] = []
-    scan = survey.Engine.scan
+    scan = Engine.scan
 
-    def noted(self: survey.Engine, paths: list[str]) -> object:
+    def noted(self: Engine, paths: Sequence[str]) -> object:
         files.extend(paths)
         return scan(self, paths)
 
-    monkeypatch.setattr(survey.Engine, "scan", noted)
+    monkeypatch.setattr(Engine, "scan", noted)
     yield files
 
 
