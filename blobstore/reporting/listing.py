@@ -56,11 +56,16 @@ def names_of_paths(paths: Paths) -> list[str]:
     return names
 
 
-def list_files(paths: Sequence[str]) -> Listing:
-    """Search folders, and look up every file."""
+def list_files(paths: Sequence[str], remote_stamps: bool = True) -> Listing:
+    """Search folders, and look up every file.
+
+    Args:
+        paths: files, folders and URLs of either.
+        remote_stamps: whether remote files need stamps, which may take a request for each.
+    """
     listing = Listing()
     first: dict[object, str] = {}
-    for path, identity in _all(paths, listing.problems):
+    for path, identity in _all(paths, remote_stamps, listing.problems):
         if path in listing.numbers:
             continue
         # a file that cannot be looked up stays: opening it raises an error that says what is wrong
@@ -73,12 +78,14 @@ def list_files(paths: Sequence[str]) -> Listing:
     return listing
 
 
-def _all(paths: Sequence[str], problems: list[Problem]) -> Iterator[tuple[str, Identity | None]]:
+def _all(
+    paths: Sequence[str], remote_stamps: bool, problems: list[Problem]
+) -> Iterator[tuple[str, Identity | None]]:
     for path in paths:
         found: list[tuple[str, Identity | None]] = []
         try:
             if is_url(path):
-                found = [(file, identify(file)) for file in _remote(path)]
+                found = [(file, identify(file) if remote_stamps else None) for file in _remote(path)]
             elif os.path.isdir(path):  # noqa: PTH112
                 found = list(_folder(path))
             else:

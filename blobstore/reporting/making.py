@@ -105,7 +105,7 @@ def _make(
     checkpoint = open_names(names)
     check_progress(progress)
     asked = names_of_paths(paths)
-    listing = list_files(asked)
+    listing = list_files(asked, remote_stamps=cache is not None)
     options = Options(exact_only, float(near), names_of(checkpoint) if checkpoint is not None else None)
     scope = None if checkpoint is not None else _scope(asked, options)
     notes: list[str] = []
