@@ -78,9 +78,7 @@ def list_files(paths: Sequence[str], remote_stamps: bool = True) -> Listing:
     return listing
 
 
-def _all(
-    paths: Sequence[str], remote_stamps: bool, problems: list[Problem]
-) -> Iterator[tuple[str, Identity | None]]:
+def _all(paths: Sequence[str], remote_stamps: bool, problems: list[Problem]) -> Iterator[tuple[str, Identity | None]]:
     for path in paths:
         found: list[tuple[str, Identity | None]] = []
         try:
