@@ -24,8 +24,9 @@ class Groups(Generic[Item]):
 
     def root(self, item: Item) -> Item:
         """The member that stands for the group of an item."""
-        while self._parent.setdefault(item, item) != item:
-            item = self._parent[item]
+        parents = self._parent
+        while parents.setdefault(item, item) != item:
+            parents[item] = item = parents[parents[item]]  # so that no path stays long
         return item
 
     def join(self, items: Iterable[Item]) -> None:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePath
+from typing import NamedTuple
 
 from blobstore.core.groups import Groups
 from blobstore.reporting.families import Family, can_be_delta, find_families, left_out
-from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, delta_command
+from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, delta_command, writing
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
 from blobstore.reporting.savings import measure
 from blobstore.reporting.source import is_url
 
-__all__ = ["CONNECTING", "unite"]
+__all__ = ["CONNECTING", "Output", "complete", "unite"]
 
 
 CONNECTING = 4096
@@ -32,14 +33,55 @@ CONNECTING = 4096
 _Place = tuple[int, int]
 
 
-def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Finding]:
+class Output(NamedTuple):
+    """What a command writes has a name once all commands of a report are known.
+
+    Attributes:
+        command: the command without it.
+        name: what it is called if it is the only one, such as "slim" or "model.ptd".
+        weight: those of one name are numbered from the largest weight to the smallest,
+        path: and of one weight in the order in which the report has these files.
+    """
+
+    command: str
+    name: str
+    weight: int
+    path: str
+
+
+def unite(
+    files: Sequence[FileReport], findings: Sequence[Finding], program_folders: Collection[str]
+) -> tuple[list[Finding], list[Output]]:
     """Give findings their commands. Equal bytes in several files become a finding for each command, and one for what is left.
 
     Args:
         files: the files.
         findings: findings of all kinds, whose commands say what kind of command acts on them alone.
+        program_folders: as `can_be_delta` takes them.
+
+    Returns:
+        The findings, whose commands lack what they write, and this.
     """
-    return list(_Commands(files, findings).apply())
+    commands = _Commands(files, findings, program_folders)
+    return list(commands.apply()), list(commands.outputs())
+
+
+def complete(outputs: Iterable[Output], number_of: Mapping[str, int]) -> dict[str, str]:
+    """For each command without what it writes the whole command. Outputs have distinct names, none of which exists already.
+
+    Args:
+        outputs: those of all files of a report.
+        number_of: the place of each file in the report.
+    """
+    by_name: dict[str, list[Output]] = defaultdict(list)
+    for output in outputs:
+        by_name["" if output.name.endswith(".ptd") else output.name].append(output)
+    whole: dict[str, str] = {}
+    for name, some in sorted(by_name.items()):
+        some.sort(key=lambda output: (-output.weight, number_of[output.path]))
+        names = _numbered(name, len(some)) if name else _free([output.name for output in some])
+        whole.update((one.command, writing(one.command, given)) for one, given in zip(some, names, strict=True))
+    return whole
 
 
 @dataclass(frozen=True)
@@ -58,19 +100,23 @@ class _Commands:
         for_deltas: the files that can be deltas.
         sets: files that `dedup` takes together; a file is in one of them at most.
         set_of: for each such file the number of its set.
+        weights: by the number of a set, what its findings save.
         dedups: by the number of a set, the command.
         deltas: by member, the delta that it becomes.
         in_deltas: the members and their bases.
         converts: by checkpoint, its command.
     """
 
-    def __init__(self, files: Sequence[FileReport], findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, files: Sequence[FileReport], findings: Sequence[Finding], program_folders: Collection[str]
+    ) -> None:
         self.files, self.findings = files, findings
-        self.for_deltas = can_be_delta(files)
+        self.for_deltas = can_be_delta(files, program_folders)
         self.sets = self._sets()
         self.set_of = {f: number for number, one in enumerate(self.sets) for f in one}
         self.deltas = self._deltas()
         self.in_deltas = {f for one in self.deltas.values() for f in (one.family.base, *one.family.members)}
+        self.weights: dict[int, int] = defaultdict(int)
         self.dedups = self._dedups()
         self.converts = self._converts()
 
@@ -150,30 +196,26 @@ class _Commands:
         }
         families = find_families(self.files, candidates & self.for_deltas, CONNECTING)
         deltas: dict[int, _Delta] = {}
-        for family, directory in zip(families, _numbered("delta", len(families)), strict=True):
+        for family in families:
             base = self.files[family.base]
             gone = frozenset((f, r) for f in family.members for r in left_out(base, self.files[f]))
-            command = delta_command(base.path, [self.files[f].path for f in family.members], directory)
+            command = delta_command(base.path, [self.files[f].path for f in family.members])
             deltas.update(dict.fromkeys(family.members, _Delta(family, command, gone)))
         return deltas
 
     def _dedups(self) -> dict[int, str]:
-        """The command of each set of files that a finding is in; what saves most has the first folder."""
-        weights: dict[int, int] = defaultdict(int)
+        """The command of each set of files that a finding is in."""
+        weights = self.weights
         for finding in self.findings:
             if _is(finding, "dedup"):
                 within = finding.kind is not FindingKind.DUPLICATE_FILES
                 for number, places in self._by_set(finding.places).items():
                     if within or len(places) > 1:
                         weights[number] += finding.saves
-        taken = [
-            number
-            for number in sorted(weights, key=lambda number: (-weights[number], number))
-            if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in self.sets[number])
-        ]
         return {
-            number: dedup_command([self.files[f].path for f in self.sets[number]], directory)
-            for number, directory in zip(taken, _numbered("slim", len(taken)), strict=True)
+            number: dedup_command(self.files[f].path for f in self.sets[number])
+            for number in weights
+            if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in self.sets[number])
         }
 
     def _by_set(self, places: Sequence[_Place]) -> dict[int, list[_Place]]:
@@ -187,8 +229,17 @@ class _Commands:
         """The command of each checkpoint that has tensors twice and can be converted."""
         checkpoints = dict.fromkeys(f.places[0][0] for f in self.findings if _is(f, "convert"))
         taken = [f for f in checkpoints if _can_be_converted(self.files[f]) and f not in self.in_deltas]
-        targets = _free([PurePath(self.files[f].path).with_suffix(".ptd").name for f in taken])
-        return {f: convert_command(self.files[f].path, t) for f, t in zip(taken, targets, strict=True)}
+        return {f: convert_command(self.files[f].path) for f in taken}
+
+    def outputs(self) -> Iterator[Output]:
+        """What the commands write: that with which `dedup` saves most has the first folder."""
+        for number, command in self.dedups.items():
+            yield Output(command, "slim", self.weights[number], self.files[min(self.sets[number])].path)
+        for delta in {one.command: one for one in self.deltas.values()}.values():
+            yield Output(delta.command, "delta", 0, self.files[delta.family.base].path)
+        for f, command in self.converts.items():
+            path = self.files[f].path
+            yield Output(command, PurePath(path).with_suffix(".ptd").name, 0, path)
 
     # ------------------------------------------------------------------------------------------- what each finding gets
 
@@ -277,12 +328,12 @@ def _numbered(name: str, number: int) -> list[str]:
 
 def _free(names: Sequence[str]) -> list[str]:
     """Distinct names for outputs, none of which exists already."""
-    taken: list[str] = []
+    taken: dict[str, None] = {}
     for name in names:
         path = PurePath(name)
         candidates = (path.with_stem(f"{path.stem}-{number}") if number > 1 else path for number in count(1))
-        taken.append(next(str(one) for one in candidates if str(one) not in taken and not os.path.lexists(one)))
-    return taken
+        taken[next(str(one) for one in candidates if str(one) not in taken and not os.path.lexists(one))] = None
+    return list(taken)
 
 
 def _can_be_rewritten(file: FileReport) -> bool:

@@ -28,13 +28,16 @@ class Family:
     members: tuple[int, ...]
 
 
-def can_be_delta(files: Sequence[FileReport]) -> set[int]:
+def can_be_delta(files: Sequence[FileReport], program_folders: Collection[str]) -> set[int]:
     """The files that `blobstore delta` takes, and that whoever uses them can load in two parts.
 
     A program finds a key in one data file only, so data files beside programs, or with records for them, stay whole.
+
+    Args:
+        files: the files.
+        program_folders: every folder that has a program, as the paths of the files begin.
     """
-    folders = {os.path.dirname(file.path) for file in files if file.format == "pte"}  # noqa: PTH120 - text stays text
-    return {f for f, file in enumerate(files) if _can_be_delta(file, folders)}
+    return {f for f, file in enumerate(files) if _can_be_delta(file, program_folders)}
 
 
 def _can_be_delta(file: FileReport, program_folders: Collection[str]) -> bool:

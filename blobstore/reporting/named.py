@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ __all__ = [
     "is_nameless",
     "name_related",
     "name_tensors",
+    "nameless_folders",
     "names_in",
     "names_of",
 ]
@@ -109,14 +110,19 @@ def name_related(files: Sequence[FileReport], related: Iterable[Sequence[tuple[i
     return named
 
 
-def checkpoints_beside(files: Sequence[FileReport]) -> list[str]:
-    """Checkpoints in the folders of files with nameless blobs, and in the folders above, that are not among the files."""
-    known = {os.path.realpath(file.path) for file in files}
+def nameless_folders(files: Iterable[FileReport]) -> list[str]:
+    """The folders of files with nameless blobs."""
     own = dict.fromkeys(
-        Path(os.path.abspath(file.path)).parent  # noqa: PTH100 - a link's own folder counts
+        os.path.dirname(os.path.abspath(file.path))  # noqa: PTH100, PTH120 - a link's own folder counts
         for file in files
         if not is_url(file.path) and any(map(is_nameless, file.regions))
     )
+    return list(own)
+
+
+def checkpoints_beside(nameless: Sequence[str], known: Container[str]) -> list[str]:
+    """Checkpoints in some folders, and in those above, that are not among the `known` ones, whose paths have no links."""
+    own = list(map(Path, nameless))
     folders = dict.fromkeys([*own, *(folder.parent for folder in own)])
     beside = [path for folder in folders for suffix in _CHECKPOINTS for path in sorted(folder.glob(f"*{suffix}"))]
     return [os.fspath(path) for path in beside if path.is_file() and os.path.realpath(path) not in known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -12,7 +12,7 @@ from blobstore.core.reprs import fields_line
 from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem, Region
 from blobstore.reporting.savings import attribute
 
-__all__ = ["Folder", "ReportData"]
+__all__ = ["Folder", "ReportData", "folders_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class ReportData:
         return sum(finding.counted for finding in self.findings if finding.command)
 
     @cached_property
+    def needs_lowering(self) -> bool:
+        """Whether something that no command saves is in a program."""
+        places = (place for finding in self.findings if not finding.command for place in finding.places)
+        return any(self.files[f].format == "pte" for f, _ in places)
+
+    @cached_property
     def commands(self) -> dict[str, int]:
         """The commands of the findings, and what each saves: the bytes that its findings add. The largest comes first."""
         sums: dict[str, int] = {}
@@ -103,15 +109,7 @@ class ReportData:
 
         Each counts with the folders in it. The folder that holds all files is the first.
         """
-        chains = [_ancestors(file.path) for file in self.files]
-        common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
-        sums: dict[str, list[int]] = {}
-        for file, saves, chain in zip(self.files, self.saves_of, chains, strict=True):
-            for path in chain[max(common - 1, 0) :]:
-                of_folder = sums.setdefault(path, [0, 0, 0])
-                for i, value in enumerate((1, file.size, saves)):
-                    of_folder[i] += value
-        return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
+        return folders_of([file.path for file in self.files], [file.size for file in self.files], self.saves_of)
 
     def region(self, place: tuple[int, int]) -> Region:
         """The region at a place of a finding."""
@@ -125,6 +123,24 @@ class ReportData:
     def paths(self, finding: Finding) -> Sequence[str]:
         """The files of a finding, each once."""
         return list(dict.fromkeys(path for path, _ in self.names(finding)))
+
+
+def folders_of(paths: Iterable[str], sizes: Iterable[int], saves: Iterable[int]) -> tuple[Folder, ...]:
+    """The folders of files with these sizes and savings, as `ReportData.folders`."""
+    own: dict[str, list[int]] = {}
+    for path, *values in zip(paths, sizes, saves, strict=True):
+        of_folder = own.setdefault(path[: max(path.rfind("/"), path.rfind(os.sep)) + 1], [0, 0, 0])
+        for i, value in enumerate((1, *values)):
+            of_folder[i] += value
+    chains = [_ancestors(folder) for folder in own]
+    common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
+    sums: dict[str, list[int]] = {}
+    for values, chain in zip(own.values(), chains, strict=True):
+        for path in chain[max(common - 1, 0) :]:
+            of_folder = sums.setdefault(path, [0, 0, 0])
+            for i, value in enumerate(values):
+                of_folder[i] += value
+    return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
 
 
 def _ancestors(path: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from blobstore.reporting.model import Claim, Finding, FindingKind
 
-__all__ = ["attribute", "count", "measure"]
+__all__ = ["attribute", "count", "in_order", "measure"]
 
 _ORDER = {kind: i for i, kind in enumerate(FindingKind)}
 
@@ -25,9 +25,14 @@ def count(findings: Iterable[Finding]) -> list[Finding]:
     Equality comes first, because it is the easiest to act on, and then the largest. So if two copies of a tensor could
     be stored in half the width, that saving counts for the copy that stays.
     """
-    ordered = sorted(findings, key=lambda finding: (_ORDER[finding.kind], -finding.saves, finding.places))
+    ordered = sorted(findings, key=in_order)
     covered = _Covered()
     return [replace(finding, counted=sum(covered.add(claim) for claim in finding.claims)) for finding in ordered]
+
+
+def in_order(finding: Finding) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    """What findings are sorted by."""
+    return _ORDER[finding.kind], -finding.saves, finding.places
 
 
 def attribute(findings: Iterable[Finding]) -> dict[tuple[int, int], dict[FindingKind, int]]:

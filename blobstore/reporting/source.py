@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import xxhash
+
 from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
 
-__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source"]
+__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source", "stamp"]
 
 CHUNK = 1 << 19
 """Bytes that are looked at in one go: they stay in the processor's cache from the first look to the last."""
@@ -72,9 +74,24 @@ class Identity(NamedTuple):
         return not self.commits
 
 
-def identify(path: str) -> Identity | None:
-    """Look a file up without opening it; None if the file system says too little, or nothing."""
+def stamp(identity: Identity | None) -> int:
+    """64 bits that stand for an identity; 0 for what tells nothing of the file at another time."""
+    if identity is None or not identity.lasts:
+        return 0
+    return xxhash.xxh3_64_intdigest(repr(identity[:5]).encode("utf-8", "backslashreplace")) | 1
+
+
+def identify(path: str, entry: os.DirEntry[str] | None = None, folder: str = "") -> Identity | None:
+    """Look a file up without opening it; None if the file system says too little, or nothing.
+
+    Args:
+        path: the file.
+        entry: of a file that is no link and no working copy, what its folder says of it; `folder` is that folder,
+            without links.
+    """
     try:
+        if entry is not None:
+            return _status_identity(entry.stat(), f"{folder.removesuffix(os.sep)}{os.sep}{entry.name}", "")
         if not is_url(path):
             return _local_identity(path)
         import fsspec
@@ -86,11 +103,14 @@ def identify(path: str) -> Identity | None:
 
 
 def _local_identity(path: str) -> Identity:
-    status = Path(path).stat()
+    return _status_identity(Path(path).stat(), os.path.realpath(path), _commits(path))
+
+
+def _status_identity(status: os.stat_result, real: str, commits: str) -> Identity:
     # a name that cannot be decoded is escaped, because the cache stores text
-    real = os.fsencode(os.path.realpath(path)).decode("utf-8", "backslashreplace")
+    name = os.fsencode(real).decode("utf-8", "backslashreplace")
     inode = f"{status.st_dev}:{status.st_ino}"
-    return Identity(real, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, _commits(path))
+    return Identity(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, commits)
 
 
 def _commits(path: str) -> str:

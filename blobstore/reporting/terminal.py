@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,47 +16,45 @@ from rich.text import Text
 from blobstore.core.text import printable, size
 from blobstore.reporting.baseline import Changes, change_lines
 from blobstore.reporting.causes import Cause, grouped
-from blobstore.reporting.model import Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths
+from blobstore.reporting.summary import Summary, summary_of
+from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths, shortener
 
-__all__ = ["WIDTH", "print_changes", "print_report"]
+__all__ = ["WIDTH", "print_changes", "print_report", "print_summary"]
 
 WIDTH = 100
 
-_DUPLICATES = {
-    FindingKind.DUPLICATE_FILES,
-    FindingKind.DUPLICATE_METHODS,
-    FindingKind.DUPLICATE_TIED,
-    FindingKind.DUPLICATE_PAYLOAD,
-}
-_COMMANDS = 4
 _FILES = 30
 _FOLDERS = 20
 _CAUSES = 10
+_BLOCK = 256
 _NAME = 28
 _WIDE = 1000
 """Columns from which nothing is cut, and tables have no lines: a console of so many is a pipe or a file."""
 
 
 def print_report(report: ReportData, console: Console, *, top: int = 10) -> None:
-    """Print a report.
+    """Print a report, with the `top` largest findings."""
+    print_summary(summary_of(report, top), console)
+
+
+def print_summary(report: Summary, console: Console) -> None:
+    """Print a report in short.
 
     Args:
         report: the report.
         console: where to; at most `WIDTH` of its columns are used, unless it is wide.
-        top: how many of the largest findings are listed.
     """
-    names = short_paths([file.path for file in report.files])
+    name_of = shortener(report.files)
     width, wide = _width(console), _is_wide(console)
     console.print(Text(headline(report), style="bold"), width=width)
     if report.findings:
         _print_actions(report, console, width)
         console.print(_kinds(report, wide), width=width)
-        console.print(_largest(report, names, top, wide), width=width)
+        console.print(_largest(report, name_of, wide), width=width)
     if folders := branches(report.folders):
-        console.print(_folders(folders, wide), width=width)
-    console.print(_files(report, names, wide), width=width)
+        _print_table(console, *_folders(folders, wide))
+    _print_table(console, *_files(report, name_of, wide))
     for problem in report.problems:
         line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
         console.print(line, width=width)
@@ -66,16 +68,14 @@ def _is_wide(console: Console) -> bool:
     return console.width >= _WIDE
 
 
-def _print_actions(report: ReportData, console: Console, width: int) -> None:
-    ordered = list(report.commands.items())
-    for command, nbytes in ordered[:_COMMANDS]:
+def _print_actions(report: Summary, console: Console, width: int) -> None:
+    for command, nbytes in report.commands.items():
         console.print(Text(f"{size(nbytes)} by"), width=width)
         # no line breaks are inserted, so that it can be copied
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
-    rest = len(ordered) - _COMMANDS
-    if rest > 0:
-        left = size(sum(nbytes for _, nbytes in ordered[_COMMANDS:]))
-        console.print(Text(f"{left} by {rest} more commands, see --json"), width=width)
+    rest, left = report.more_commands
+    if rest:
+        console.print(Text(f"{size(left)} by {rest} more commands, see --json"), width=width)
     if other := report.total_saves - report.command_saves:
         console.print(Text(f"{size(other)} {by_hand(report)}: see the list"), width=width)
     console.print()
@@ -90,57 +90,36 @@ def _table(title: str, columns: Sequence[tuple[str, str]], wide: bool) -> Table:
     return table
 
 
-def _kinds(report: ReportData, wide: bool) -> Table:
+def _kinds(report: Summary, wide: bool) -> Table:
     columns = [("what", "left"), ("findings", "right"), ("saves alone", "right"), ("adds to total", "right")]
     table = _table("", columns, wide)
     for kind, (number, saves, counted) in report.by_kind.items():
         what = Text(FINDINGS[kind], style=COLORS[kind])
         table.add_row(what, f"{number:,}", size(saves), size(counted))
     table.add_section()
-    table.add_row(Text("together", style="bold"), f"{len(report.findings):,}", "", size(report.total_saves))
+    table.add_row(Text("together", style="bold"), f"{report.findings:,}", "", size(report.total_saves))
     return table
 
 
-def _largest(report: ReportData, names: Sequence[str], top: int, wide: bool) -> Table:
+def _largest(report: Summary, name_of: Callable[[str], str], wide: bool) -> Table:
     """One row for all findings of a kind in the same files."""
-    groups: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in report.findings:
-        key = (finding.kind, tuple(dict.fromkeys(f for f, _ in finding.places)))
-        groups.setdefault(key, []).append(finding)
-    ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
-    title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
+    title = f"The largest of {report.findings:,} findings" if report.more_groups else "All findings"
     table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")], wide)
     line = ", " if wide else "\n"
-    for group in ordered[:top]:
-        first = group[0]
-        what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
-        if len(group) > 1:
-            what.append(f"{line}{len(group):,} blobs", style="dim")
-        else:
-            region = report.region(first.places[0])
-            facts = [] if first.kind in _DUPLICATES else [first.detail]
-            facts += [f"{region.element_type} {region.shape}".strip()] if region.element_type else []
-            what.append("".join(f"{line}{printable(fact)}" for fact in facts), style="dim")
-        table.add_row(size(sum(finding.counted for finding in group)), what, _where(report, group, names, wide))
+    for group in report.groups:
+        what = Text(FINDINGS[group.kind], style=COLORS[group.kind])
+        facts = [f"{group.findings:,} blobs"] if group.findings > 1 else group.facts
+        what.append("".join(f"{line}{printable(fact)}" for fact in facts), style="dim")
+        # the files in one line, the keys in another; in a pipe both in one
+        where = Text(_joined(list(map(name_of, group.paths)), group.more_paths, wide), style="bold")
+        where.append(f"{': ' if wide else chr(10)}{_joined(group.keys, group.more_keys, wide)}", style="not bold")
+        table.add_row(size(group.counted), what, where)
     return table
 
 
-def _where(report: ReportData, group: Sequence[Finding], names: Sequence[str], wide: bool) -> Text:
-    """The files in one line, the keys in another; in a pipe both in one."""
-    first = group[0]
-    files = list(dict.fromkeys(names[f] for f, _ in first.places))
-    if len(group) > 1:
-        keys = [report.region(finding.places[0]).name for finding in group]
-    else:
-        keys = list(dict.fromkeys(report.region(place).name for place in first.places))
-    text = Text(_joined(files, 2, wide), style="bold")
-    text.append(f"{': ' if wide else chr(10)}{_joined(keys, 2, wide)}", style="not bold")
-    return text
-
-
-def _joined(texts: Sequence[str], most: int, wide: bool) -> str:
-    shown = ", ".join(_cut(printable(text), wide) for text in texts[:most])
-    return shown if len(texts) <= most else f"{shown} and {len(texts) - most:,} more"
+def _joined(texts: Sequence[str], more: int, wide: bool) -> str:
+    shown = ", ".join(_cut(printable(text), wide) for text in texts)
+    return f"{shown} and {more:,} more" if more else shown
 
 
 def _cut(text: str, wide: bool) -> str:
@@ -148,41 +127,73 @@ def _cut(text: str, wide: bool) -> str:
     return text if wide or len(text) <= _NAME else f"{text[: _NAME // 2 - 1]}…{text[-_NAME // 2 :]}"
 
 
-def _folders(folders: Sequence[Folder], wide: bool) -> Table:
+_Rows = tuple[str, Sequence[str], Callable[[], Iterator[Sequence[str]]]]
+"""A table: its title, what its columns are called, and what gives its rows, as often as it is called."""
+
+
+def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
     """The largest folders in the order of their paths, each below the folder that it is in."""
-    largest = sorted(folders, key=lambda folder: -folder.bytes)[: None if wide else _FOLDERS]
+    largest = set(sorted(folders, key=lambda folder: -folder.bytes)[: None if wide else _FOLDERS])
     shown = [folder for folder in folders if folder in largest]
     title = f"The largest of {len(folders)} folders" if len(shown) < len(folders) else "Folders"
-    table = _table(title, [("folder", "left"), ("files", "right"), ("size", "right"), ("can go", "right")], wide)
-    outer: list[str] = []
-    for folder in shown:
-        while outer and not folder.path.startswith(f"{outer[-1]}/"):
-            outer.pop()
-        name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
-        text = "  " * len(outer) + _cut(printable(name), wide)
-        table.add_row(Text(text), f"{folder.files:,}", size(folder.bytes), size(folder.saves) if folder.saves else "-")
-        outer.append(folder.path)
-    return table
+
+    def rows() -> Iterator[Sequence[str]]:
+        outer: list[str] = []
+        for folder in shown:
+            while outer and not folder.path.startswith(f"{outer[-1]}/"):
+                outer.pop()
+            name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
+            text = "  " * len(outer) + _cut(printable(name), wide)
+            yield text, f"{folder.files:,}", _size(folder.bytes), _size(folder.saves)
+            outer.append(folder.path)
+
+    return title, ("folder", "files", "size", "can go"), rows
 
 
-def _files(report: ReportData, names: Sequence[str], wide: bool) -> Table:
-    columns = [("file", "left"), ("size", "right"), ("weights", "right"), ("payloads", "right")]
-    columns += [("structure", "right"), ("padding", "right"), ("can go", "right")]
-    table = _table("Files", columns, wide)
-    most = len(names) if wide else _FILES
-    order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
-    for f in order[:most]:
-        file, parts = report.files[f], report.files[f].by_kind
-        weights = sum(parts.get(kind, 0) for kind in RegionKind if kind.is_blob) - parts.get(RegionKind.PAYLOAD, 0)
-        other = parts.get(RegionKind.PADDING, 0) + parts.get(RegionKind.UNREFERENCED, 0)
-        cells = (file.size, weights, parts.get(RegionKind.PAYLOAD, 0), parts.get(RegionKind.STRUCTURE, 0), other)
-        table.add_row(
-            Text(_cut(printable(names[f]), wide)), *(size(n) if n else "-" for n in (*cells, report.saves_of[f]))
-        )
-    if len(order) > most:
-        rest = sum(report.files[f].size for f in order[most:])
-        table.add_row(f"{len(order) - most} more files", size(rest))
-    return table
+def _files(report: Summary, name_of: Callable[[str], str], wide: bool) -> _Rows:
+    """The largest files."""
+    sizes = report.cells[:, 0]
+    order = np.argsort(-sizes, kind="stable").tolist()
+    most = len(order) if wide else _FILES
+
+    def rows() -> Iterator[Sequence[str]]:
+        for f in order[:most]:
+            yield (_cut(printable(name_of(report.files[f])), wide), *map(_size, report.cells[f].tolist()))
+        if len(order) > most:
+            yield f"{len(order) - most} more files", size(int(sizes[order[most:]].sum())), *[""] * 5
+
+    return "Files", ("file", "size", "weights", "payloads", "structure", "padding", "can go"), rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _size(nbytes: int) -> str:
+    return size(nbytes) if nbytes else "-"
+
+
+def _print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Callable[[], Iterator[Sequence[str]]]
+) -> None:
+    """Print a table of a name and numbers; a wide one line by line, since it may have many."""
+    if not _is_wide(console):
+        table = _table(title, [(name, "right" if i else "left") for i, name in enumerate(columns)], False)
+        for row in rows():
+            table.add_row(Text(row[0]), *row[1:])
+        console.print(table, width=_width(console))
+        return
+    widths = list(map(len, columns))
+    for row in rows():
+        widths = list(map(max, widths, map(cell_len, row)))
+    console.print(Text(title, style="bold"), width=_width(console))
+    lines = ("  ".join(_padded(row, widths)) for row in itertools.chain([columns], rows()))
+    while block := list(itertools.islice(lines, _BLOCK)):
+        console.out("\n".join(block), highlight=False)
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Cells of these widths, of which the first is flush left."""
+    for i, (text, width) in enumerate(zip(row, widths, strict=True)):
+        space = " " * (width - cell_len(text))
+        yield space + text if i else text + space
 
 
 def print_changes(changes: Changes, console: Console) -> None:
@@ -221,7 +232,8 @@ def _places(places: Sequence[tuple[str, str]], wide: bool) -> Text:
     """The files in one line, the keys in another; in a pipe both in one."""
     if not places:
         return Text("-")
-    text = Text(_joined(short_paths(list(dict.fromkeys(path for path, _ in places))), 2, wide), style="bold")
+    paths = short_paths(list(dict.fromkeys(path for path, _ in places)))
+    text = Text(_joined(paths[:2], len(paths[2:]), wide), style="bold")
     if keys := [key for key in dict.fromkeys(key for _, key in places) if key]:
-        text.append(f"{': ' if wide else chr(10)}{_joined(keys, 2, wide)}", style="not bold")
+        text.append(f"{': ' if wide else chr(10)}{_joined(keys[:2], len(keys[2:]), wide)}", style="not bold")
     return text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from blobstore.core.text import printable, size
 from blobstore.reporting.model import CauseKind, FindingKind, Region, RegionKind
-from blobstore.reporting.report_data import Folder, ReportData
+from blobstore.reporting.report_data import Folder
 from blobstore.reporting.source import is_url
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "region_name",
     "short_hashes",
     "short_paths",
+    "shortener",
 ]
 
 FINDINGS = {
@@ -89,7 +91,22 @@ CAUSES = {
 }
 
 
-def headline(report: ReportData) -> str:
+class Sums(Protocol):
+    """What a report and a summary of one have in common."""
+
+    @property
+    def files(self) -> Sequence[object]: ...
+    @property
+    def problems(self) -> Sequence[object]: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def total_saves(self) -> int: ...
+    @property
+    def needs_lowering(self) -> bool: ...
+
+
+def headline(report: Sums) -> str:
     """The answer in a sentence."""
     if not report.files:
         return "No file could be read." if report.problems else "There are no files."
@@ -99,11 +116,9 @@ def headline(report: ReportData) -> str:
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
 
 
-def by_hand(report: ReportData) -> str:
+def by_hand(report: Sums) -> str:
     """How to save what no command saves: programs are lowered again, other files saved again."""
-    places = [place for finding in report.findings if not finding.command for place in finding.places]
-    is_lowered = any(report.files[f].format == "pte" for f, _ in places)
-    return "by lowering or exporting again" if is_lowered else "by saving the files in another way"
+    return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
 
 
 def region_name(region: Region) -> str:
@@ -135,11 +150,16 @@ def branches(folders: Sequence[Folder]) -> list[Folder]:
 
 def short_paths(paths: Sequence[str]) -> list[str]:
     """The paths relative to the folder that holds all of them."""
-    local = [os.path.dirname(path) for path in paths if not is_url(path)]  # noqa: PTH120 - text stays text
-    if len(local) != len(paths) or not paths:
-        return list(paths)
+    return list(map(shortener(paths), paths))
+
+
+def shortener(paths: Sequence[str]) -> Callable[[str], str]:
+    """What makes one of some paths relative to the folder that holds all of them."""
+    local = {os.path.dirname(path) for path in paths if not is_url(path)}  # noqa: PTH120 - text stays text
+    if not local or any(map(is_url, paths)):
+        return str
     try:
         common = os.path.commonpath(local) if any(local) else ""
     except ValueError:  # absolute ones and relative ones
-        return list(paths)
-    return [os.path.relpath(path, common) if common else path for path in paths]
+        return str
+    return lambda path: os.path.relpath(path, common) if common else path

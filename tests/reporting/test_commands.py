@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import blobstore
-from blobstore.reporting.findings.building import dedup_command
+from blobstore.reporting.findings.building import dedup_command, writing
 from tests.reporting.planted import Tensor, write_ptd, write_safetensors
 
 COMMAND = (sys.executable, "-m", "blobstore")
@@ -120,4 +120,4 @@ def test_urls_get_no_command(tmp_path: Path) -> None:
 
 
 def test_a_path_that_looks_like_an_option() -> None:
-    assert dedup_command(["-x.pte"]) == "blobstore dedup ./-x.pte -o slim"
+    assert writing(dedup_command(["-x.pte"]), "slim") == "blobstore dedup ./-x.pte -o slim"

@@ -9,7 +9,7 @@ from blobstore.reporting.catalog import Catalog, Place
 from blobstore.reporting.model import Claim, Finding, FindingKind
 from blobstore.reporting.savings import measure
 
-__all__ = ["DEPLOYED", "convert_command", "dedup_command", "delta_command", "in_programs", "make", "whole"]
+__all__ = ["DEPLOYED", "convert_command", "dedup_command", "delta_command", "in_programs", "make", "whole", "writing"]
 
 DEPLOYED = {"pte", "ptd"}
 """The formats that `blobstore dedup` rewrites."""
@@ -40,20 +40,25 @@ def make(
     return Finding(kind, distinct, tuple(claims), measure(claims), detail, command, advice, share)
 
 
-def dedup_command(paths: Iterable[str], directory: str = "slim") -> str:
-    """The command that moves the weights of programs into one data file."""
-    return f"blobstore dedup {' '.join(_argument(path) for path in dict.fromkeys(paths))} -o {_argument(directory)}"
+def dedup_command(paths: Iterable[str]) -> str:
+    """The command that moves the weights of programs into one data file; like all of these, without what it writes."""
+    return f"blobstore dedup {' '.join(_argument(path) for path in dict.fromkeys(paths))} -o"
 
 
-def convert_command(path: str, target: str) -> str:
+def convert_command(path: str) -> str:
     """The command that writes a checkpoint as a data file, where tied weights are stored once."""
-    return f"blobstore convert {_argument(path)} {_argument(target)}"
+    return f"blobstore convert {_argument(path)}"
 
 
-def delta_command(base: str, paths: Iterable[str], directory: str = "delta") -> str:
+def delta_command(base: str, paths: Iterable[str]) -> str:
     """The command that writes of data files and checkpoints what differs from a base."""
     words = [base, *dict.fromkeys(paths)]
-    return f"blobstore delta {' '.join(_argument(path) for path in words)} -o {_argument(directory)}"
+    return f"blobstore delta {' '.join(_argument(path) for path in words)} -o"
+
+
+def writing(command: str, output: str) -> str:
+    """One of these commands with the file or the folder that it writes."""
+    return f"{command} {_argument(output)}"
 
 
 def _argument(path: str) -> str:

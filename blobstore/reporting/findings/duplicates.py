@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 
 from blobstore.reporting.catalog import Catalog, Content, Place
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, make, whole
@@ -66,7 +65,7 @@ def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Find
     if file.format in DEPLOYED:
         command = dedup_command([file.path])
     elif file.format == "safetensors":
-        command = convert_command(file.path, PurePath(file.path).with_suffix(".ptd").name)
+        command = convert_command(file.path)
     return make(
         kind,
         places,
