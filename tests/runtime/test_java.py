@@ -83,7 +83,7 @@ def fine_tune() -> dict[str, np.ndarray]:
 def run(command: list[str], *arguments: object) -> str:
     """What a class of the tests prints. The checks of JNI print warnings, or end the process."""
     texts = [*command, *map(str, arguments)]
-    done = subprocess.run(texts, env=native_build.ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(texts, env=native_build.ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("WARNING", "FATAL", "JNI"):
         assert word not in done.stdout + done.stderr
@@ -96,7 +96,7 @@ def printed(command: list[str], folder: Path) -> list[list[str]]:
     copy = folder.parent / f"{folder.name}-run"  # the checks write to it
     shutil.copytree(folder, copy)
     lines = [line.split() for line in run(command, "dev.blobstore.Checks", copy).splitlines()]
-    assert len([line for line in lines if line[0] == "ok"]) == 22
+    assert len([line for line in lines if line[0] == "ok"]) == 23
     return [line[1:] for line in lines if line[0] == "value"]
 
 

@@ -458,35 +458,76 @@ void Inputs::take_tensor(JNIEnv* env, size_t index, Place& place) {
   list_[index] = et::EValue(EtTensor(&*place.tensor));
 }
 
-Local<jobjectArray> copy_to_java(JNIEnv* env, const Outputs& outputs) {
+namespace {
+
+Layout layout_of(const EtTensor& tensor) {
+  Layout layout;
+  layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
+  layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  for (uint8_t i = 0; i < layout.sizes.size(); ++i) {
+    layout.dim_order.push_back(tensor.dim_order().data() != nullptr ? tensor.dim_order()[i] : i);
+  }
+  return layout;
+}
+
+/// Copy a result to the memory of a Tensor.
+void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {
+  const View view = view_of(env, to);
+  if (const Layout found = layout_of(from); found != view.layout()) {
+    throw Error(
+        ErrorKind::Layout,
+        "output " + std::to_string(index) + " is " + blobstore::to_string(found) + ", and the tensor for it is " +
+            blobstore::to_string(view.layout()) +
+            (found.sizes == view.layout().sizes ? ", or has another order of dimensions" : ""));
+  }
+  if (view.nbytes != 0) {
+    std::memcpy(view.data, from.const_data_ptr(), view.nbytes);
+  }
+}
+
+Local<> value_to_java(JNIEnv* env, const et::EValue& value) {
+  if (value.isTensor()) {
+    return copy_to_java(env, value.toTensor());
+  }
+  if (value.isInt()) {
+    const auto number = static_cast<jlong>(value.toInt());
+    return {env, env->CallStaticObjectMethod(classes.long_, classes.make_long, number)};
+  }
+  if (value.isDouble()) {
+    const jdouble number = value.toDouble();
+    return {env, env->CallStaticObjectMethod(classes.double_, classes.make_double, number)};
+  }
+  if (value.isBool()) {
+    const auto flag = static_cast<jboolean>(value.toBool());
+    return {env, env->CallStaticObjectMethod(classes.boolean, classes.make_boolean, flag)};
+  }
+  if (value.isString()) {
+    const auto chars = value.toString();
+    return {env, to_java(env, std::string(chars.data(), chars.size())).give()};
+  }
+  return {env, nullptr};
+}
+
+} // namespace
+
+Local<jobjectArray> copy_to_java(JNIEnv* env, const Outputs& outputs, jobjectArray into) {
+  const auto given = static_cast<size_t>(into == nullptr ? 0 : env->GetArrayLength(into));
   Local<jobjectArray> array(
       env, checked(env, env->NewObjectArray(static_cast<jsize>(outputs.size()), classes.object, nullptr)));
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const et::EValue& value = outputs[i];
-    const Local<> made = [&]() -> Local<> {
-      if (value.isTensor()) {
-        return copy_to_java(env, value.toTensor());
+    const auto at = static_cast<jsize>(i);
+    Local<> made(env, i < given ? checked(env, env->GetObjectArrayElement(into, at)) : nullptr);
+    if (made) {
+      if (!outputs[i].isTensor()) {
+        throw Error(ErrorKind::Layout, "output " + std::to_string(i) + " is no tensor, and one was given for it");
       }
-      if (value.isInt()) {
-        const auto number = static_cast<jlong>(value.toInt());
-        return {env, env->CallStaticObjectMethod(classes.long_, classes.make_long, number)};
-      }
-      if (value.isDouble()) {
-        const jdouble number = value.toDouble();
-        return {env, env->CallStaticObjectMethod(classes.double_, classes.make_double, number)};
-      }
-      if (value.isBool()) {
-        const auto flag = static_cast<jboolean>(value.toBool());
-        return {env, env->CallStaticObjectMethod(classes.boolean, classes.make_boolean, flag)};
-      }
-      if (value.isString()) {
-        const auto chars = value.toString();
-        return {env, to_java(env, std::string(chars.data(), chars.size())).give()};
-      }
-      return {env, nullptr};
-    }();
-    check(env);
-    env->SetObjectArrayElement(array.get(), static_cast<jsize>(i), made.get());
+      copy_to(env, i, outputs[i].toTensor(), made.get());
+      env->SetObjectArrayElement(array.get(), at, made.get());
+    } else {
+      const Local<> value = value_to_java(env, outputs[i]);
+      check(env);
+      env->SetObjectArrayElement(array.get(), at, value.get());
+    }
     check(env);
   }
   return array;

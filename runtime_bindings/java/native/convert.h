@@ -206,7 +206,10 @@ class Inputs {
 };
 
 /// Objects of Java with copies of the outputs.
-Local<jobjectArray> copy_to_java(JNIEnv* env, const Outputs& outputs);
+///
+/// @param into null, or Tensors that results are copied to, each of which may be null.
+/// @throws Error Layout: one of them differs from its result; those before it were written to.
+Local<jobjectArray> copy_to_java(JNIEnv* env, const Outputs& outputs, jobjectArray into = nullptr);
 
 // The functions of each file, for `Native`.
 

@@ -149,11 +149,11 @@ jobjectArray method_outputs(JNIEnv* env, jclass, jlong method) {
   return guarded(env, [&] { return outputs(env, object<Method>(method).meta()); });
 }
 
-jobjectArray execute(JNIEnv* env, jclass, jlong handle, jobjectArray values) {
+jobjectArray execute(JNIEnv* env, jclass, jlong handle, jobjectArray values, jobjectArray into) {
   return guarded(env, [&] {
     auto& method = object<Method>(handle);
     const Inputs inputs(env, values, method.meta());
-    return copy_to_java(env, method.execute(inputs.list())).give();
+    return copy_to_java(env, method.execute(inputs.list()), into).give();
   });
 }
 
@@ -173,7 +173,7 @@ void add_programs(std::vector<JNINativeMethod>& functions) {
        function("methodName", "(J)Ljava/lang/String;", &method_name),
        function("methodInputs", "(J)[Ldev/blobstore/ValueInfo;", &method_inputs),
        function("methodOutputs", "(J)[Ldev/blobstore/ValueInfo;", &method_outputs),
-       function("execute", "(J[Ljava/lang/Object;)[Ljava/lang/Object;", &execute)});
+       function("execute", "(J[Ljava/lang/Object;[Ldev/blobstore/Tensor;)[Ljava/lang/Object;", &execute)});
 }
 
 } // namespace blobstore::java

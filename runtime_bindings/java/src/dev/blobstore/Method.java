@@ -37,9 +37,29 @@ public final class Method extends NativeObject {
    *     an object of another class, or a result is larger than a ByteBuffer can be.
    */
   public Outputs execute(Object... inputs) {
+    return executeInto(null, inputs);
+  }
+
+  /**
+   * As {@link #execute}, with results in tensors of the caller. For large results this saves new memory at each call,
+   * which costs more than the copy.
+   *
+   * @param results for each result a tensor of its dtype, sizes and order of dimensions, or null for a new one; results
+   *     beyond the end are new. No other call may use them at the same time.
+   * @return the results, of which these tensors are some.
+   * @throws BlobStoreException Layout: a tensor differs from its result; the method has run then. UnsupportedData: a
+   *     tensor is read-only. And as {@link #execute}.
+   */
+  public Outputs executeInto(Tensor[] results, Object... inputs) {
+    Tensor[] into = results == null ? null : results.clone(); // no other thread exchanges them
+    for (int i = 0; into != null && i < into.length; ++i) {
+      if (into[i] != null && into[i].data.isReadOnly()) {
+        throw new BlobStoreException.UnsupportedData("", "the tensor for output " + i + " is read-only", 0);
+      }
+    }
     long method = handle.lease();
     try {
-      return new Outputs(Native.execute(method, inputs));
+      return new Outputs(Native.execute(method, inputs, into));
     } finally {
       handle.release();
     }

@@ -78,7 +78,7 @@ final class Native {
 
   static native ValueInfo[] methodOutputs(long method);
 
-  static native Object[] execute(long method, Object[] inputs);
+  static native Object[] execute(long method, Object[] inputs, Tensor[] into);
 
   // native/tensors.cpp
   static native long openTensors(long cache);

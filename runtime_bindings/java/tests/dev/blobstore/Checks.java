@@ -42,6 +42,7 @@ final class Checks {
     check("run", all::run);
     check("values", all::values);
     check("orders", all::orders);
+    check("results in given tensors", all::into);
     check("bad inputs", all::badInputs);
     check("updates", all::updates);
     check("bad updates", all::badUpdates);
@@ -316,6 +317,41 @@ final class Checks {
     }
   }
 
+  private void into() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache)) {
+      float[] expected = forward.execute(points()).tensor(0).floats();
+      Tensor mine = Tensor.zeros(DType.FLOAT32, 4, 2);
+      same(forward.executeInto(new Tensor[] {mine}, points()).tensor(0), mine);
+      require(Arrays.equals(mine.floats(), expected), "the result");
+      require(forward.executeInto(new Tensor[] {null}, points()).tensor(0) != mine, "a new one");
+      require(forward.executeInto(new Tensor[0], points()).tensor(0) != mine, "a new one");
+      Class<BlobStoreException.Layout> layout = BlobStoreException.Layout.class;
+      fails(
+          layout,
+          () -> forward.executeInto(new Tensor[] {Tensor.zeros(DType.FLOAT32, 2, 4)}, points()),
+          "output 0 is float[4, 2], and the tensor for it is float[2, 4]");
+      fails(layout, () -> forward.executeInto(new Tensor[] {Tensor.zeros(DType.INT32, 4, 2)}, points()), "int[4, 2]");
+      Tensor turned = Tensor.of(mine.data(), DType.FLOAT32, new long[] {4, 2}, new int[] {1, 0});
+      fails(layout, () -> forward.executeInto(new Tensor[] {turned}, points()), "order");
+      fails(
+          BlobStoreException.UnsupportedData.class,
+          () -> forward.executeInto(new Tensor[] {readOnly(mine)}, points()),
+          "read-only");
+      require(Arrays.equals(mine.floats(), expected), "not written to");
+    }
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/text.pte", empty);
+        Method forward = program.loadMethod("forward")) {
+      Tensor one = Tensor.zeros(DType.INT64);
+      fails(BlobStoreException.Layout.class, () -> forward.executeInto(new Tensor[] {one}), "output 0 is no tensor");
+    }
+  }
+
+  private static Tensor readOnly(Tensor tensor) {
+    return Tensor.of(tensor.data().asReadOnlyBuffer().order(ByteOrder.nativeOrder()), tensor.dtype(), tensor.sizes());
+  }
+
   private void badInputs() {
     try (BlobCache cache = xor();
         Method forward = serve(cache)) {
@@ -344,8 +380,7 @@ final class Checks {
       Tensor x = Tensor.of(new float[] {0, 1, 2, 3}, 4);
       same(Arrays.toString(forward.execute(x).tensor(1).floats()), "[2.0, 4.0, 6.0, 8.0]");
       same(Arrays.toString(x.floats()), "[0.0, 1.0, 2.0, 3.0]");
-      ByteBuffer readOnly = x.data().asReadOnlyBuffer().order(ByteOrder.nativeOrder());
-      same(forward.execute(Tensor.of(readOnly, DType.FLOAT32, 4)).tensor(1).floats()[0], 2f);
+      same(forward.execute(readOnly(x)).tensor(1).floats()[0], 2f);
     }
   }
 
