@@ -100,7 +100,12 @@ def build_with_hooks(directory: Path, *targets: str) -> None:
     options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
     java = f"-DBLOBSTORE_JAVA={'OFF' if missing_java() else 'ON'}"
     build_tests(
-        directory, *options, java, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", targets=targets or ("all",)
+        directory,
+        *options,
+        java,
+        f"-Dnanobind_DIR={nanobind}",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+        targets=targets or ("all",),
     )
 
 

@@ -5,6 +5,8 @@
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
+#include "text.h"
+
 namespace blobstore::java {
 
 namespace et = executorch::runtime;
@@ -43,72 +45,6 @@ Classes classes;
 jclass find(JNIEnv* env, const char* name) {
   const Local<jclass> found(env, checked(env, env->FindClass(name)));
   return static_cast<jclass>(checked(env, env->NewGlobalRef(found.get())));
-}
-
-/// Append a character as UTF-16. @param code up to 0x10FFFF, and no surrogate.
-void append(std::u16string& out, uint32_t code) {
-  if (code < 0x10000) {
-    out += static_cast<char16_t>(code);
-  } else {
-    out += static_cast<char16_t>(0xD800 + ((code - 0x10000) >> 10));
-    out += static_cast<char16_t>(0xDC00 + ((code - 0x10000) & 0x3FF));
-  }
-}
-
-/// The text as UTF-16; each byte that is not part of a character becomes U+FFFD.
-std::u16string to_utf16(const std::string& text) {
-  std::u16string out;
-  out.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    const auto byte = [&](size_t index) -> uint32_t {
-      return at + index < text.size() ? static_cast<uint8_t>(text[at + index]) : 0;
-    };
-    const uint32_t first = byte(0);
-    const size_t length = first < 0x80 ? 1
-        : first < 0xC2                 ? 0
-        : first < 0xE0                 ? 2
-        : first < 0xF0                 ? 3
-        : first < 0xF5                 ? 4
-                                       : 0;
-    uint32_t code = length == 1 ? first : length == 0 ? 0 : first & (0x7FU >> length);
-    bool sound = length != 0;
-    for (size_t i = 1; sound && i < length; ++i) {
-      sound = (byte(i) & 0xC0) == 0x80;
-      code = (code << 6) | (byte(i) & 0x3F);
-    }
-    sound = sound && !(length == 3 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) &&
-        !(length == 4 && (code < 0x10000 || code > 0x10FFFF));
-    append(out, sound ? code : 0xFFFD);
-    at += sound ? length : 1;
-  }
-  return out;
-}
-
-/// @throws Error UnsupportedData: half of a surrogate pair.
-std::string to_utf8(const std::u16string& text) {
-  std::string out;
-  out.reserve(text.size());
-  for (size_t at = 0; at < text.size(); ++at) {
-    uint32_t code = text[at];
-    if (code >= 0xD800 && code < 0xE000) {
-      const uint32_t low = at + 1 < text.size() ? text[at + 1] : 0;
-      if (code >= 0xDC00 || low < 0xDC00 || low >= 0xE000) {
-        throw Error(ErrorKind::UnsupportedData, "a string has half of a surrogate pair");
-      }
-      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-      ++at;
-    }
-    if (code < 0x80) {
-      out += static_cast<char>(code);
-      continue;
-    }
-    const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    out += static_cast<char>((0xFF00 >> (more + 1) & 0xFF) | (code >> (6 * more)));
-    for (int i = more - 1; i >= 0; --i) {
-      out += static_cast<char>(0x80 | (code >> (6 * i) & 0x3F));
-    }
-  }
-  return out;
 }
 
 void leave(JNIEnv* env, const Error& error) {
@@ -362,8 +298,12 @@ View view_of(JNIEnv* env, jobject tensor) {
   }
   view.data = env->GetDirectBufferAddress(data.get());
   view.nbytes = static_cast<size_t>(env->GetDirectBufferCapacity(data.get()));
-  const std::optional<uint64_t> nbytes = layout_nbytes(view.layout());
-  if (nbytes != view.nbytes || (view.data == nullptr && view.nbytes != 0)) {
+  // the constructor in Java compared the two, so this is about memory that was not made by it
+  size_t nbytes = item_size(view.scalar_type);
+  for (uint8_t i = 0; i < view.rank; ++i) {
+    nbytes *= static_cast<size_t>(view.sizes[i]);
+  }
+  if (nbytes != view.nbytes || (view.data == nullptr && nbytes != 0)) {
     throw Error(ErrorKind::UnsupportedData, "the memory of a tensor is not that of a direct buffer");
   }
   if (view.nbytes != 0 && reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
@@ -464,8 +404,8 @@ Layout layout_of(const EtTensor& tensor) {
   Layout layout;
   layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
   layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  for (uint8_t i = 0; i < layout.sizes.size(); ++i) {
-    layout.dim_order.push_back(tensor.dim_order().data() != nullptr ? tensor.dim_order()[i] : i);
+  for (size_t i = 0; i < layout.sizes.size(); ++i) {
+    layout.dim_order.push_back(tensor.dim_order().data() != nullptr ? tensor.dim_order()[i] : static_cast<uint8_t>(i));
   }
   return layout;
 }

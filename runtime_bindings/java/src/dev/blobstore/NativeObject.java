@@ -1,5 +1,6 @@
 package dev.blobstore;
 
+import java.io.Closeable;
 import java.util.function.LongBinaryOperator;
 import java.util.function.LongFunction;
 import java.util.function.LongUnaryOperator;
@@ -12,9 +13,11 @@ import java.util.function.LongUnaryOperator;
  * nothing. What was made from the object keeps what it needs: a method runs on after its program and its cache were
  * closed. Memory is freed when the last holder is gone.
  *
+ * <p>It is a {@link Closeable}, and so an {@link AutoCloseable}, because Kotlin's {@code use} takes every one of these.
+ *
  * <p>An object that is collected without being closed is closed then, at a moment that nobody knows.
  */
-abstract class NativeObject implements AutoCloseable {
+abstract class NativeObject implements Closeable {
   final Handle handle;
 
   NativeObject(long pointer) {
