@@ -125,7 +125,7 @@ $(VENV)/.weights: $(VENV)/.installed
 	@touch $@
 
 # The native package: built here, on the executorch that is installed here, so no second copy is fetched to build on.
-RUNTIME_SOURCES := $(shell find runtime_bindings -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt' -o -name '*.cmake')
+RUNTIME_SOURCES := $(shell find runtime_bindings -path runtime_bindings/java -prune -o \( -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
 
 $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."

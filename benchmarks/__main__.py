@@ -19,6 +19,7 @@ MODULES = (
     "store",
     "report",
     "runtime",
+    "java",
     "lowering",
     "backends",
     "tensors",

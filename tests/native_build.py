@@ -30,6 +30,12 @@ def missing() -> str | None:
     return f"building C++ needs {', '.join(lost)}" if lost else None
 
 
+def missing_java() -> str | None:
+    """Why the part for Java cannot be built and run here; None if it can."""
+    lost = [name for name in ("java", "javac") if shutil.which(name, path=_PATH) is None]
+    return missing() or (f"Java needs {', '.join(lost)}" if lost else None)
+
+
 @contextmanager
 def folder(name: str) -> Iterator[Path]:
     """A folder below build/ for this environment alone, because CMake remembers where it found executorch.
@@ -84,15 +90,22 @@ def build_tests(directory: Path, *options: str, targets: Sequence[str] = ("all",
 
 
 def build_with_hooks(directory: Path, *targets: str) -> None:
-    """Configure and build the C++ tests and the Python module together, with hooks for tests, on one library.
+    """Configure and build the C++ tests, the Python module and, with a JDK, the part for Java together, with hooks for
+    tests, on one library.
 
     Compiling the library is most of what tests of C++ take, so it is not optimized much.
     """
     command = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     nanobind = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
+    java = f"-DBLOBSTORE_JAVA={'OFF' if missing_java() else 'ON'}"
     build_tests(
-        directory, *options, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", targets=targets or ("all",)
+        directory,
+        *options,
+        java,
+        f"-Dnanobind_DIR={nanobind}",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+        targets=targets or ("all",),
     )
 
 

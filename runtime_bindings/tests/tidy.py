@@ -15,10 +15,13 @@ from tests.native_build import LIBRARY, ROOT
 def main() -> None:
     build = ROOT / "build" / "tidy"
     try:
-        native_build.configure_tests(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF")
+        java = f"-DBLOBSTORE_JAVA={'OFF' if native_build.missing_java() else 'ON'}"
+        native_build.configure_tests(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF", java)
     except AssertionError as error:
         sys.exit(str(error))
     sources = sorted([*(LIBRARY / "src").rglob("*.cpp"), *(LIBRARY / "tests").glob("*.cpp")])
+    if not native_build.missing_java():
+        sources += sorted((LIBRARY / "java" / "native").glob("*.cpp"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         findings = [text for text in pool.map(lambda source: tidy(source, build), sources) if text]
     if findings:

@@ -44,6 +44,7 @@ NOT_RUN = {
     "docs/install.md": 6,
     "docs/tutorial.md": 1,
     "docs/cpp.md": 1,
+    "docs/java.md": 1,
     "docs/platforms.md": 2,
     "docs/pool.md": 4,
     "docs/report.md": 1,

@@ -85,7 +85,7 @@ def test_excerpts_of_examples_stand_in_them() -> None:
     found = 0
     for page in pages():
         text = (ROOT / page).read_text(encoding="utf-8")
-        for example, code in re.findall(r"<!-- from (\S+) -->\n+```cpp\n(.*?)```", text, re.DOTALL):
+        for example, code in re.findall(r"<!-- from (\S+) -->\n+```(?:cpp|java)\n(.*?)```", text, re.DOTALL):
             source = re.sub(r"\s+", " ", (ROOT / example).read_text(encoding="utf-8"))
             for part in code.strip().split("\n\n"):
                 found += 1

@@ -12,7 +12,7 @@ from torch import nn
 
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
-from tests import models
+from tests import models, native_build
 from tests.runtime.application import ROOT, build
 
 pytestmark = pytest.mark.long
@@ -80,18 +80,48 @@ def test_from_module_to_a_cache(examples, tmp_path):
     assert found == pytest.approx([before, before, before - bias], abs=1e-5), cache.stderr
 
 
-def test_the_life_of_a_device(examples, tmp_path, monkeypatch):
-    """Adapters, an update by name, training, publishing, saving and a new start, without Python (N1, D2, T2)."""
-    monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path)])
-    runpy.run_path(str(SOURCE / "prepare.py"), run_name="__main__")
-    shipped = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = run(examples / "device", tmp_path)
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    """What `device.cpp` and `Device.java` ship."""
+    path = tmp_path_factory.mktemp("device")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["prepare.py", str(path)])
+        runpy.run_path(str(SOURCE / "prepare.py"), run_name="__main__")
+    return path
+
+
+def check_life(done, device, trained):
+    """What it prints is right, it changed no file, and the one that it wrote has the adapter only."""
     assert done.returncode == 0, done.stderr
     scores = {line[:38].strip(): int(line.split()[-3]) for line in done.stdout.splitlines()}
     assert scores["adapter left.ptd"] > 900
     assert scores["head.bias changed"] < 600
     assert scores["adapter up.ptd"] > 900
     assert scores["published"] > 900 > scores["trained, not published"]
-    assert scores["started again from trained.ptd"] == scores["published"] > scores["reverted"]
-    assert {name: (tmp_path / name).read_bytes() for name in shipped} == shipped
-    assert (tmp_path / "trained.ptd").stat().st_size < 1.5 * len(shipped["adapter.ptd"])
+    assert scores[f"started again from {trained}"] == scores["published"] > scores["reverted"]
+    assert (device / trained).stat().st_size < 1.5 * (device / "adapter.ptd").stat().st_size
+
+
+def contents(device):
+    return {path.name: path.read_bytes() for path in device.iterdir() if not path.name.startswith("trained")}
+
+
+def test_the_life_of_a_device(examples, device):
+    """Adapters, an update by name, training, publishing, saving and a new start, without Python (N1, D2, T2)."""
+    shipped = contents(device)
+    check_life(run(examples / "device", device), device, "trained.ptd")
+    assert contents(device) == shipped
+
+
+def test_the_life_of_a_device_in_java(device):
+    """The same in Java, compiled as it is started."""
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    with native_build.folder("native-tests") as directory:
+        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_jar")
+        java = directory / "java"
+        command = ["java", f"-Djava.library.path={java}", "-cp", java / "blobstore.jar"]
+        shipped = contents(device)
+        done = run(*command, ROOT / "examples" / "java" / "Device.java", device)
+    check_life(done, device, "trained-java.ptd")
+    assert contents(device) == shipped

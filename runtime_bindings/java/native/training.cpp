@@ -1,0 +1,70 @@
+// Training in Java.
+#include <mutex>
+
+#include <blobstore/training.h>
+
+#include "convert.h"
+
+namespace blobstore::java {
+namespace {
+
+jlong make_sgd(
+    JNIEnv* env, jclass, jdouble lr, jdouble momentum, jdouble dampening, jdouble weight_decay, jboolean nesterov) {
+  return guarded(env, [&] {
+    const SGDOptions options{lr, momentum, dampening, weight_decay, nesterov != JNI_FALSE};
+    return share<Optimizer>(std::make_shared<SGD>(options)); // `step` takes any optimizer
+  });
+}
+
+jlong load(JNIEnv* env, jclass, jlong program, jstring method) {
+  return guarded(
+      env, [&] { return share(std::make_shared<TrainingProgram>(shared<Program>(program), to_string(env, method))); });
+}
+
+jobjectArray names(JNIEnv* env, jclass, jlong training) {
+  return guarded(env, [&] { return to_java(env, object<TrainingProgram>(training).names()).give(); });
+}
+
+jobject parameter(JNIEnv* env, jclass, jlong handle, jstring name) {
+  return guarded(env, [&] {
+    auto& training = object<TrainingProgram>(handle);
+    const std::string wanted = to_string(env, name);
+    const auto found = training.named_parameters().find(wanted);
+    if (found == training.named_parameters().end()) {
+      throw Error(ErrorKind::KeyNotFound, "no parameter '" + wanted + "' is trained");
+    }
+    const std::lock_guard<TrainingProgram> turn(training);
+    return copy_to_java(env, *found->second).give();
+  });
+}
+
+jobjectArray step(JNIEnv* env, jclass, jlong handle, jlong optimizer, jobjectArray values, jint on_nan) {
+  return guarded(env, [&] {
+    auto& training = object<TrainingProgram>(handle);
+    const Inputs inputs(env, values, training.method()->meta());
+    return copy_to_java(env, training.step(object<Optimizer>(optimizer), inputs.list(), static_cast<OnNan>(on_nan)))
+        .give();
+  });
+}
+
+jlong publish(JNIEnv* env, jclass, jlong training, jlong tensors, jboolean strict, jboolean finite) {
+  return guarded(env, [&] {
+    return static_cast<jlong>(object<TrainingProgram>(training).publish(
+        object<LogicalTensors>(tensors), strict != JNI_FALSE, finite != JNI_FALSE));
+  });
+}
+
+} // namespace
+
+void add_training(std::vector<JNINativeMethod>& functions) {
+  functions.insert(
+      functions.end(),
+      {function("makeSgd", "(DDDDZ)J", &make_sgd),
+       function("loadTraining", "(JLjava/lang/String;)J", &load),
+       function("trainingNames", "(J)[Ljava/lang/String;", &names),
+       function("trainingParameter", "(JLjava/lang/String;)Ldev/blobstore/Tensor;", &parameter),
+       function("trainingStep", "(JJ[Ljava/lang/Object;I)[Ljava/lang/Object;", &step),
+       function("trainingPublish", "(JJZZ)J", &publish)});
+}
+
+} // namespace blobstore::java

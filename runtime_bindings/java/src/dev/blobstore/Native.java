@@ -1,0 +1,156 @@
+package dev.blobstore;
+
+/**
+ * The functions of libblobstore_jni, which are registered when it is loaded. Each long that stands for an object is a
+ * share of which the caller holds a lease; 0 is none. Strings and arrays are read during the call only.
+ */
+final class Native {
+  static {
+    System.loadLibrary("blobstore_jni");
+    Runtime.getRuntime().addShutdownHook(new Thread(Native::endFirst, "blobstore-end"));
+  }
+
+  private Native() {}
+
+  /** Give back a share. */
+  static native void free(long object);
+
+  /** Let the end of the process wait for calls that are running. */
+  static native void endFirst();
+
+  // native/cache.cpp
+  static native long openCache(String[] paths, int mode, long base, long packed);
+
+  static native String cacheName(long cache);
+
+  static native String[] cacheKeys(long cache);
+
+  static native boolean cacheContains(long cache, String key);
+
+  static native boolean cacheOwns(long cache, String key);
+
+  static native Tensor cacheBlob(long cache, String key);
+
+  static native long cacheGeneration(long cache);
+
+  static native long cacheVersion(long cache, String key);
+
+  static native long cacheUpdate(long cache, String[] keys, Tensor[] tensors);
+
+  static native long cacheLoad(long cache, String path);
+
+  static native long cacheRevert(long cache);
+
+  static native long cacheRevertKeys(long cache, String[] keys);
+
+  static native long cacheSave(long cache, String path, boolean dirtyOnly);
+
+  static native String[] cacheDirty(long cache);
+
+  static native void cacheCheckFiles(long cache);
+
+  static native boolean cacheVerify(long cache);
+
+  static native long[] cacheStats(long cache);
+
+  static native long makeWorkingCopy(String[] paths, String target);
+
+  // native/program.cpp
+  static native long loadProgram(String path, long cache, long packed);
+
+  static native String[] programMethods(long program);
+
+  static native String[] programNeeds(long program, String method);
+
+  static native String[] programBackends(long program, String method);
+
+  static native ValueInfo[] programInputs(long program, String method);
+
+  static native ValueInfo[] programOutputs(long program, String method);
+
+  static native String programPackedCachePath(long program);
+
+  static native long loadMethod(long program, String name);
+
+  static native String methodName(long method);
+
+  static native ValueInfo[] methodInputs(long method);
+
+  static native ValueInfo[] methodOutputs(long method);
+
+  static native Object[] execute(long method, Object[] inputs, Tensor[] into);
+
+  // native/tensors.cpp
+  static native long openTensors(long cache);
+
+  static native String[] tensorNames(long tensors);
+
+  static native boolean tensorContains(long tensors, String name);
+
+  static native LogicalTensor tensorAt(long tensors, String name);
+
+  static native Tensor tensorValue(long tensors, String name);
+
+  static native long tensorUpdate(long tensors, String[] names, Tensor[] values, boolean finite);
+
+  static native long tensorUpdateStateDict(
+      long tensors, String[] names, Tensor[] values, boolean strict, boolean finite);
+
+  static native long tensorUpdateFile(long tensors, String path, boolean strict, boolean finite);
+
+  // native/adapters.cpp
+  static native String foundationFingerprint(String[] paths);
+
+  static native AdapterInfo readAdapter(String path);
+
+  static native long loadAdapter(long tensors, String path, boolean hasScale, double scale, double strength);
+
+  static native long setAdapterStrength(long tensors, double strength);
+
+  static native long loadAdapters(long tensors, String[] paths, double[] strengths, boolean hasScale, double scale);
+
+  static native long setAdapterStrengths(long tensors, double[] strengths);
+
+  static native long mergeAdapter(long tensors, String path, double alpha);
+
+  static native String[] mergedWeights(long merged);
+
+  static native long mergedGeneration(long merged);
+
+  static native boolean mergedUndone(long merged);
+
+  static native long mergedUndo(long merged);
+
+  // native/packed.cpp
+  static native long openPacked(String folder, long limit, boolean verify);
+
+  static native PackedStats packedStats(long store);
+
+  static native PackedFile[] packedList(long store);
+
+  static native PackedFile[] packedVerify(long store);
+
+  static native PackedFile[] packedGc(long store);
+
+  // native/releases.cpp; the options are sha256, name, version, executorch, ways
+  static native Missing missing(
+      String index, String directory, String[] options, boolean allowRollback, boolean plain);
+
+  static native InstalledRelease commit(
+      String index, String directory, String[] options, boolean allowRollback, boolean plain);
+
+  static native long[] gc(String directory, long keep);
+
+  // native/training.cpp
+  static native long makeSgd(double lr, double momentum, double dampening, double weightDecay, boolean nesterov);
+
+  static native long loadTraining(long program, String method);
+
+  static native String[] trainingNames(long training);
+
+  static native Tensor trainingParameter(long training, String name);
+
+  static native Object[] trainingStep(long training, long optimizer, Object[] inputs, int onNan);
+
+  static native long trainingPublish(long training, long tensors, boolean strict, boolean finite);
+}

@@ -1,0 +1,63 @@
+package dev.blobstore;
+
+import java.util.List;
+
+/**
+ * Packed weights on disk: the form that XNNPACK computes from weights, made once and mapped by every later load. Pass it
+ * to {@link BlobCache#open} or {@link Program#load}.
+ *
+ * <p>Any number of threads and processes may use a folder. If no file can be used or written, weights are packed on the
+ * heap, as without a store, and {@link #stats} has the reason.
+ */
+public final class PackedStore extends NativeObject {
+  /** The size of all files together that {@link #open(String)} allows, in bytes. */
+  public static final long DEFAULT_LIMIT = 4L << 30;
+
+  private PackedStore(long pointer) {
+    super(pointer);
+  }
+
+  /** As {@link #open(String, long, boolean)}, with the default limit, and verified when a file is new or has changed. */
+  public static PackedStore open(String folder) {
+    return open(folder, DEFAULT_LIMIT, false);
+  }
+
+  /**
+   * Open a folder, which is made when the first file is written.
+   *
+   * @param limit the size of all files together, in bytes; files that no living process uses are removed to stay below.
+   * @param verify compare the file with its digests at every load.
+   * @throws BlobStoreException.FileAccess the path exists and is not a folder.
+   */
+  public static PackedStore open(String folder, long limit, boolean verify) {
+    if (limit < 0) {
+      throw new IllegalArgumentException("limit is " + limit + ", which is negative");
+    }
+    return new PackedStore(Native.openPacked(folder, limit, verify));
+  }
+
+  /** What happened through this object in this process. */
+  public PackedStats stats() {
+    return get(Native::packedStats);
+  }
+
+  /** The files, the most recently used first. @throws BlobStoreException.FileAccess the folder cannot be read. */
+  public List<PackedFile> list() {
+    return List.of(get(Native::packedList));
+  }
+
+  /** As {@link #list}, and compare all bytes with their digests. Removes nothing. */
+  public List<PackedFile> verify() {
+    return List.of(get(Native::packedVerify));
+  }
+
+  /**
+   * Remove what killed processes left, damaged and replaced files, and then those that exceed the limit.
+   *
+   * @return what was removed.
+   * @throws BlobStoreException.FileAccess something cannot be removed.
+   */
+  public List<PackedFile> gc() {
+    return List.of(get(Native::packedGc));
+  }
+}

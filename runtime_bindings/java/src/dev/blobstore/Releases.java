@@ -1,0 +1,77 @@
+package dev.blobstore;
+
+/**
+ * Releases in an application that downloads itself: what to fetch, and one switch to what was fetched. Nothing here uses
+ * the network.
+ *
+ * <pre>{@code
+ * // INDEX was fetched from https://models.example.com/assistant/1.3/index.json, and beside it ways.json.zst
+ * Missing todo = Releases.missing(INDEX, folder, options);
+ * while (!todo.fetches.isEmpty()) {
+ *   for (Missing.Fetch one : todo.fetches) {
+ *     download("https://models.example.com/" + one.url, one.range, todo.folder + one.file);
+ *   }
+ *   todo = Releases.missing(INDEX, folder, options);
+ * }
+ * InstalledRelease release = Releases.commit(INDEX, folder, options); // release.path has the files
+ * }</pre>
+ *
+ * Any thread may call these at any time. They wait for other threads and processes that pull into the folder.
+ */
+public final class Releases {
+  private Releases() {}
+
+  /**
+   * Find what a folder lacks of a release. Contents that are here are compared with their digests, so this reads them.
+   *
+   * @param index a file with the index of the release.
+   * @param directory the folder of the device; it is made if it is missing.
+   * @throws BlobStoreException FileAccess, InvalidFile, Integrity, Release; Trust: the index has another digest, name or
+   *     version than the options say, or is older than the installed one.
+   */
+  public static Missing missing(String index, String directory, ReleaseOptions options) {
+    return Native.missing(index, directory, options.texts(), options.allowRollback, options.plain);
+  }
+
+  /**
+   * Make a release the current one of a folder, from what was fetched. All bytes are compared with their digests before
+   * anything refers to them. At every moment {@code current} leads to the old release or to the new one, whole, also if
+   * the process is killed; then call it again.
+   *
+   * @throws BlobStoreException Transfer: something was not fetched. Integrity: what was fetched is wrong; it was removed,
+   *     so that {@link #missing} lists it again. Otherwise as {@link #missing}. The old release stays current.
+   */
+  public static InstalledRelease commit(String index, String directory, ReleaseOptions options) {
+    return Native.commit(index, directory, options.texts(), options.allowRollback, options.plain);
+  }
+
+  /**
+   * Remove from a folder what its newest releases do not need.
+   *
+   * @param keep how many releases stay, with the current one; at least 1.
+   * @throws BlobStoreException Release: no release is installed there, or keep is below 1. FileAccess, InvalidFile,
+   *     Integrity.
+   */
+  public static Collected gc(String directory, long keep) {
+    return new Collected(Native.gc(directory, Math.max(keep, 0)));
+  }
+
+  /** What {@link #gc} removed. */
+  public static final class Collected {
+    /** The number of releases. */
+    public final long releases;
+    /** The number of files. */
+    public final long files;
+    /** Their size in bytes. */
+    public final long bytes;
+    /** Releases that stay only because a process has them open. */
+    public final long inUse;
+
+    Collected(long[] values) {
+      releases = values[0];
+      files = values[1];
+      bytes = values[2];
+      inUse = values[3];
+    }
+  }
+}

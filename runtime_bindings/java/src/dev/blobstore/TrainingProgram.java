@@ -1,0 +1,85 @@
+package dev.blobstore;
+
+import java.util.List;
+
+/**
+ * A method that computes a loss and its gradients. Trains its own copy of the parameters: neither the cache nor other
+ * programs on it see a step before {@link #publish}.
+ *
+ * <p>Any thread may call any method at any time. Those that read or change the parameters take turns.
+ */
+public final class TrainingProgram extends NativeObject {
+  /** What a step does if the loss is infinite or NaN; native code knows the order. */
+  public enum OnNan {
+    /** It throws {@link BlobStoreException.NotFiniteLoss}; nothing was changed. */
+    THROW,
+    /** It returns the outputs; nothing was changed. */
+    SKIP,
+    /** It steps as usual. */
+    ACCEPT,
+  }
+
+  private TrainingProgram(long pointer) {
+    super(pointer);
+  }
+
+  /**
+   * Load a method for training. Holds the program and its cache.
+   *
+   * @throws BlobStoreException Program: the method is not a training program. Unsupported: gradients or parameters have
+   *     no planned memory. As {@link Program#loadMethod}.
+   */
+  public static TrainingProgram load(Program program, String method) {
+    return new TrainingProgram(program.number(from -> Native.loadTraining(from, method)));
+  }
+
+  /** The names of the trained parameters, in the order of the program. */
+  public List<String> names() {
+    return List.of(get(Native::trainingNames));
+  }
+
+  /** A copy of a trained parameter, from between two steps. @throws BlobStoreException.KeyNotFound none has the name. */
+  public Tensor parameter(String name) {
+    return get(training -> Native.trainingParameter(training, name));
+  }
+
+  /** As {@link #step(Optimizer, OnNan, Object...)}, and throws if the loss is not finite. */
+  public Outputs step(Optimizer optimizer, Object... inputs) {
+    return step(optimizer, OnNan.THROW, inputs);
+  }
+
+  /**
+   * Compute loss and gradients, and step the optimizer.
+   *
+   * @param inputs as {@link Method#execute} takes them.
+   * @return the outputs of the model, the loss first.
+   * @throws BlobStoreException NotFiniteLoss, Training; as {@link Method#execute}.
+   */
+  public Outputs step(Optimizer optimizer, OnNan onNan, Object... inputs) {
+    long training = handle.lease();
+    try {
+      long by = optimizer.handle.lease();
+      try {
+        synchronized (optimizer) { // the library's own are for one thread at a time
+          return new Outputs(Native.trainingStep(training, by, inputs, onNan.ordinal()));
+        }
+      } finally {
+        optimizer.handle.release();
+      }
+    } finally {
+      handle.release();
+    }
+  }
+
+  /**
+   * Commit the trained parameters to the programs on a cache, all or none. Their next call uses them.
+   *
+   * @param strict refuse if the cache lacks parameters, or if a program on it has some where no update reaches them.
+   * @param finite refuse infinities and NaN.
+   * @return the cache's new generation.
+   * @throws BlobStoreException KeyNotFound, Update, and as {@link LogicalTensors#update}. Nothing was changed.
+   */
+  public long publish(LogicalTensors target, boolean strict, boolean finite) {
+    return both(this, target, (from, to) -> Native.trainingPublish(from, to, strict, finite));
+  }
+}

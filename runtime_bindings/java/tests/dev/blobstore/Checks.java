@@ -1,0 +1,680 @@
+package dev.blobstore;
+
+import static dev.blobstore.Harness.check;
+import static dev.blobstore.Harness.end;
+import static dev.blobstore.Harness.fails;
+import static dev.blobstore.Harness.print;
+import static dev.blobstore.Harness.require;
+import static dev.blobstore.Harness.same;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalDouble;
+import java.util.Set;
+
+/** {@code Checks FOLDER}, with the files that tests/runtime/test_java.py writes. */
+final class Checks {
+  private static final float[] POINTS = {0, 0, 0, 1, 1, 0, 1, 1};
+
+  private final String folder;
+
+  private Checks(String folder) {
+    this.folder = folder + "/";
+  }
+
+  public static void main(String[] arguments) {
+    Checks all = new Checks(arguments[0]);
+    check("errors", all::errors);
+    check("dtypes", all::dtypes);
+    check("tensors", all::tensors);
+    check("bad tensors", all::badTensors);
+    check("texts", all::texts);
+    check("cache", all::cache);
+    check("bases", all::bases);
+    check("shared", all::shared);
+    check("run", all::run);
+    check("values", all::values);
+    check("orders", all::orders);
+    check("results in given tensors", all::into);
+    check("bad inputs", all::badInputs);
+    check("updates", all::updates);
+    check("bad updates", all::badUpdates);
+    check("adapters", all::adapters);
+    check("merge", all::merge);
+    check("packed", all::packed);
+    check("training", all::training);
+    check("releases", all::releases);
+    check("closed", all::closed);
+    check("collected", all::collected);
+    check("nothing is left", all::nothingIsLeft);
+    end();
+  }
+
+  private static Tensor points() {
+    return Tensor.of(POINTS, 4, 2);
+  }
+
+  private BlobCache xor() {
+    return BlobCache.open(folder + "programs/xor.ptd");
+  }
+
+  private Method serve(BlobCache cache) {
+    try (Program program = Program.load(folder + "programs/serve.pte", cache)) {
+      return program.loadMethod("forward");
+    }
+  }
+
+  private void errors() {
+    for (BlobStoreException.Kind kind : BlobStoreException.Kind.values()) {
+      BlobStoreException error = BlobStoreException.of(kind.ordinal(), "/a/file", "a reason", 5);
+      same(error.getMessage(), "/a/file: a reason");
+      same(error.path(), "/a/file");
+      same(error.reason(), "a reason");
+      same(error.number(), 5);
+      print("kind", kind, error.getClass().getSimpleName(), error.getClass().getSuperclass().getSimpleName());
+    }
+    same(BlobStoreException.of(0, "", "a reason", 0).getMessage(), "a reason");
+    // from the library, with the path, the reason and errno
+    BlobStoreException.FileAccess error =
+        fails(BlobStoreException.FileAccess.class, () -> BlobCache.open("/nowhere/w.ptd"), "/nowhere/w.ptd: ");
+    same(error.number(), 2);
+    same(error.path(), "/nowhere/w.ptd");
+    fails(BlobStoreException.InvalidFile.class, () -> BlobCache.open(folder + "text.txt"), "text.txt");
+  }
+
+  private void dtypes() {
+    for (DType dtype : DType.values()) {
+      print("dtype", dtype.ordinal(), dtype, dtype.size());
+    }
+  }
+
+  private void tensors() {
+    ByteBuffer memory = ByteBuffer.allocateDirect(32).order(ByteOrder.nativeOrder());
+    memory.position(8);
+    Tensor tensor = Tensor.of(memory, DType.FLOAT32, 2, 3);
+    memory.putFloat(8, 7); // the same memory
+    same(tensor.floats()[0], 7f);
+    tensor.data().putFloat(4, 9);
+    same(memory.getFloat(12), 9f);
+    same(tensor.data().position(), 0);
+    same(Arrays.toString(tensor.sizes()), "[2, 3]");
+    same(Arrays.toString(tensor.dimOrder()), "[0, 1]");
+    same(tensor.toString(), "float32[2, 3]");
+    same(tensor.elements(), 6);
+    same(Tensor.of(new float[] {1.5f}).sizes().length, 0);
+    same(Tensor.of(new long[] {1, -2}, 2).longs()[1], -2L);
+    same(Tensor.of(new int[] {1, -2}, 2).ints()[1], -2);
+    same(Tensor.of(new double[] {1, -2}, 2).doubles()[1], -2.0);
+    same(Tensor.of(new byte[] {1, -2}, 2).bytes()[1], (byte) -2);
+    same(Tensor.of(new boolean[] {false, true}, 2).bytes()[1], (byte) 1);
+    same(Tensor.zeros(DType.FLOAT32, 0, 1L << 30, 4).elements(), 0);
+    ByteBuffer big = ByteBuffer.allocateDirect(3); // big-endian, which is nothing for bytes
+    same(Tensor.of(big, DType.UINT8, 3).elements(), 3);
+    same(Arrays.toString(Tensor.of(memory, DType.FLOAT32, new long[] {2, 3}, new int[] {1, 0}).dimOrder()), "[1, 0]");
+  }
+
+  private void badTensors() {
+    ByteBuffer good = ByteBuffer.allocateDirect(24).order(ByteOrder.nativeOrder());
+    Class<BlobStoreException.UnsupportedData> refused = BlobStoreException.UnsupportedData.class;
+    Class<BlobStoreException.Layout> layout = BlobStoreException.Layout.class;
+    fails(refused, () -> Tensor.of(ByteBuffer.allocate(24), DType.FLOAT32, 6), "not direct");
+    ByteOrder other = ByteOrder.nativeOrder() == ByteOrder.BIG_ENDIAN ? ByteOrder.LITTLE_ENDIAN : ByteOrder.BIG_ENDIAN;
+    fails(refused, () -> Tensor.of(good.duplicate().order(other), DType.FLOAT32, 6), "nativeOrder()");
+    fails(refused, () -> Tensor.of(good, DType.FLOAT32, new long[17]), "17");
+    fails(refused, () -> Tensor.of(good, DType.FLOAT32, 6).longs(), "longs() is for INT64; this is float32[6]");
+    fails(refused, () -> Tensor.zeros(DType.INT64, 1L << 30), "8589934592 bytes");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, 5), "float32[5] has 20 bytes, the buffer has 24");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, -6), "-6");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, 1L << 31), "2147483648");
+    fails(layout, () -> Tensor.zeros(DType.INT64, 1L << 30, 1L << 30, 1L << 30), "too large");
+    fails(layout, () -> Tensor.zeros(DType.INT64, 0, 1L << 30, 1L << 30, 1L << 30), "too large");
+    fails(layout, () -> Tensor.of(new float[5], 2, 3), "float32[2, 3] has 6 elements, the array has 5");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, new long[] {2, 3}, new int[] {0, 0}), "[0, 0]");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, new long[] {2, 3}, new int[] {0}), "[0]");
+    fails(layout, () -> Tensor.of(good, DType.FLOAT32, new long[] {2, 3}, new int[] {0, 300}), "300");
+    fails(NullPointerException.class, () -> Tensor.of((ByteBuffer) null, DType.FLOAT32, 6));
+  }
+
+  private void texts() {
+    String name = "w\u00e4\u4e16\ud834\udd1e.ptd"; // two, three and four bytes in UTF-8, in every locale
+    try (BlobCache cache = BlobCache.open(folder + name)) {
+      require(cache.name().endsWith(name), cache.name());
+      fails(BlobStoreException.KeyNotFound.class, () -> cache.blob("\u00e9\ud83d\ude00\u0000."), "\u00e9\ud83d\ude00\u0000.");
+      require(!cache.contains("\u00e9"), "no such key");
+      fails(BlobStoreException.UnsupportedData.class, () -> cache.contains("a\ud834"), "surrogate");
+      fails(BlobStoreException.UnsupportedData.class, () -> cache.contains("\udd1eb"), "surrogate");
+      fails(NullPointerException.class, () -> cache.contains(null));
+    }
+    fails(BlobStoreException.FileAccess.class, () -> BlobCache.open(folder + "plain.ptd\u0000.txt"), "NUL");
+    fails(NullPointerException.class, () -> BlobCache.open((String) null));
+    fails(BlobStoreException.FileAccess.class, () -> BlobCache.open("/nowhere/\ufffd\uffff"), "\ufffd\uffff");
+  }
+
+  private void cache() {
+    String saved = folder + "saved.ptd";
+    try (BlobCache cache = BlobCache.open(folder + "plain.ptd")) {
+      same(cache.keys(), List.of("a", "b", "tied", "opaque"));
+      same(cache.generation(), 0L);
+      same(cache.version("b"), 0L);
+      require(cache.contains("a") && cache.owns("a") && !cache.contains("c") && !cache.owns("c"), "keys");
+      same(cache.blob("b").toString(), "float32[60000]");
+      same(cache.blob("b").floats()[59_999], 1f);
+      byte[] opaque = cache.blob("opaque").bytes();
+      require(opaque.length == 100 && opaque[99] == 99, "opaque bytes");
+      require(cache.verify(), "files with digests");
+      cache.checkFiles();
+
+      float[] values = new float[60_000];
+      Arrays.fill(values, 3);
+      long generation = cache.update(Map.of("b", Tensor.of(values, 60_000), "opaque", Tensor.zeros(DType.INT16, 50)));
+      same(cache.generation(), generation);
+      same(cache.version("b"), generation);
+      same(cache.version("a"), 0L);
+      same(cache.blob("b").floats()[7], 3f);
+      same(cache.blob("opaque").bytes()[99], (byte) 0);
+      same(Set.copyOf(cache.dirty()), Set.of("b", "opaque"));
+      BlobCache.Stats stats = cache.stats();
+      same(stats.keys, 4L);
+      same(stats.dirtyKeys, 2L);
+      same(stats.dirtyBytes, 240_100L);
+      same(stats.commits, 1L);
+      require(stats.mappedBytes >= 480_100 && stats.privateBytes.orElse(240_100) >= 240_100, "memory");
+
+      fails(BlobStoreException.KeyNotFound.class, () -> cache.update(Map.of("c", Tensor.zeros(DType.FLOAT32, 1))), "'c'");
+      fails(BlobStoreException.Layout.class, () -> cache.update(Map.of("b", Tensor.zeros(DType.FLOAT32, 300, 200))));
+      fails(BlobStoreException.Layout.class, () -> cache.update(Map.of("b", Tensor.zeros(DType.INT32, 60_000))));
+      fails(BlobStoreException.Layout.class, () -> cache.update(Map.of("opaque", Tensor.zeros(DType.UINT8, 99))));
+      fails(NullPointerException.class, () -> cache.update(Collections.singletonMap("b", null)));
+      fails(NullPointerException.class, () -> cache.update(Collections.singletonMap(null, Tensor.zeros(DType.INT8, 1))));
+      fails(BlobStoreException.OutputPath.class, () -> cache.save(folder + "plain.ptd", false));
+      fails(BlobStoreException.FileAccess.class, () -> cache.save(folder + "no/such/folder.ptd", false));
+      same(cache.generation(), generation);
+
+      long size = cache.save(saved, true);
+      same(size, Path.of(saved).toFile().length());
+      same(cache.revert(List.of("opaque")), cache.generation());
+      same(cache.blob("opaque").bytes()[99], (byte) 99);
+      cache.revert();
+      same(cache.blob("b").floats()[7], 1f);
+      same(cache.dirty(), List.of());
+      cache.load(saved);
+      same(cache.blob("b").floats()[7], 3f);
+    }
+    try (BlobCache copy = BlobCache.open(List.of(folder + "plain.ptd"), BlobCache.Mode.COPY)) {
+      same(copy.blob("b").floats()[7], 1f);
+    }
+    try (BlobCache empty = BlobCache.open()) {
+      same(empty.keys(), List.of());
+    }
+  }
+
+  private void bases() {
+    BlobCache foundation = BlobCache.open(folder + "adapters/foundation.ptd");
+    BlobCache adapter =
+        BlobCache.open(List.of(folder + "adapters/adapter.ptd"), BlobCache.Mode.PRIVATE, foundation, null);
+    foundation.close(); // the other one holds it
+    require(adapter.contains("m.weight") && !adapter.owns("m.weight"), "a key of the base");
+    same(adapter.blob("m.weight").floats()[34], 34f);
+    adapter.close();
+    fails(
+        BlobStoreException.Closed.class,
+        () -> BlobCache.open(List.of(folder + "plain.ptd"), BlobCache.Mode.PRIVATE, adapter, null),
+        "BlobCache");
+  }
+
+  private void shared() {
+    String copy = folder + "copy.ptd";
+    BlobCache.makeWorkingCopy(List.of(folder + "plain.ptd"), copy);
+    try (BlobCache one = BlobCache.open(List.of(copy), BlobCache.Mode.SHARED);
+        BlobCache other = BlobCache.open(List.of(copy), BlobCache.Mode.SHARED)) {
+      one.update(Map.of("a", Tensor.of(filled(60_000, 5), 60_000)));
+      same(other.blob("a").floats()[1], 5f);
+      fails(BlobStoreException.Unsupported.class, one::revert);
+    }
+  }
+
+  private static float[] filled(int size, float value) {
+    float[] made = new float[size];
+    Arrays.fill(made, value);
+    return made;
+  }
+
+  private void run() {
+    try (BlobCache cache = xor();
+        Program program = Program.load(folder + "programs/serve.pte", cache);
+        Method forward = program.loadMethod("forward")) {
+      same(program.methods(), List.of("forward"));
+      same(forward.name(), "forward");
+      print("needs", program.needs("forward").size());
+      same(program.backends("forward"), List.of("BlobStoreBackend"));
+      same(program.inputs("forward").toString(), "[x: float32[4, 2]]");
+      same(forward.inputs().toString(), "[x: float32[4, 2]]");
+      same(program.outputs("forward").get(0).kind(), ValueInfo.Kind.TENSOR);
+      same(Arrays.toString(forward.outputs().get(0).sizes()), "[4, 2]");
+      same(forward.outputs().get(0).dtype(), DType.FLOAT32);
+      same(program.packedCachePath(), "");
+      Outputs outputs = forward.execute(points());
+      same(outputs.size(), 1);
+      same(outputs.tensor(0).toString(), "float32[4, 2]");
+      print("scores", outputs.tensor(0).floats());
+      Outputs later = forward.execute(Tensor.zeros(DType.FLOAT32, 4, 2));
+      require(!Arrays.equals(later.tensor(0).floats(), outputs.tensor(0).floats()), "results have memory of their own");
+      print("scores again", outputs.tensor(0).floats());
+      fails(BlobStoreException.MethodNotFound.class, () -> program.loadMethod("backward"), "'backward'");
+      fails(BlobStoreException.MethodNotFound.class, () -> program.inputs("backward"));
+    }
+    try (BlobCache empty = BlobCache.open()) {
+      fails(BlobStoreException.KeyNotFound.class, () -> serve(empty).close());
+      fails(BlobStoreException.InvalidFile.class, () -> Program.load(folder + "text.txt", empty), "text.txt");
+      fails(NullPointerException.class, () -> Program.load(folder + "programs/serve.pte", null));
+    }
+  }
+
+  private void values() {
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/text.pte", empty);
+        Method forward = program.loadMethod("forward")) {
+      Outputs outputs = forward.execute();
+      same(outputs.text(0), "a text");
+      same(outputs.integer(1), 7L);
+      same(outputs.real(2), 0.5);
+      fails(BlobStoreException.UnsupportedData.class, () -> outputs.tensor(1), "output 1 is Long, not Tensor");
+      fails(ArrayIndexOutOfBoundsException.class, () -> outputs.get(3));
+    }
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/numbers.pte", empty);
+        Method forward = program.loadMethod("forward")) {
+      Tensor x = Tensor.of(new float[] {1, 2}, 2);
+      Outputs outputs = forward.execute(x, 3, 0.5f, true);
+      print("numbers", outputs.tensor(0).floats());
+      forward.execute(x, 3L, 0.5, true);
+      fails(BlobStoreException.Input.class, () -> forward.execute(x, 3, 0.5, null), "input 3");
+      fails(BlobStoreException.Input.class, () -> forward.execute(x, 0.5, 0.5, true), "input 1");
+      fails(BlobStoreException.Input.class, () -> forward.execute(x, 4, 0.5, true), "input 1");
+    }
+  }
+
+  private void orders() {
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/channels_last.pte", empty);
+        Method forward = program.loadMethod("forward")) {
+      same(Arrays.toString(forward.inputs().get(0).dimOrder()), "[0, 2, 3, 1]");
+      ByteBuffer memory = ByteBuffer.allocateDirect(32).order(ByteOrder.nativeOrder());
+      memory.asFloatBuffer().put(new float[] {-1, 2, -3, 4, -5, 6, -7, 8});
+      Tensor out =
+          forward.execute(Tensor.of(memory, DType.FLOAT32, new long[] {1, 2, 2, 2}, new int[] {0, 2, 3, 1})).tensor(0);
+      same(Arrays.toString(out.dimOrder()), "[0, 2, 3, 1]");
+      same(Arrays.toString(out.floats()), "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]");
+      fails(
+          BlobStoreException.Input.class, () -> forward.execute(Tensor.of(memory, DType.FLOAT32, 1, 2, 2, 2)), "order");
+    }
+  }
+
+  private void into() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache)) {
+      float[] expected = forward.execute(points()).tensor(0).floats();
+      Tensor mine = Tensor.zeros(DType.FLOAT32, 4, 2);
+      same(forward.executeInto(new Tensor[] {mine}, points()).tensor(0), mine);
+      require(Arrays.equals(mine.floats(), expected), "the result");
+      require(forward.executeInto(new Tensor[] {null}, points()).tensor(0) != mine, "a new one");
+      require(forward.executeInto(new Tensor[0], points()).tensor(0) != mine, "a new one");
+      Class<BlobStoreException.Layout> layout = BlobStoreException.Layout.class;
+      fails(
+          layout,
+          () -> forward.executeInto(new Tensor[] {Tensor.zeros(DType.FLOAT32, 2, 4)}, points()),
+          "output 0 is float[4, 2], and the tensor for it is float[2, 4]");
+      fails(layout, () -> forward.executeInto(new Tensor[] {Tensor.zeros(DType.INT32, 4, 2)}, points()), "int[4, 2]");
+      Tensor turned = Tensor.of(mine.data(), DType.FLOAT32, new long[] {4, 2}, new int[] {1, 0});
+      fails(layout, () -> forward.executeInto(new Tensor[] {turned}, points()), "order");
+      fails(
+          BlobStoreException.UnsupportedData.class,
+          () -> forward.executeInto(new Tensor[] {readOnly(mine)}, points()),
+          "read-only");
+      require(Arrays.equals(mine.floats(), expected), "not written to");
+    }
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/text.pte", empty);
+        Method forward = program.loadMethod("forward")) {
+      Tensor one = Tensor.zeros(DType.INT64);
+      fails(BlobStoreException.Layout.class, () -> forward.executeInto(new Tensor[] {one}), "output 0 is no tensor");
+    }
+  }
+
+  private static Tensor readOnly(Tensor tensor) {
+    return Tensor.of(tensor.data().asReadOnlyBuffer().order(ByteOrder.nativeOrder()), tensor.dtype(), tensor.sizes());
+  }
+
+  private void badInputs() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache)) {
+      Class<BlobStoreException.Input> input = BlobStoreException.Input.class;
+      fails(input, forward::execute, "takes 1 input, 0 were given");
+      fails(input, () -> forward.execute(points(), points()), "2 were given");
+      fails(input, () -> forward.execute(3), "a tensor");
+      fails(input, () -> forward.execute((Object) null), "None");
+      fails(input, () -> forward.execute(Tensor.zeros(DType.FLOAT64, 4, 2)), "double");
+      fails(input, () -> forward.execute(Tensor.zeros(DType.FLOAT32, 4, 3)), "[4, 3]");
+      fails(input, () -> forward.execute(Tensor.zeros(DType.FLOAT32, 4)), "[4]");
+      fails(input, () -> forward.execute(Tensor.zeros(DType.FLOAT32, 0, Integer.MAX_VALUE)));
+      fails(BlobStoreException.UnsupportedData.class, () -> forward.execute("a text"), "input 0");
+      fails(BlobStoreException.UnsupportedData.class, () -> forward.execute((Object) new float[8]), "input 0");
+      fails(NullPointerException.class, () -> forward.execute((Object[]) null));
+      ByteBuffer odd = ByteBuffer.allocateDirect(40).position(1).slice().order(ByteOrder.nativeOrder());
+      Tensor misplaced = Tensor.of(odd.limit(32), DType.FLOAT32, 4, 2);
+      fails(BlobStoreException.UnsupportedData.class, () -> forward.execute(misplaced), "multiple of 4");
+      Object[] many = new Object[1000];
+      Arrays.fill(many, points());
+      fails(input, () -> forward.execute(many), "1000 were given");
+    }
+    try (BlobCache empty = BlobCache.open();
+        Program program = Program.load(folder + "programs/planned.pte", empty);
+        Method forward = program.loadMethod("forward")) { // adds 1 to its input
+      Tensor x = Tensor.of(new float[] {0, 1, 2, 3}, 4);
+      same(Arrays.toString(forward.execute(x).tensor(1).floats()), "[2.0, 4.0, 6.0, 8.0]");
+      same(Arrays.toString(x.floats()), "[0.0, 1.0, 2.0, 3.0]");
+      same(forward.execute(readOnly(x)).tensor(1).floats()[0], 2f);
+    }
+  }
+
+  private void updates() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache);
+        LogicalTensors tensors = LogicalTensors.of(cache)) {
+      require(tensors.names().containsAll(List.of("hidden.weight", "out.bias")), tensors.names().toString());
+      require(tensors.contains("hidden.bias") && !tensors.contains("hidden"), "names");
+      LogicalTensor weight = tensors.at("hidden.weight");
+      same(weight.dtype, DType.FLOAT32);
+      same(Arrays.toString(weight.sizes()), "[10, 2]");
+      same(weight.refusal, "");
+      require(weight.keys.size() == 1 && cache.contains(weight.keys.get(0)), "its blob");
+      print("hidden.bias", tensors.value("hidden.bias").floats());
+      float[] before = forward.execute(points()).tensor(0).floats();
+      long generation = tensors.update(Map.of("hidden.weight", Tensor.zeros(DType.FLOAT32, 10, 2)));
+      same(generation, cache.generation());
+      print("zeroed", forward.execute(points()).tensor(0).floats());
+      cache.revert();
+      require(Arrays.equals(before, forward.execute(points()).tensor(0).floats()), "reverted");
+
+      tensors.updateStateDict(folder + "fine_tune.safetensors", true, true);
+      print("fine-tuned", forward.execute(points()).tensor(0).floats());
+      cache.revert();
+      tensors.updateStateDict(
+          Map.of(
+              "hidden.weight", Tensor.zeros(DType.FLOAT32, 10, 2),
+              "other.weight", Tensor.zeros(DType.FLOAT32, 1)),
+          false,
+          false);
+      print("partly", forward.execute(points()).tensor(0).floats());
+    }
+  }
+
+  private void badUpdates() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache);
+        LogicalTensors tensors = LogicalTensors.of(cache)) {
+      Tensor zeros = Tensor.zeros(DType.FLOAT32, 10, 2);
+      fails(BlobStoreException.KeyNotFound.class, () -> tensors.at("hiden.weight"), "hidden.weight");
+      fails(BlobStoreException.KeyNotFound.class, () -> tensors.value("hiden.weight"));
+      fails(BlobStoreException.KeyNotFound.class, () -> tensors.update(Map.of("hiden.weight", zeros)));
+      fails(
+          BlobStoreException.Layout.class, () -> tensors.update(Map.of("hidden.weight", Tensor.zeros(DType.FLOAT32, 1))));
+      Tensor wrong = Tensor.of(filled(20, Float.NaN), 10, 2);
+      fails(BlobStoreException.Update.class, () -> tensors.update(Map.of("hidden.weight", wrong), true), "finite");
+      fails(BlobStoreException.Update.class, () -> tensors.updateStateDict(Map.of("hidden.weight", zeros), true, false));
+      fails(BlobStoreException.Update.class, () -> tensors.updateStateDict(Map.of("other", zeros), false, false));
+      fails(
+          BlobStoreException.FileAccess.class, () -> tensors.updateStateDict(folder + "no.safetensors", true, false));
+      same(cache.generation(), 0L);
+      print("scores after errors", forward.execute(points()).tensor(0).floats());
+    }
+  }
+
+  private void adapters() {
+    String at = folder + "adapters/";
+    try (BlobCache foundation = BlobCache.open(at + "foundation.ptd");
+        BlobCache cache = BlobCache.open(List.of(at + "adapter.ptd"), BlobCache.Mode.PRIVATE, foundation, null);
+        LogicalTensors tensors = LogicalTensors.of(cache)) {
+      AdapterInfo info = Adapters.read(at + "2.ptd");
+      same(info.path, at + "2.ptd");
+      same(info.scale, OptionalDouble.of(1));
+      same(info.foundation.get(), Adapters.fingerprint(List.of(at + "foundation.ptd")));
+      same(info.modules, List.of("m"));
+      same(info.problems, List.of());
+      print("fingerprint", info.foundation.get());
+
+      OptionalDouble one = OptionalDouble.of(1);
+      fails(BlobStoreException.Adapter.class, () -> Adapters.setStrength(tensors, 0.5));
+      Adapters.load(tensors, at + "2.ptd", one, 1);
+      same(cache.blob("m.lora_b").floats()[13], 2f);
+      same(Adapters.setStrength(tensors, 0.25), cache.generation());
+      same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      same(cache.blob("m.lora_a").floats()[9], 2f);
+      Adapters.load(tensors, at + "1.ptd", one, 0.5);
+      same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      fails(BlobStoreException.Adapter.class, () -> Adapters.setStrength(tensors, Double.NaN));
+      fails(BlobStoreException.FileAccess.class, () -> Adapters.load(tensors, at + "3.ptd"));
+      fails(BlobStoreException.Adapter.class, () -> Adapters.load(tensors, at + "adapter.ptd"), "foundation");
+      fails(BlobStoreException.Adapter.class, () -> Adapters.read(at + "foundation.ptd"));
+      fails(BlobStoreException.Adapter.class, () -> Adapters.fingerprint(List.of()));
+
+      Adapters.loadAll(tensors, List.of(at + "1.ptd"), new double[] {1}, one); // both have the whole rank
+      same(cache.blob("m.lora_b").floats()[13], 1f);
+      Adapters.setStrengths(tensors, 0.5);
+      same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      fails(
+          BlobStoreException.Adapter.class,
+          () -> Adapters.loadAll(tensors, List.of(at + "1.ptd", at + "2.ptd"), new double[] {1, 1}, one));
+      fails(
+          BlobStoreException.Adapter.class,
+          () -> Adapters.loadAll(tensors, List.of(at + "1.ptd"), new double[] {1, 1}, one),
+          "1 adapters and 2 strengths");
+      fails(BlobStoreException.Adapter.class, () -> Adapters.setStrengths(tensors, 1, 1));
+      same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      Adapters.loadAll(tensors, List.of(), new double[] {}, one);
+      same(cache.blob("m.lora_b").floats()[13], 0f);
+    }
+  }
+
+  private void merge() {
+    String at = folder + "adapters/";
+    try (BlobCache cache = BlobCache.open(at + "foundation.ptd");
+        LogicalTensors tensors = LogicalTensors.of(cache)) {
+      float[] before = cache.blob("m.weight").floats();
+      try (MergedAdapter merged = Adapters.merge(tensors, at + "2.ptd", 0.5)) {
+        same(merged.weights(), List.of("m.weight"));
+        same(merged.generation(), cache.generation());
+        print("merged", cache.blob("m.weight").floats());
+        require(!merged.undone(), "merged");
+        merged.undo();
+        require(merged.undone() && Arrays.equals(cache.blob("m.weight").floats(), before), "undone");
+        fails(BlobStoreException.Adapter.class, merged::undo);
+      }
+    }
+  }
+
+  private void packed() {
+    String store = folder + "packed";
+    float[] heap;
+    Tensor ones = Tensor.of(filled(300, 1), 1, 300);
+    try (BlobCache cache = BlobCache.open(folder + "programs/packed.ptd");
+        Program program = Program.load(folder + "programs/packed.pte", cache);
+        Method forward = program.loadMethod("forward")) {
+      heap = forward.execute(ones).tensor(0).floats();
+      print("packed", heap);
+    }
+    for (int round = 0; round < 2; ++round) {
+      try (PackedStore packed = PackedStore.open(store);
+          BlobCache cache =
+              BlobCache.open(List.of(folder + "programs/packed.ptd"), BlobCache.Mode.PRIVATE, null, packed);
+          Program program = Program.load(folder + "programs/packed.pte", cache);
+          Method forward = program.loadMethod("forward")) {
+        require(Arrays.equals(forward.execute(ones).tensor(0).floats(), heap), "the same from the store");
+        PackedStats stats = packed.stats();
+        same(stats.builds, round == 0 ? 1L : 0L);
+        same(stats.fallbacks, 0L);
+        require(stats.hits > 0 && stats.mappedBytes > 0 && stats.reasons.isEmpty(), "hits");
+        PackedFile file = packed.list().get(0);
+        same(file.size, Path.of(file.path).toFile().length());
+        require(file.entries > 0 && file.inUse && file.problem.isEmpty(), "the file");
+        same(packed.verify().size(), 1);
+        same(packed.gc(), List.of());
+      }
+    }
+    fails(BlobStoreException.FileAccess.class, () -> PackedStore.open(folder + "plain.ptd"));
+    fails(IllegalArgumentException.class, () -> PackedStore.open(store, -1, false));
+  }
+
+  private void training() {
+    try (BlobCache cache = xor();
+        Method forward = serve(cache);
+        LogicalTensors tensors = LogicalTensors.of(cache);
+        Program program = Program.load(folder + "programs/train.pte", cache);
+        TrainingProgram training = TrainingProgram.load(program, "forward");
+        SGD sgd = SGD.of(0.5, 0.9)) {
+      Tensor labels = Tensor.of(new long[] {0, 1, 1, 0}, 4);
+      float[] losses = new float[20];
+      for (int i = 0; i < losses.length; ++i) {
+        losses[i] = training.step(sgd, points(), labels).tensor(0).floats()[0];
+      }
+      print("losses", losses);
+      require(training.names().contains("hidden.weight"), training.names().toString());
+      print("trained", training.parameter("hidden.weight").floats());
+      fails(BlobStoreException.KeyNotFound.class, () -> training.parameter("hidden"), "'hidden'");
+      same(training.publish(tensors, true, true), cache.generation());
+      print("published", forward.execute(points()).tensor(0).floats());
+      Tensor endless = Tensor.of(filled(8, Float.POSITIVE_INFINITY), 4, 2);
+      fails(BlobStoreException.NotFiniteLoss.class, () -> training.step(sgd, endless, labels));
+      training.step(sgd, TrainingProgram.OnNan.SKIP, endless, labels);
+      print("trained still", training.parameter("hidden.weight").floats());
+    }
+    fails(BlobStoreException.Training.class, () -> SGD.of(-1, 0));
+    try (BlobCache cache = xor();
+        Program program = Program.load(folder + "programs/serve.pte", cache)) {
+      fails(BlobStoreException.Program.class, () -> TrainingProgram.load(program, "forward").close());
+    }
+  }
+
+  private void releases() throws IOException {
+    String device = folder + "device";
+    for (String version : List.of("1", "2")) {
+      Path release = Path.of(folder, "published", "model", version);
+      String index = release.resolve("index.json").toString();
+      ReleaseOptions options = new ReleaseOptions().name("model").version(version);
+      fails(BlobStoreException.Transfer.class, () -> Releases.commit(index, device, options));
+      Missing todo = Releases.missing(index, device, options);
+      same(todo.name, "model");
+      require(!todo.current && todo.bytes > 0 && todo.releaseBytes > 0 && todo.folder.endsWith("/"), "missing");
+      for (int round = 0; !todo.fetches.isEmpty(); ++round) {
+        require(round < 2, "two rounds are enough");
+        for (Missing.Fetch one : todo.fetches) {
+          download(Path.of(folder, "published"), one, todo.folder);
+        }
+        todo = Releases.missing(index, device, options);
+      }
+      InstalledRelease installed = Releases.commit(index, device, options);
+      same(installed.version, version);
+      same(installed.sha256, todo.sha256);
+      require(installed.changed, "changed");
+      require(Releases.missing(index, device, options).current, "current");
+      try (BlobCache cache = BlobCache.open(installed.path + "/model.ptd")) {
+        print("release " + version, cache.blob("layer0.weight").floats()[5]);
+      }
+      fails(
+          BlobStoreException.Trust.class,
+          () -> Releases.missing(index, device, new ReleaseOptions().sha256("0".repeat(64))));
+      fails(BlobStoreException.Trust.class, () -> Releases.missing(index, device, new ReleaseOptions().name("other")));
+    }
+    String first = folder + "published/model/1/index.json";
+    fails(BlobStoreException.Trust.class, () -> Releases.missing(first, device, new ReleaseOptions()), "1");
+    require(!Releases.missing(first, device, new ReleaseOptions().allowRollback(true).plain(true)).current, "a rollback");
+    Releases.Collected removed = Releases.gc(device, 1);
+    same(removed.releases, 1L);
+    require(removed.files > 0 && removed.bytes > 0 && removed.inUse == 0, "what was removed");
+    fails(BlobStoreException.Release.class, () -> Releases.gc(device, 0));
+    fails(BlobStoreException.Release.class, () -> Releases.gc(device, -1));
+    fails(BlobStoreException.Release.class, () -> Releases.gc(folder + "nowhere", 1));
+  }
+
+  private static void download(Path server, Missing.Fetch one, String into) throws IOException {
+    byte[] all = Files.readAllBytes(server.resolve(one.url));
+    if (!one.range.isEmpty()) {
+      String[] ends = one.range.substring("bytes=".length()).split("-");
+      all = Arrays.copyOfRange(all, Integer.parseInt(ends[0]), Integer.parseInt(ends[1]) + 1);
+    }
+    same((long) all.length, one.size);
+    Files.write(Path.of(into, one.file), all);
+  }
+
+  private void closed() {
+    BlobCache cache = xor();
+    Program program = Program.load(folder + "programs/serve.pte", cache);
+    Method method = program.loadMethod("forward");
+    LogicalTensors tensors = LogicalTensors.of(cache);
+    PackedStore store = PackedStore.open(folder + "packed");
+    SGD sgd = SGD.of(0.5, 0);
+    cache.close();
+    program.close();
+    print("scores of a closed program", method.execute(points()).tensor(0).floats());
+    tensors.update(Map.of("hidden.weight", Tensor.zeros(DType.FLOAT32, 10, 2))); // it holds the cache
+    print("zeroed in a closed cache", method.execute(points()).tensor(0).floats());
+    for (NativeObject one : List.of(method, tensors, store, sgd)) {
+      require(!one.closed(), "open");
+      one.close();
+    }
+    Class<BlobStoreException.Closed> gone = BlobStoreException.Closed.class;
+    for (NativeObject one : List.of(cache, program, method, tensors, store, sgd)) {
+      require(one.closed(), "closed");
+      one.close(); // again
+      fails(gone, () -> one.number(pointer -> pointer), "this " + one.getClass().getSimpleName() + " was closed");
+    }
+    fails(gone, cache::keys);
+    fails(gone, cache::revert);
+    fails(gone, () -> program.loadMethod("forward"));
+    fails(gone, () -> method.execute(points()));
+    fails(gone, () -> tensors.value("hidden.bias"));
+    fails(gone, () -> Adapters.setStrength(tensors, 1));
+    fails(gone, store::stats);
+    fails(gone, () -> Program.load(folder + "programs/serve.pte", cache));
+    fails(gone, () -> BlobCache.open(List.of(), BlobCache.Mode.PRIVATE, null, store));
+    fails(gone, () -> LogicalTensors.of(cache));
+  }
+
+  private static boolean isMapped(String file) throws IOException {
+    return Files.readString(Path.of("/proc/self/maps")).contains(file);
+  }
+
+  /** What is closed, or collected without that, gives back its memory: the map of the file goes. */
+  private void collected() throws IOException {
+    String file = folder + "mapped.ptd";
+    Files.copy(Path.of(folder, "plain.ptd"), Path.of(file));
+    try (BlobCache cache = BlobCache.open(file)) {
+      require(isMapped(file) && cache.contains("a"), "mapped");
+    }
+    require(!isMapped(file), "closed");
+    for (int i = 0; i < 3; ++i) {
+      require(BlobCache.open(file).contains("a"), "lost at once");
+    }
+    require(isMapped(file), "mapped");
+    for (int i = 0; i < 1000 && isMapped(file); ++i) {
+      System.gc();
+      BlobCache.open().close(); // takes what was collected
+    }
+    require(!isMapped(file), "collected");
+  }
+
+  private void nothingIsLeft() {
+    for (int i = 0; i < 1000 && Handle.open() != 0; ++i) {
+      System.gc();
+      BlobCache.open().close();
+    }
+    same(Handle.open(), 0);
+  }
+}
