@@ -81,7 +81,7 @@ def test_a_series_gets_a_new_base_now_and_then(tmp_path_factory: pytest.TempPath
 @pytest.mark.long
 def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all they take no more than against the first one alone, and each that is a difference takes less."""
-    weights = series(1, 24, "float16")
+    weights = series(1, 48, "float16")
     with where.open(create=True) as pool:
         taken = list(added(pool, tmp_path, weights))
         assert pool.verify() == []
