@@ -113,7 +113,7 @@ struct AdapterOptions {
   /// strict, except for LoRA's tensors and others of the adapter. The adapter must be made for the foundation that
   /// results. The cache itself must have the foundation's files; those of its base are changed through the base. Read
   /// during the call only.
-  StateDict fine_tune;
+  StateDict fine_tune = {};
 };
 
 /// Exchange the adapter that the programs on a cache run with, in one commit.

@@ -156,6 +156,9 @@ Result<Missing> missing(
 Result<InstalledRelease> commit(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
 Result<Collected> gc(const std::string& directory, uint64_t keep = 1) noexcept;
+Result<std::shared_ptr<Release>> open_release(
+    const std::string& directory, const OpenOptions& options = OpenOptions()) noexcept;
+Result<Followed> follow(Release& release) noexcept;
 
 } // namespace nothrow
 } // namespace blobstore

@@ -12,7 +12,6 @@
 #include "adapters/on_cache.h"
 #include "format/constants.h"
 #include "logical/numbers.h"
-#include "logical/reorder.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -134,32 +133,24 @@ uint64_t commit_with_fine_tune(
     const Tensor* const tensor = index.find(name);
     return tensor != nullptr ? tensor->name() : name;
   };
-  const NamedViews values = values_of(adapter, factor, /*halves=*/false);
-  std::vector<Given> given;
+  std::vector<Given> given = all_given(values_of(adapter, factor, /*halves=*/false));
   std::set<std::string> of_adapter;
-  for (const auto& [name, value] : values) {
-    given.push_back({name, value, row_major(value.sizes.size()), {}});
-    of_adapter.insert(name_of(name));
+  for (const Given& one : given) {
+    of_adapter.insert(name_of(one.name));
   }
-  std::map<std::string_view, Given> weights;
-  std::vector<Entry> entries;
+  std::vector<Given> weights;
   for (const auto& [name, tensor] : fine_tune) {
     if (tensor == nullptr) {
       throw_error(ErrorKind::UnsupportedData, "'{}' is no tensor", name);
     }
     if (!is_lora(name) && of_adapter.count(name_of(name)) == 0) {
-      const Given& one = weights.emplace(name, given_of(name, *tensor)).first->second;
-      entries.push_back({name, is_floating(one.value.scalar_type)});
+      weights.push_back(given_of(name, *tensor));
     }
   }
-  for (const std::string_view name : tensors.choose(entries, /*strict=*/false)) {
-    given.push_back(weights.at(name));
+  for (Given& one : tensors.choose(weights, /*strict=*/false)) {
+    given.push_back(std::move(one));
   }
-  std::vector<Shaped> shapes;
-  for (const Given& one : given) {
-    shapes.push_back({one.name, one.value.scalar_type, one.value.sizes});
-  }
-  tensors.check_reach(shapes, /*whole=*/false);
+  tensors.check_reach(given, /*whole=*/false);
   const BlobCache& cache = *tensors.cache();
   std::map<std::string, Digest> digests;
   std::vector<NewBlob> used;

@@ -224,22 +224,27 @@ void check_foundation_with(
     const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter) {
   check_records_foundation(adapter);
   const BlobCache::Reading reading(cache);
-  std::map<std::string, Digest> changed = replaced;
-  changed.merge(changed_digests(cache));
+  std::map<std::string, Digest> changed = changed_digests(cache);
+  for (const auto& [key, digest] : replaced) {
+    changed[key] = digest;
+  }
   const std::set<std::string> foundations = foundations_of(all_files(cache), changed);
   if (foundations.count(*adapter.foundation()) == 0) {
     throw_other_foundation(adapter, format("{} with the new weights", cache.name()), foundations);
   }
 }
 
-uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
-  std::vector<Shaped> shapes;
+std::vector<Given> all_given(const NamedViews& values) {
   std::vector<Given> given;
   for (const auto& [name, value] : values) {
-    shapes.push_back({name, value.scalar_type, value.sizes});
     given.push_back({name, value, row_major(value.sizes.size()), {}});
   }
-  tensors.check_reach(shapes, /*whole=*/false);
+  return given;
+}
+
+uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
+  const std::vector<Given> given = all_given(values);
+  tensors.check_reach(given, /*whole=*/false);
   return tensors.update(given, /*finite=*/true);
 }
 

@@ -75,6 +75,8 @@ void check_foundation_with(
 /// Tensors by name. The caller keeps their bytes.
 using NamedViews = std::vector<std::pair<std::string, TensorView>>;
 
+/// Tensors as an update takes them.
+std::vector<Given> all_given(const NamedViews& values);
 /// Commit tensors. @throws Error as `CacheTensors::update` and `check_reach`; Update: also if one is not finite.
 uint64_t commit(const CacheTensors& tensors, const NamedViews& values);
 
