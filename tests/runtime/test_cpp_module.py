@@ -77,20 +77,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         from blobstore.lowering import BlobStorePartitioner
     folder = tmp_path_factory.mktemp("module")
-    for net, place in ((NET, folder), (TUNED, folder / "tuned")):
+    for net, place in ((NET, folder), (TUNED, folder / "tuned"), (NET, folder / "embedded")):
         tags = AdapterTags()
         lowered = lower(
             {"forward": (net, (X,))},
             partitioners=lambda tags=tags: [BlobStorePartitioner(XnnpackPartitioner(), tag=tags)],
-            external_constants=tags,
+            external_constants=None if place.name == "embedded" else tags,
         )
         place.mkdir(exist_ok=True)
-        blobstore.save_programs({"serve": lowered}, place)
+        blobstore.save_programs({"serve": lowered}, place, keep_small=1 << 20 if place.name == "embedded" else 0)
+    stock = lower(
+        {"forward": (NET, (X,))}, partitioners=lambda: [XnnpackPartitioner()], external_constants=lambda _: "stock"
+    )
+    blobstore.save_programs({"stock": stock}, folder)
     state = TUNED.state_dict()
     save_file({name: value for name, value in state.items() if "lora_" not in name}, folder / "fine_tune.safetensors")
     for name, net, foundation in (("other", OTHER, folder), ("of_tuned", TUNED, folder / "tuned")):
         tensors = {key: value for key, value in net.state_dict().items() if "lora_" in key}
         save_adapter(folder / f"{name}.ptd", tensors, foundation=foundation / "foundation.ptd", scale=1)
+    for name in ("fine_tune.safetensors", "of_tuned.ptd"):
+        shutil.copy(folder / name, folder / "embedded")
     return folder
 
 
@@ -161,6 +167,25 @@ def test_a_module_that_reads_its_file_does_not_follow(application: Path, files: 
     loaded, before, refused, after, _, again = steps(application, "load_mode", folder, "File")
     assert loaded == "done" and refused.startswith("refused: ") and "LoadMode::Mmap" in refused
     assert all(same(line, NET) for line in (before, after, again))
+
+
+def test_constants_inside_the_program_are_refused(application: Path, files: Path, tmp_path: Path) -> None:
+    """The normalization is in the program, so a fine-tune would reach only a part (B3)."""
+    folder = shutil.copytree(files / "embedded", tmp_path / "files")
+    loaded, before, refused, after, *_ = steps(application, "load_mode", folder, "Mmap")
+    assert loaded == "done" and refused.startswith("refused: ") and "serve.pte" in refused
+    assert same(before, NET) and same(after, NET)
+
+
+def test_delegates_of_another_partitioner_do_not_follow(application: Path, files: Path, tmp_path: Path) -> None:
+    """They are unknown, so the commit happens; only what is outside of them follows the working copy."""
+    folder = shutil.copytree(files, tmp_path / "files")
+    loaded, before, served, committed, after = steps(application, "another_partitioner", folder)
+    assert (loaded, served, committed) == ("done", "0 served", "done") and same(before, NET)
+    expected = copy.deepcopy(NET)  # the normalization changed, which no delegate has
+    nn.init.constant_(expected.norm.weight, 2)
+    nn.init.constant_(expected.norm.bias, 2)
+    assert same(after, expected)
 
 
 def test_the_reason_of_a_failure(application: Path, files: Path) -> None:

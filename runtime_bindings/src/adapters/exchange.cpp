@@ -138,19 +138,22 @@ uint64_t commit_with_fine_tune(
   for (const Given& one : given) {
     of_adapter.insert(name_of(one.name));
   }
-  std::vector<Given> weights;
+  const std::vector<Given> all_of_adapter = given;
   for (const auto& [name, tensor] : fine_tune) {
     if (tensor == nullptr) {
       throw_error(ErrorKind::UnsupportedData, "'{}' is no tensor", name);
     }
     if (!is_lora(name) && of_adapter.count(name_of(name)) == 0) {
-      weights.push_back(given_of(name, *tensor));
+      given.push_back(given_of(name, *tensor));
     }
   }
-  for (Given& one : tensors.choose(weights, /*strict=*/false)) {
-    given.push_back(std::move(one));
+  tensors.check_reach(given, /*whole=*/true);
+  given = tensors.choose(given, /*strict=*/true);
+  for (const Given& one : all_of_adapter) { // what the programs lack must not be left out, as of a state dict
+    if (std::none_of(given.begin(), given.end(), [&](const Given& other) { return other.name == one.name; })) {
+      given.push_back(one);
+    }
   }
-  tensors.check_reach(given, /*whole=*/false);
   const BlobCache& cache = *tensors.cache();
   std::map<std::string, Digest> digests;
   std::vector<NewBlob> used;

@@ -162,6 +162,29 @@ void load_mode(const std::string& folder, Module::LoadMode mode) {
   run(module);
 }
 
+/// Delegates of another partitioner take their weights from the working copy when they are loaded, and never again.
+void another_partitioner(const std::string& folder) {
+  const std::string live = folder + "/live.ptd";
+  blobstore::make_working_copy({folder + "/stock.ptd"}, live);
+  const auto cache = BlobCache::open({live}, BlobCache::Mode::Shared);
+  Module module(folder + "/stock.pte", live, Module::LoadMode::Mmap);
+  {
+    const CacheScope scope(cache);
+    load(module);
+  }
+  run(module);
+  std::printf("%zu served\n", blobstore::served_delegates(*cache).size());
+  std::vector<blobstore::Change> changes;
+  for (size_t i = 0; i < cache->size(); ++i) {
+    const blobstore::Blob& blob = cache->blob(i);
+    if (blob.layout && blob.layout->scalar_type == static_cast<int8_t>(executorch::aten::ScalarType::Float)) {
+      changes.emplace_back(blob.key, std::vector<float>(blob.size / sizeof(float), 2));
+    }
+  }
+  attempt([&] { cache->update(changes); });
+  run(module);
+}
+
 /// The reason why a delegate cannot be loaded.
 void missing_blobs(const std::string& folder) {
   blobstore::register_delegate();
@@ -209,6 +232,8 @@ int main(int argc, char** argv) try {
     adapters(folder);
   } else if (step == "load_mode" && argc == 4) {
     load_mode(folder, modes.at(argv[3]));
+  } else if (step == "another_partitioner") {
+    another_partitioner(folder);
   } else if (step == "missing_blobs") {
     missing_blobs(folder);
   } else if (step == "program") {
