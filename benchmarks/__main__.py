@@ -31,18 +31,25 @@ MODULES = (
     "releases",
     "pool",
 )
+BY_NAME = ("sizes",)
+"""Only if they are named: their tables are on another page."""
 
 
 def main() -> None:
     """Measure, print Markdown tables, and exit with 1 if a bar is not met."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(MODULES)}; by default all")
+    parser.add_argument(
+        "modules",
+        nargs="*",
+        metavar="MODULE",
+        help=f"some of {', '.join(MODULES)}; by default all. And {', '.join(BY_NAME)}",
+    )
     parser.add_argument(
         "--folder", type=Path, help="where to write the files, about 8 GB; by default a temporary folder"
     )
     parser.add_argument("--page", type=Path, help="put the tables between the marks of this Markdown page")
     arguments = parser.parse_args()
-    if unknown := set(arguments.modules) - set(MODULES):
+    if unknown := set(arguments.modules) - {*MODULES, *BY_NAME}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians\n")
     met = True

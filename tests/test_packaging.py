@@ -54,13 +54,16 @@ def test_the_pythons_are_the_same_everywhere() -> None:
 
 
 def test_both_packages_have_one_version() -> None:
-    """Each has it in one place, and they are released together."""
+    """Each has it in one place, the C++ headers too, and they are released together."""
     (native,) = re.findall(
         r"^project\(blobstore_runtime VERSION ([0-9.]+) ",
         (ROOT / "runtime_bindings" / "CMakeLists.txt").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
     assert native == blobstore.__version__
+    header = (ROOT / "runtime_bindings" / "include" / "blobstore" / "version.h").read_text(encoding="utf-8")
+    numbers = re.findall(r"^#define BLOBSTORE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", header, re.MULTILINE)
+    assert ".".join(numbers) == blobstore.__version__  # `blobstore::version()` is made of them, see facade_test.cpp
     for folder in PROJECTS:
         assert "version" in project(folder)["project"]["dynamic"]
 

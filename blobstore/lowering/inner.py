@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blobstore.lowering.tables import NameTable
     from blobstore.runtime.executorch import CompileSpec, PreprocessResult
 
-__all__ = ["InnerLowering", "Lowered"]
+__all__ = ["InnerLowering", "Lowered", "Part"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,27 @@ class Lowered:
     records: list[Record]
 
 
+@dataclass(frozen=True)
+class Part:
+    """One part of a graph, which is to be lowered.
+
+    Attributes:
+        program: the part.
+        specs: what the inner partitioner gave the part.
+        table: the names of the tensors, and the data files that they go to.
+    """
+
+    program: ExportedProgram
+    specs: list[CompileSpec]
+    table: NameTable
+
+
 class InnerLowering(Protocol):
     """The ahead-of-time half of an inner backend.
+
+    It may also have a method `preprocess_multimethod(parts)`, for backends that share something between the parts that they
+    lower together. It gets all parts of the backend, a `dict` of lists of `Part` by method, and returns a `Lowered` for each
+    of them in the same form, or None: then `preprocess` lowers each part alone.
 
     Attributes:
         backend_id: the backend's name in ExecuTorch.

@@ -17,7 +17,7 @@ from blobstore.core.reprs import line
 from blobstore.logical.records import STATE, Record, Records, records_key
 from blobstore.lowering import marks, methods, names, openvino, tables
 from blobstore.lowering.holes import HolesLowering, find_backend
-from blobstore.lowering.inner import InnerLowering
+from blobstore.lowering.inner import InnerLowering, Lowered, Part
 from blobstore.lowering.names import Refusal, Tag
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack import XnnpackLowering
@@ -157,7 +157,8 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Called by ExecuTorch for each part of a graph that is lowered alone."""
-        return _lower(edge_program, compile_specs, tables.find(bytes(_table_spec(compile_specs).value)))
+        part = _part(edge_program, compile_specs, tables.find(bytes(_table_spec(compile_specs).value)))
+        return _finish(_lower(part), part.table, bears=_bears(compile_specs))
 
     @classmethod
     def preprocess_multimethod(
@@ -171,12 +172,23 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
         )
         for spec in (spec for specs in by_method.values() for spec in specs):
             vars(spec).pop("program", None)  # specs stay with the lowered module, which can be pickled
-        results: dict[str, list[PreprocessResult]] = {}
-        for method, parts in edge_programs.items():
-            results[method] = []
-            for part, specs in zip(parts, compile_specs[method], strict=True):
-                inner = tables.find(bytes(_table_spec(specs).value)).inner
-                results[method].append(_lower(part, specs, replace(qualified[method], inner=inner)))
+        parts = {
+            method: [
+                _part(
+                    program, specs, replace(qualified[method], inner=tables.find(bytes(_table_spec(specs).value)).inner)
+                )
+                for program, specs in zip(programs, compile_specs[method], strict=True)
+            ]
+            for method, programs in edge_programs.items()
+        }
+        lowered = _lower_together(parts)
+        results = {
+            method: [
+                _finish(one, part.table, bears=_bears(specs))
+                for one, part, specs in zip(lowered[method], parts[method], compile_specs[method], strict=True)
+            ]
+            for method in parts
+        }
         _check_keys(results)
         return results
 
@@ -205,11 +217,45 @@ def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
                         )
 
 
-def _lower(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> PreprocessResult:
-    table = _refuse_changed(table, {**program.constants, **program.state_dict})
-    bears = any(spec.key == _BEARER_SPEC for spec in compile_specs)
+def _bears(compile_specs: list[CompileSpec]) -> bool:
+    return any(spec.key == _BEARER_SPEC for spec in compile_specs)
+
+
+def _part(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> Part:
     specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
-    lowered = _inners[table.inner].preprocess(program, specs, table)
+    return Part(program, specs, _refuse_changed(table, {**program.constants, **program.state_dict}))
+
+
+def _lower(part: Part) -> Lowered:
+    return _inners[part.table.inner].preprocess(part.program, part.specs, part.table)
+
+
+def _lower_together(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]:
+    """Lower the parts of all methods. The parts of a backend that can share something between them are given to it
+    together."""
+    lowered: dict[tuple[str, int], Lowered] = {}
+    for backend in sorted({part.table.inner for of_method in parts.values() for part in of_method}):
+        together = getattr(_inners[backend], "preprocess_multimethod", None)
+        numbers = {
+            method: [number for number, part in enumerate(of_method) if part.table.inner == backend]
+            for method, of_method in parts.items()
+        }
+        own = {
+            method: [parts[method][number] for number in of_method]
+            for method, of_method in numbers.items()
+            if of_method
+        }
+        found = together(own) if together is not None else None
+        for method, of_method in own.items():
+            ones = found[method] if found is not None else map(_lower, of_method)
+            lowered.update(zip(((method, number) for number in numbers[method]), ones, strict=True))
+    return {
+        method: [lowered[method, number] for number in range(len(of_method))] for method, of_method in parts.items()
+    }
+
+
+def _finish(lowered: Lowered, table: NameTable, *, bears: bool) -> PreprocessResult:
+    """What ExecuTorch gets of a part: its payload in ours, and records."""
     result = lowered.result
     _add_records(result.data_store_output, table, lowered.records, bears)
     return PreprocessResult(

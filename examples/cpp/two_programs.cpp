@@ -47,9 +47,7 @@ int main(int argc, char** argv) {
         run(*first),
         run(*second));
 
-    const blobstore::Blob& weight = cache->at(argv[4]);
-    const std::vector<uint8_t> zeros(weight.size);
-    cache->update({{argv[4], zeros.data(), zeros.size(), nullptr}});
+    cache->update({{argv[4], std::vector<uint8_t>(cache->at(argv[4]).size)}});
     std::printf(
         "generation %llu: %.6f %.6f\n",
         static_cast<unsigned long long>(cache->generation()),

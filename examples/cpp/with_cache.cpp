@@ -16,15 +16,15 @@ namespace {
 
 void run(const char* program, const char* weights, const char* name) {
   const auto cache = blobstore::BlobCache::open({weights});
-  const auto forward = blobstore::Program::load(program, cache)->load_method("forward");
+  const auto loaded = blobstore::Program::load(program, cache);
 
-  const auto outputs = forward->execute({make_tensor_ptr({1, 2}, {0.5f, -0.5f})});
+  const auto outputs = loaded->forward(make_tensor_ptr({1, 2}, {0.5f, -0.5f}));
   std::printf("%.6f\n", outputs[0].toTensor().const_data_ptr<float>()[0]);
 
   const blobstore::LogicalTensors tensors(cache);
   const auto& sizes = tensors.at(name).sizes;
   tensors.update({{name, executorch::extension::zeros({sizes.begin(), sizes.end()})}});
-  const auto changed = forward->execute({make_tensor_ptr({1, 2}, {0.5f, -0.5f})});
+  const auto changed = loaded->forward(make_tensor_ptr({1, 2}, {0.5f, -0.5f}));
   std::printf("%.6f\n", changed[0].toTensor().const_data_ptr<float>()[0]);
 }
 

@@ -1,10 +1,16 @@
 // The library's own releases, beside those of the Python package: for tests that compare the two.
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <blobstore/releases.h>
 
@@ -93,6 +99,26 @@ nb::tuple gc_of(const nb::bytes& directory, uint64_t keep) {
   return nb::make_tuple(done.releases, done.files, done.nbytes, done.in_use);
 }
 
+std::shared_ptr<Release> open_of(
+    const nb::bytes& directory, const std::optional<std::vector<std::string>>& data, const std::string& executorch) {
+  OpenOptions options;
+  options.data = data;
+  options.executorch = executorch;
+  const std::string folder = to_string(directory);
+  const WithoutInterpreter release;
+  return Release::open(folder, options);
+}
+
+/// (version, sha256, taken, keys, reasons, files, generation)
+nb::tuple follow_of(Release& live) {
+  Followed done;
+  {
+    const WithoutInterpreter release;
+    done = live.follow();
+  }
+  return nb::make_tuple(done.version, done.sha256, done.taken, done.keys, done.reasons, done.files, done.generation);
+}
+
 /// The bytes of an encoded content. @throws ValueError: it is malformed.
 nb::bytes decoded_of(const std::string& encoding, uint64_t size, const nb::bytes& stored, const nb::bytes& base) {
   const std::string all = to_string(stored);
@@ -144,6 +170,24 @@ void add_releases(nb::module_& module) {
       "ways"_a = nb::bytes(""),
       "plain"_a = false);
   module.def("collect_releases", &gc_of, "directory"_a, "keep"_a = 1);
+  nb::class_<Release>(module, "Release")
+      .def_static("open", &open_of, "directory"_a, "data"_a = nb::none(), "executorch"_a = "1.5")
+      .def_prop_ro("name", &Release::name)
+      .def_prop_ro("version", &Release::version)
+      .def_prop_ro("sha256", &Release::sha256)
+      .def_prop_ro("path", [](const Release& live) { return to_bytes(live.path()); })
+      .def_prop_ro(
+          "files",
+          [](const Release& live) {
+            nb::list found;
+            for (const InstalledFile& file : live.files()) {
+              found.append(nb::make_tuple(file.name, file.kind, file.data));
+            }
+            return found;
+          })
+      .def_prop_ro("cache", &Release::cache)
+      .def("follow", &follow_of)
+      .def("close", &Release::close);
   module.def("decoded", &decoded_of, "encoding"_a, "size"_a, "stored"_a, "base"_a = nb::bytes(""));
 }
 

@@ -5,6 +5,7 @@
 //
 // FOLDER has foundation.ptd with a float tensor "m.weight" of shape (7, 5); adapter.ptd with "m.lora_a" (2, 5) and
 // "m.lora_b" (7, 2), all zero; and adapters 1.ptd and 2.ptd for this foundation whose tensors are 1 or 2 everywhere.
+// tuned.ptd is a fine-tune whose weight is 9 everywhere, and of_tuned.ptd an adapter for it whose tensors are 2.
 
 #include <atomic>
 #include <cmath>
@@ -15,6 +16,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <executorch/extension/tensor/tensor.h>
 
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
@@ -206,6 +209,56 @@ void test_merges_in_threads(const std::string& folder) {
   CHECK(std::memcmp(cache->at("m.weight").data, bytes.data(), bytes.size()) == 0);
 }
 
+/// The bytes of the foundation and of the adapter.
+std::string contents(const BlobCache& cache) {
+  std::string bytes;
+  for (const char* key : {"m.weight", "m.lora_a", "m.lora_b"}) {
+    const blobstore::Blob& blob = cache.at(key);
+    bytes.append(reinterpret_cast<const char*>(blob.data), blob.size);
+  }
+  return bytes;
+}
+
+/// A fine-tune and its adapter come together; each alone, or with another one, is refused.
+void test_fine_tune(const std::string& folder) {
+  const std::string of_tuned = folder + "/of_tuned.ptd";
+  const auto cache = BlobCache::open({folder + "/foundation.ptd", folder + "/adapter.ptd"});
+  const LogicalTensors tensors(cache);
+  const std::string before = contents(*cache);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, of_tuned); }));
+  const blobstore::StateDict tuned = blobstore::load_state_dict(folder + "/tuned.ptd");
+  blobstore::AdapterOptions options;
+  options.fine_tune = tuned;
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, folder + "/1.ptd", options); }));
+  options.fine_tune = {{"m.weight", nullptr}};
+  CHECK(fails(ErrorKind::UnsupportedData, [&] { blobstore::load_adapter(tensors, of_tuned, options); }));
+  options.fine_tune = {{"other.weight", tuned.at("m.weight")}};
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, of_tuned, options); })); // nothing changed
+  options.fine_tune = {{"m.weight", executorch::extension::zeros({7, 4})}};
+  CHECK(fails(ErrorKind::Layout, [&] { blobstore::load_adapter(tensors, of_tuned, options); }));
+  CHECK(cache->generation() == 0 && contents(*cache) == before);
+
+  options.fine_tune = tuned;
+  options.fine_tune.emplace("m.lora_a", executorch::extension::zeros({2, 5})); // as PEFT's state dict has one
+  options.strength = 0.5;
+  CHECK(blobstore::load_adapter(tensors, of_tuned, options) == 1);
+  CHECK(first(*cache, "m.weight") == 9 && first(*cache, "m.lora_a") == 2 && first(*cache, "m.lora_b") == 1);
+  CHECK(blobstore::set_adapter_strength(tensors, 1) == 2 && first(*cache, "m.lora_b") == 2);
+  CHECK(blobstore::load_adapter(tensors, of_tuned) == 3); // the foundation that is there now
+  cache->revert();
+  CHECK(contents(*cache) == before && fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, of_tuned); }));
+
+  CHECK(cache->load_all({folder + "/tuned.ptd", of_tuned}) == 5);
+  CHECK(first(*cache, "m.weight") == 9 && first(*cache, "m.lora_b") == 2);
+
+  const auto base = BlobCache::open({folder + "/foundation.ptd"});
+  const LogicalTensors above(BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base));
+  options.fine_tune = tuned;
+  CHECK(fails(ErrorKind::KeyNotFound, [&] { blobstore::load_adapter(above, of_tuned, options); }));
+  base->load(folder + "/tuned.ptd");
+  CHECK(blobstore::load_adapter(above, of_tuned) == 2); // a generation of the base counts, too
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
@@ -221,6 +274,7 @@ int main(int count, char** arguments) {
   test_several(folder);
   test_exchange_in_threads(folder);
   test_merges_in_threads(folder);
+  test_fine_tune(folder);
   std::puts("passed");
   return 0;
 }

@@ -18,6 +18,8 @@
 
 #include <unistd.h>
 
+#include <executorch/extension/tensor/tensor.h>
+
 #include <blobstore/cache.h>
 #include <blobstore/commit_follower.h>
 #include <blobstore/data_map.h>
@@ -190,6 +192,70 @@ void test_loading_a_file_that_is_rewritten(const std::string& path, const std::s
   }
 }
 
+template <typename Function>
+bool fails(blobstore::ErrorKind kind, const Function& function) {
+  try {
+    function();
+  } catch (const blobstore::Error& error) {
+    return error.kind() == kind;
+  }
+  return false;
+}
+
+/// A change may hold its bytes, so that nothing else has to.
+void test_changes(const std::string& path) {
+  using executorch::extension::full;
+  const auto cache = BlobCache::open({path});
+  const auto length = static_cast<int32_t>(cache->at("a").size / sizeof(float));
+  std::vector<blobstore::Change> changes;
+  {
+    auto tensor = full({length}, 3.0f);
+    changes.emplace_back("a", tensor);
+    changes.emplace_back("b", std::vector<float>(static_cast<size_t>(length), 4));
+    changes.emplace_back("opaque", std::vector<uint8_t>(100, 5));
+  }
+  const std::vector<blobstore::Change> copy = changes;
+  changes.clear();
+  CHECK(cache->update(copy) == 1);
+  CHECK(uniform(cache->at("a")) && first(cache->at("a")) == 3 && uniform(cache->at("b")) && first(cache->at("b")) == 4);
+  CHECK(cache->at("opaque").data[99] == 5);
+  CHECK(cache->update({{"a", full({length}, 6.0f)}}) == 2 && first(cache->at("a")) == 6);
+
+  using blobstore::ErrorKind;
+  CHECK(fails(ErrorKind::UnsupportedData, [&] { cache->update({{"a", executorch::extension::TensorPtr()}}); }));
+  CHECK(fails(ErrorKind::UnsupportedData, [&] {
+    cache->update({{"a", executorch::extension::make_tensor_ptr({length}, nullptr)}});
+  }));
+  CHECK(fails(ErrorKind::Layout, [&] { cache->update({{"a", full({length / 2, 2}, 7.0f)}}); }));
+  CHECK(
+      fails(ErrorKind::Layout, [&] { cache->update({{"a", full({length}, 7, executorch::aten::ScalarType::Int)}}); }));
+  CHECK(fails(ErrorKind::Layout, [&] { cache->update({{"a", std::vector<float>(3)}}); }));
+  CHECK(fails(
+      ErrorKind::Layout, [&] { cache->update({{"opaque", full({100}, 1, executorch::aten::ScalarType::Byte)}}); }));
+  CHECK(fails(ErrorKind::KeyNotFound, [&] { cache->update({{"c", std::vector<float>(3)}}); }));
+  CHECK(cache->generation() == 2 && first(cache->at("a")) == 6);
+}
+
+/// Several files are one commit; two that contradict each other are none.
+void test_loading_several_files(const std::string& path, const std::string& folder) {
+  const auto cache = BlobCache::open({path});
+  const auto delta = [&](const std::string& name, const std::string& key, float value) {
+    const auto other = BlobCache::open({path});
+    const auto numbers = filled(other->at(key), value);
+    other->update({{key, numbers}});
+    other->save(folder + "/" + name, /*dirty_only=*/true);
+    return folder + "/" + name;
+  };
+  const std::string a = delta("a.ptd", "a", 7);
+  const std::string b = delta("b.ptd", "b", 8);
+  const std::string other = delta("other.ptd", "a", 9);
+  CHECK(cache->load_all({}) == 0 && cache->load_all({a, b, a}) == 1);
+  CHECK(first(cache->at("a")) == 7 && first(cache->at("b")) == 8);
+  CHECK(fails(blobstore::ErrorKind::KeyConflict, [&] { cache->load_all({a, other}); }));
+  CHECK(fails(blobstore::ErrorKind::FileAccess, [&] { cache->load_all({other, folder + "/nowhere.ptd"}); }));
+  CHECK(cache->generation() == 1 && first(cache->at("a")) == 7);
+}
+
 void test_program(const std::string& pte, const std::string& ptd) {
   const auto cache = BlobCache::open({ptd});
   const auto program = blobstore::Program::load(pte, cache);
@@ -219,6 +285,8 @@ int main(int argc, char** argv) {
   test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Private);
   test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Copy);
   test_loading_a_file_that_is_rewritten(path, folder + "/copy.ptd", BlobCache::Mode::Shared);
+  test_changes(path);
+  test_loading_several_files(path, folder);
   test_program(argv[3], argv[4]);
   std::puts("ok");
   return 0;

@@ -64,6 +64,7 @@ int main(int argc, char** argv) {
   if (argc != 5) {
     return 64;
   }
+  CHECK(std::string(blobstore::version()).size() >= 5);
   const auto missing = nothrow::open({"/nowhere/weights.ptd"});
   CHECK(!missing.ok() && missing.error().kind() == ErrorKind::FileAccess && missing.error().number() == ENOENT);
   CHECK(missing.error().path() == "/nowhere/weights.ptd");
@@ -79,6 +80,8 @@ int main(int argc, char** argv) {
   CHECK(!unknown.ok() && unknown.error().kind() == ErrorKind::MethodNotFound);
   const auto method = need(nothrow::load_method(*program, "forward"));
   CHECK(nothrow::execute(*method, {}).error().kind() == ErrorKind::Input);
+  CHECK(nothrow::forward(*program, {}).error().kind() == ErrorKind::Input);
+  CHECK(need(nothrow::forward(*program, {inputs()})).size() == 1);
   print_scores(*method);
   need(nothrow::load_method(*need(nothrow::load_program(argv[2], cache, store)), "forward"));
   need(nothrow::open({argv[3]}, blobstore::BlobCache::Mode::Private, nullptr, store));
@@ -127,7 +130,8 @@ int main(int argc, char** argv) {
   CHECK(need(nothrow::save(*cache, argv[4], /*dirty_only=*/true)) != 0);
   const auto again = need(nothrow::open({argv[3]}));
   const auto later = need(nothrow::load_method(*need(nothrow::load_program(argv[2], again)), "forward"));
-  CHECK(nothrow::load(*again, argv[4]).ok());
+  CHECK(nothrow::load_all(*again, {argv[4], "/nowhere/delta.ptd"}).error().kind() == ErrorKind::FileAccess);
+  CHECK(nothrow::load_all(*again, {argv[4]}).ok() && nothrow::load(*again, argv[4]).ok());
   print_scores(*later);
   return 0;
 }

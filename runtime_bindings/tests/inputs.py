@@ -58,7 +58,7 @@ def write_program(folder: Path) -> None:
 
 
 def write_adapters(folder: Path) -> None:
-    """A foundation, the file of a program's adapter, and two adapters."""
+    """A foundation, the file of a program's adapter, and two adapters; a fine-tune with an adapter of its own."""
     folder.mkdir()
     save_file({"m.weight": np.arange(35, dtype=np.float32).reshape(7, 5)}, folder / "foundation.ptd")
     shapes = {"m.lora_a": (2, 5), "m.lora_b": (7, 2)}
@@ -66,6 +66,8 @@ def write_adapters(folder: Path) -> None:
     for number in (1, 2):
         tensors = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
         save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=1)
+    save_file({"m.weight": np.full((7, 5), 9, np.float32)}, folder / "tuned.ptd")
+    save_adapter(folder / "of_tuned.ptd", tensors, foundation=folder / "tuned.ptd", scale=1)
 
 
 def write_delegates(folder: Path) -> None:

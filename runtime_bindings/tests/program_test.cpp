@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/mman.h>
@@ -150,6 +152,40 @@ void memory_of_a_method(const std::string& path) {
   CHECK(numbers(*memory) == kDoubled);
 }
 
+/// The program keeps its method "forward", also while several threads load it, and does not keep itself.
+void forward_of_a_program(const std::string& folder) {
+  auto program = blobstore::Program::load(folder + "/planned.pte", blobstore::BlobCache::open({}));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int call = 0; call < 20; ++call) {
+        CHECK(numbers(*program->forward(make_tensor_ptr({4}, kNumbers)).tensor(1)) == kDoubled);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  const TensorPtr input = make_tensor_ptr({4}, kNumbers);
+  CHECK(program->forward({input}, {1, {true}}).size() == 1 && numbers(*input) == kMore);
+  CHECK(
+      refusal([&] { (void)program->forward(input, input); }).find("takes 1 input, 2 were given") != std::string::npos);
+  CHECK(refusal([&] { (void)program->forward(); }).find("takes 1 input, 0 were given") != std::string::npos);
+  const blobstore::Outputs outputs = program->forward(input);
+  const auto method = program->load_method("forward"); // another one, which keeps the program
+  const std::weak_ptr<blobstore::Program> alive = program;
+  program.reset();
+  CHECK(!alive.expired() && numbers(*method->execute({make_tensor_ptr({4}, kNumbers)}).tensor(1)) == kDoubled);
+  CHECK(outputs.size() == 2);
+  program = blobstore::Program::load(folder + "/text.pte", blobstore::BlobCache::open({}));
+  const blobstore::Outputs others = program->forward();
+  CHECK(others[1].toInt() == 7);
+  const std::weak_ptr<blobstore::Program> gone = program;
+  program.reset();
+  CHECK(gone.expired());
+  CHECK(alive.lock() != nullptr);
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -166,5 +202,6 @@ int main(int argc, char** argv) {
   refused_inputs(folder);
   order_of_dimensions(folder);
   other_values(folder);
+  forward_of_a_program(folder);
   return 0;
 }

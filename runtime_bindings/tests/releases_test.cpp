@@ -1,16 +1,27 @@
-// Releases: SHA-256, encoded contents, and releases that a folder is updated to from what was fetched. Takes no
-// arguments, makes its own files in the folder that it runs in, and ends with 1 if something is wrong.
-// tests/releases/test_native.py compares the library with the Python package.
+// Releases: SHA-256, encoded contents, releases that a folder is updated to from what was fetched, and a release that a
+// running program follows.
+//
+//   releases_test FILE.ptd
+//
+// FILE.ptd has float tensors "a" and "b" and opaque bytes "opaque". Makes other files in the folder that it runs in,
+// and ends with 1 if something is wrong. tests/releases/test_native.py compares the library with the Python package.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <blobstore/error.h>
+#include <blobstore/nothrow.h>
+#include <blobstore/reading.h>
 #include <blobstore/releases.h>
 
 #include "codec/decoder.h"
@@ -280,9 +291,158 @@ void test_collecting(const std::string& device) {
   CHECK(std::fopen((device + "/incoming/left").c_str(), "rb") == nullptr);
 }
 
+/// The files of a release by their names: kinds and contents.
+using Files = std::map<std::string, std::pair<std::string, std::string>>;
+
+/// Publish a release of whole files, and make it the current one of a folder.
+blobstore::InstalledRelease install(
+    const std::string& version, int published, const Files& files, const std::string& device) {
+  std::string listed;
+  std::string parts;
+  std::map<std::string, std::string> objects;
+  for (const auto& [name, file] : files) {
+    const auto& [kind, bytes] = file;
+    listed += format(
+        "{}{\"name\":\"{}\",\"kind\":\"{}\",\"sha256\":\"{}\",\"size\":{}{}}",
+        listed.empty() ? "" : ",",
+        name,
+        kind,
+        digest(bytes),
+        bytes.size(),
+        kind == "program" ? ",\"data\":[\"model.ptd\"]" : "");
+    if (objects.emplace(digest(bytes), bytes).second) {
+      parts += format("{}[[0,{},\"{}\"]]", parts.empty() ? "" : ",", bytes.size(), digest(bytes));
+    }
+  }
+  parts = format("{\"format\":\"blobstore.parts.1\",\"files\":[{}]}", parts);
+  objects.emplace(digest(parts), parts);
+  write(
+      "index.json",
+      format(
+          "{\"format\":\"blobstore.release.2\",\"name\":\"live\",\"version\":\"{}\",\"published\":{},"
+          "\"executorch\":\"1.5\",\"files\":[{}],\"parts\":[\"{}\",{}],\"plain\":true}",
+          version,
+          published,
+          listed,
+          digest(parts),
+          parts.size()));
+  blobstore::ReleaseOptions options;
+  options.plain = true;
+  for (int round = 0; round < 2; ++round) {
+    const blobstore::Missing todo = blobstore::missing("index.json", device, options);
+    for (const blobstore::Fetch& one : todo.fetches) {
+      CHECK(one.range.empty());
+      write(todo.folder + one.file, objects.at(one.sha256));
+    }
+  }
+  return blobstore::commit("index.json", device, options);
+}
+
+/// A data file with these numbers.
+std::string data_of(const std::string& path, float a, float b) {
+  const auto cache = blobstore::BlobCache::open({path});
+  for (const auto& [key, value] : {std::pair("a", a), std::pair("b", b)}) {
+    cache->update({{key, std::vector<float>(cache->at(key).size / sizeof(float), value)}});
+  }
+  cache->save("made.ptd");
+  std::string bytes(size_t{1} << 20, '\0');
+  std::FILE* file = std::fopen("made.ptd", "rb");
+  CHECK(file != nullptr);
+  bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file));
+  CHECK(std::fclose(file) == 0 && bytes.size() < size_t{1} << 20);
+  return bytes;
+}
+
+float first(const blobstore::BlobCache& cache, const char* key) {
+  const blobstore::BlobCache::Reading reading(cache);
+  float value;
+  std::memcpy(&value, cache.at(key).data, sizeof value);
+  return value;
+}
+
+/// Readers see one release while another thread commits the next one and several follow it.
+void test_following(const std::string& path, const std::string& device) {
+  using blobstore::Release;
+  CHECK(error_of([&] { Release::open("nowhere"); }) == ErrorKind::Release);
+  Files files = {
+      {"model.ptd", {"data", data_of(path, 1, 1)}},
+      {"serve.pte", {"program", "no program, and never read"}},
+      {"tokenizer.json", {"other", "{}"}},
+  };
+  const std::string first_path = install("1", 10, files, device).path;
+  blobstore::OpenOptions options;
+  options.executorch = "1.4";
+  CHECK(error_of([&] { Release::open(device, options); }) == ErrorKind::Release);
+  options.executorch.clear();
+  options.data = {"other.ptd"};
+  CHECK(error_of([&] { Release::open(device, options); }) == ErrorKind::Release);
+  options.data = std::vector<std::string>();
+  CHECK(Release::open(device, options)->cache()->size() == 0);
+  const auto live = Release::open(device);
+  CHECK(live->name() == "live" && live->version() == "1" && live->path() == first_path);
+  CHECK(live->files().size() == 3 && live->files()[1].data == std::vector<std::string>{"model.ptd"});
+  CHECK(first(*live->cache(), "a") == 1 && live->follow().taken && live->cache()->generation() == 0);
+
+  std::atomic<bool> stop{false};
+  std::atomic<int> committed{0};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    while (!stop) {
+      const blobstore::BlobCache::Reading reading(*live->cache());
+      CHECK(first(*live->cache(), "a") == first(*live->cache(), "b"));
+    }
+  });
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        const blobstore::Followed done = live->follow();
+        CHECK(done.taken && done.reasons.empty() && (done.keys.empty() || done.keys.size() == 2));
+        committed += done.keys.empty() ? 0 : 1;
+        CHECK(read(live->path() + "/tokenizer.json") == "{}");
+      }
+    });
+  }
+  for (int version = 2; version <= 6; ++version) {
+    const auto value = static_cast<float>(version);
+    files["model.ptd"].second = data_of(path, value, value);
+    CHECK(install(std::to_string(version), 10 + version, files, device).changed);
+    blobstore::gc(device);
+  }
+  while (live->version() != "6") {
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(first(*live->cache(), "a") == 6 && committed == static_cast<int>(live->cache()->generation()));
+  CHECK(blobstore::gc(device).in_use == 0);
+
+  files["model.ptd"].second = data_of(path, 7, 7);
+  files["serve.pte"].second = "another";
+  files["tokenizer.json"].second = "[]";
+  install("7", 17, files, device);
+  const blobstore::Followed refused = live->follow();
+  CHECK(
+      !refused.taken && refused.version == "7" && refused.keys.empty() &&
+      refused.generation == live->cache()->generation());
+  CHECK(refused.reasons == std::vector<std::string>{"the program 'serve.pte' changed"});
+  CHECK(refused.files == std::vector<std::string>{"tokenizer.json"});
+  CHECK(live->version() == "6" && first(*live->cache(), "a") == 6);
+  CHECK(blobstore::gc(device).in_use == 1 && read(live->path() + "/tokenizer.json") == "{}");
+  const auto again = blobstore::nothrow::open_release(device);
+  CHECK(again.ok() && first(*again.get()->cache(), "a") == 7);
+  live->close();
+  CHECK(error_of([&] { live->follow(); }) == ErrorKind::Closed);
+  CHECK(!blobstore::nothrow::follow(*live).ok() && live->cache()->closed());
+  CHECK(blobstore::gc(device).releases == 1);
+}
+
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    return 64;
+  }
   if (blobstore::internal::zstd_version() == nullptr) {
     return 77; // what is fetched here is encoded
   }
@@ -293,5 +453,7 @@ int main() {
   test_differences("device");
   test_what_is_refused("device");
   test_collecting("device");
+  blobstore::internal::remove_all("live");
+  test_following(argv[1], "live");
   return 0;
 }

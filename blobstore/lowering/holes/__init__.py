@@ -8,7 +8,7 @@ the payload.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch.export import ExportedProgram
 
@@ -19,7 +19,7 @@ from blobstore.logical.records import Record
 from blobstore.lowering.holes.encodings import stored
 from blobstore.lowering.holes.probes import with_values
 from blobstore.lowering.holes.search import Payload, Search
-from blobstore.lowering.inner import Lowered
+from blobstore.lowering.inner import Lowered, Part
 from blobstore.lowering.names import scalar_type
 from blobstore.lowering.origins import Origin, Origins, blob_key
 from blobstore.lowering.tables import NameTable
@@ -29,6 +29,10 @@ __all__ = ["HolesLowering", "find_backend"]
 
 _NAMED_DATA = (
     "its backend looks it up under a key of its own; to change it by name, the backend needs a lowering of its own"
+)
+_TOGETHER = (
+    "its backend lowers the methods together, and shares their weights in its own way; to change it by name, the backend "
+    "needs a lowering of its own"
 )
 
 
@@ -49,11 +53,11 @@ class HolesLowering:
         """Lower a part of a graph; see `InnerLowering`.
 
         Raises:
-            UnsupportedOperationError: the backend was not imported.
+            UnsupportedOperationError: the backend was not imported, or lowers only several parts together.
         """
-        backend = find_backend(self.backend_id)
-        if backend is None:
-            raise UnsupportedOperationError(f"cannot wrap backend {self.backend_id!r}: its class was not imported")
+        backend = self._backend()
+        if backend.preprocess is BackendDetails.preprocess:
+            raise UnsupportedOperationError(f"backend {self.backend_id!r} has no preprocess() for one part alone")
         origins = Origins(table, program)
         floats = {name: origin for name, origin in _origins(origins).items() if _is_float(origin)}
 
@@ -85,14 +89,85 @@ class HolesLowering:
         )
         return Lowered(result, [*constants.values(), *own], origins.records_of(records, missing))
 
+    def preprocess_multimethod(self, parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]] | None:
+        """Lower all parts with the backend's own `preprocess_multimethod`, if it has one and that makes something else of
+        them than `preprocess`; see `InnerLowering`.
+
+        What it makes stays as it is, so that the backend's own sharing between parts does. Nothing of it changes by name.
+
+        Raises:
+            UnsupportedOperationError: the backend was not imported, or returns results for other parts.
+        """
+        backend = self._backend()
+        if not _shares(backend):
+            return None
+        results = backend.preprocess_multimethod(
+            {method: [with_values(part.program, {}) for part in of_method] for method, of_method in parts.items()},
+            {method: [list(part.specs) for part in of_method] for method, of_method in parts.items()},
+        )
+        if {method: len(of_method) for method, of_method in results.items()} != {
+            method: len(of_method) for method, of_method in parts.items()
+        }:
+            raise UnsupportedOperationError(
+                f"backend {self.backend_id!r}: its preprocess_multimethod() returned results for other parts than it got"
+            )
+        if self._are_alone(backend, parts, results):
+            return None
+        return {
+            method: [_kept(part, result) for part, result in zip(of_method, results[method], strict=True)]
+            for method, of_method in parts.items()
+        }
+
+    def _are_alone(
+        self,
+        backend: type[BackendDetails],
+        parts: Mapping[str, list[Part]],
+        results: Mapping[str, list[PreprocessResult]],
+    ) -> bool:
+        """Whether results are those of `preprocess`, so that the parts share nothing."""
+        if backend.preprocess is BackendDetails.preprocess:
+            return False
+        together = {method: [Payload(result) for result in of_method] for method, of_method in results.items()}
+        if any(payload.has_named_data for of_method in together.values() for payload in of_method):
+            return False
+        for method, of_method in parts.items():
+            for part, payload in zip(of_method, together[method], strict=True):
+                alone = Payload(backend.preprocess(with_values(part.program, {}), list(part.specs)))
+                if alone.has_named_data or self._comparable(alone.data) != self._comparable(payload.data):
+                    return False
+        return True
+
+    def _backend(self) -> type[BackendDetails]:
+        backend = find_backend(self.backend_id)
+        if backend is None:
+            raise UnsupportedOperationError(f"cannot wrap backend {self.backend_id!r}: its class was not imported")
+        return backend
+
+
+def _kept(part: Part, result: PreprocessResult) -> Lowered:
+    """A part as its backend lowered it together with others."""
+    output, own = _named_data(result, [], 0)
+    kept = PreprocessResult(
+        processed_bytes=result.processed_bytes,
+        debug_handle_map=result.debug_handle_map,
+        data_store_output=output,
+        _delegate_info_meta=result._delegate_info_meta,
+    )
+    return Lowered(kept, own, Origins(part.table, part.program).records_of([], _TOGETHER))
+
 
 def find_backend(backend_id: str) -> type[BackendDetails] | None:
     """The ahead-of-time half of a backend, which ExecuTorch finds in the same way: by the name of its class.
 
-    None unless it lowers part by part.
+    None if it has none of ExecuTorch's two ways to lower.
     """
     backends = (c for c in BackendDetails.__subclasses__() if c.__name__ == backend_id)
-    return next((c for c in backends if c.preprocess is not BackendDetails.preprocess), None)
+    return next((c for c in backends if c.preprocess is not BackendDetails.preprocess or _shares(c)), None)
+
+
+def _shares(backend: type[BackendDetails]) -> bool:
+    """Whether a backend lowers the parts of all methods together."""
+    return backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__  # type: ignore[attr-defined]
 
 
 def _origins(origins: Origins) -> dict[str, Origin]:

@@ -108,6 +108,12 @@ struct AdapterOptions {
   std::optional<double> program_scale;
   /// How much of the adapter the program uses: 1 is what it was trained for, 0 turns it off.
   double strength = 1;
+  /// New weights of the foundation, such as a fine-tune, for the same commit: a call computes with the old weights and
+  /// the old adapter, or with the new ones. They are taken as by `LogicalTensors::update_state_dict` that is not
+  /// strict, except for LoRA's tensors and others of the adapter. The adapter must be made for the foundation that
+  /// results. The cache itself must have the foundation's files; those of its base are changed through the base. Read
+  /// during the call only.
+  StateDict fine_tune = {};
 };
 
 /// Exchange the adapter that the programs on a cache run with, in one commit.
@@ -124,10 +130,11 @@ struct AdapterOptions {
 /// @returns the new generation of the cache. `BlobCache::revert` restores the adapter in the cache's file.
 /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. DataChanged: a file of the
 ///   cache was overwritten in place after it was opened, so its foundation is unknown. Adapter: the adapter is for
-///   another foundation or does not record one; a tensor of a pair is missing; it lacks tensors of the programs, which
-///   would keep those of the last adapter; or its scale is another one. KeyNotFound: the cache lacks a tensor. Layout:
-///   a tensor has another shape or dtype in the cache. Update: a tensor is not finite, or cannot be changed, or not in
-///   all loaded programs. Closed. Or what `BlobCache::update` throws.
+///   another foundation than that of the files and that of the weights as they are now, or does not record one; a
+///   tensor of a pair is missing; it lacks tensors of the programs, which would keep those of the last adapter; or its
+///   scale is another one. KeyNotFound: the cache lacks a tensor. Layout: a tensor has another shape or dtype in the
+///   cache. Update: a tensor is not finite, or cannot be changed, or not in all loaded programs. Closed. Or what
+///   `BlobCache::update` throws.
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = {});
 
 /// Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit: `lora_b` becomes the

@@ -10,7 +10,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
+
+#include <executorch/extension/tensor/tensor_ptr.h>
 
 #include <blobstore/error.h>
 #include <blobstore/export.h>
@@ -36,12 +40,30 @@ struct Blob {
   uint32_t alignment = 1; // of its place in the file, in bytes; memory keeps it up to the size of a page
 };
 
-/// New bytes for a key. The caller owns the memory and must keep it until the commit returns.
+/// New bytes for a key. Copies share the bytes.
 struct Change {
+  Change() = default;
+  /// A tensor, which this holds. Its dtype, sizes and dim order must be those of the blob.
+  /// @throws Error UnsupportedData: it is null, or has no data.
+  Change(std::string name, executorch::extension::TensorPtr tensor);
+  /// Numbers, which this owns: the bytes of the blob, whatever its layout is.
+  template <typename Number>
+  Change(std::string name, std::vector<Number> numbers) : key(std::move(name)) {
+    static_assert(std::is_trivially_copyable_v<Number> && !std::is_same_v<Number, bool>, "not plain bytes in memory");
+    const auto owned = std::make_shared<const std::vector<Number>>(std::move(numbers));
+    data = owned->data();
+    size = owned->size() * sizeof(Number);
+    owner = owned;
+  }
+  /// Memory of the caller, who must keep it until the commit returns.
+  Change(std::string name, const void* bytes, size_t nbytes, const std::optional<Layout>* expected = nullptr)
+      : key(std::move(name)), data(bytes), size(nbytes), layout(expected) {}
+
   std::string key;
   const void* data = nullptr;
   size_t size = 0; // in bytes
   const std::optional<Layout>* layout = nullptr; // if given, it must equal the layout of the blob
+  std::shared_ptr<const void> owner; // of the memory; null if it is the caller's
 };
 
 /// Counted or measured, never estimated. Values that this system cannot measure are empty.
@@ -134,7 +156,10 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// Commit the blobs that a .ptd holds. The file is first read into memory and compared with its digests, if it has
   /// any. Exactly these bytes are committed, even if the file changes meanwhile.
   /// @throws as `open` and `update`; after an error nothing was changed.
-  uint64_t load(const std::string& path);
+  uint64_t load(const std::string& path) { return load_all({path}); }
+  /// The same for several files in one commit, such as a fine-tune and its adapter.
+  /// @throws Error KeyConflict: also if two files have different contents under one key.
+  uint64_t load_all(const std::vector<std::string>& paths);
   /// Restore the bytes of the file, for all keys or for some. The work depends on what changed, not on the size of the
   /// cache.
   /// @throws Error KeyNotFound, Closed, Unsupported (a shared working copy has no older bytes), FileAccess (a file was

@@ -33,6 +33,7 @@
 #include <blobstore/result.h>
 #include <blobstore/tensors.h>
 #include <blobstore/training.h>
+#include <blobstore/version.h>
 
 namespace blobstore BLOBSTORE_API {
 namespace nothrow {
@@ -48,6 +49,7 @@ Result<std::shared_ptr<BlobCache>> open(
 Result<std::unique_ptr<BlobCache::Reading>> read(const BlobCache& cache) noexcept;
 Result<uint64_t> update(BlobCache& cache, const std::vector<Change>& changes) noexcept;
 Result<uint64_t> load(BlobCache& cache, const std::string& path) noexcept;
+Result<uint64_t> load_all(BlobCache& cache, const std::vector<std::string>& paths) noexcept;
 Result<uint64_t> revert(BlobCache& cache) noexcept;
 Result<uint64_t> revert(BlobCache& cache, const std::vector<std::string>& keys) noexcept;
 Result<uint64_t> save(const BlobCache& cache, const std::string& path, bool dirty_only = false) noexcept;
@@ -72,6 +74,10 @@ Result<std::vector<std::string>> input_names(const Program& program, const std::
 Result<std::vector<std::string>> backends(const Program& program, const std::string& method) noexcept;
 Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
 Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;
+Result<Outputs> forward(
+    Program& program,
+    const std::vector<executorch::runtime::EValue>& inputs,
+    const RunOptions& options = RunOptions()) noexcept;
 Result<Outputs> execute(
     Method& method,
     const std::vector<executorch::runtime::EValue>& inputs,
@@ -150,6 +156,9 @@ Result<Missing> missing(
 Result<InstalledRelease> commit(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
 Result<Collected> gc(const std::string& directory, uint64_t keep = 1) noexcept;
+Result<std::shared_ptr<Release>> open_release(
+    const std::string& directory, const OpenOptions& options = OpenOptions()) noexcept;
+Result<Followed> follow(Release& release) noexcept;
 
 } // namespace nothrow
 } // namespace blobstore

@@ -1,14 +1,18 @@
 // ExecuTorch programs and methods that run on a cache. Values are ExecuTorch's own.
 //
-//   auto method = blobstore::Program::load("model.pte", cache)->load_method("forward");
-//   auto outputs = method->execute({make_tensor_ptr({1, 3}, {1.0f, 2.0f, 3.0f})}); // executorch::extension
+//   auto program = blobstore::Program::load("model.pte", cache);
+//   auto outputs = program->forward(make_tensor_ptr({1, 3}, {1.0f, 2.0f, 3.0f})); // executorch::extension
 //   outputs[0].toTensor();
+//
+//   auto decode = program->load_method("decode"); // a method by its name, to keep
+//   decode->execute({tokens, position});
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -96,6 +100,19 @@ class Program : public std::enable_shared_from_this<Program> {
   ///
   /// @throws Error MethodNotFound, MissingBackend, KeyNotFound (a delegate's blob), Closed, Program.
   virtual std::shared_ptr<Method> load_method(const std::string& name) = 0;
+  /// Run the method "forward", which the program loads at the first call and keeps; see `Method::execute`. Calls take
+  /// turns. Load a method of your own for calls that run at the same time.
+  ///
+  /// @throws as `load_method` and `Method::execute`.
+  virtual Outputs forward(
+      const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options = RunOptions()) = 0;
+  /// The same with the inputs one by one: `program->forward(x, y)`.
+  template <
+      typename... Inputs,
+      typename = std::enable_if_t<(std::is_convertible_v<const Inputs&, executorch::runtime::EValue> && ...)>>
+  Outputs forward(const Inputs&... inputs) {
+    return forward(std::vector<executorch::runtime::EValue>{inputs...}, RunOptions());
+  }
   /// The file that delegates of the stock partitioner use. A process without this library can pass it to ExecuTorch as
   /// `packed_cache_path`, and then shares the packed weights of this program. The file has the weights of the methods
   /// that were loaded with a packed store. It is valid as long as the store keeps it, which is at least as long as one

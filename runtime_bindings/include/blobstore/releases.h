@@ -1,5 +1,6 @@
 // Releases in an application that downloads itself: what to fetch, and one switch to what was fetched. Nothing here
-// uses the network. docs/releases.md describes releases; `blobstore publish` makes them.
+// uses the network. docs/releases.md describes releases; `blobstore publish` makes them. And the current release in a
+// running program.
 //
 //   // INDEX was fetched from https://models.example.com/assistant/1.3/index.json, and beside it ways.json
 //   auto todo = blobstore::missing(INDEX, "/data/app/model");
@@ -10,13 +11,21 @@
 //     todo = blobstore::missing(INDEX, "/data/app/model");
 //   }
 //   auto release = blobstore::commit(INDEX, "/data/app/model"); // release.path has the files
+//
+//   auto live = blobstore::Release::open("/data/app/model");
+//   auto program = blobstore::Program::load(live->path() + "/serve.pte", live->cache());
+//   live->follow(); // after each commit: the weights of a newer release, in one commit to the cache
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <blobstore/cache.h>
 #include <blobstore/export.h>
+#include <blobstore/packed.h>
 
 namespace blobstore BLOBSTORE_API {
 
@@ -124,5 +133,83 @@ InstalledRelease commit(const std::string& index, const std::string& directory, 
 /// @throws Error Release: no release is installed there, or `keep` is 0. FileAccess: something cannot be removed.
 ///   InvalidFile, Integrity: the index of a release that stays is damaged; nothing was removed then.
 Collected gc(const std::string& directory, uint64_t keep = 1);
+
+/// How a release is opened.
+struct OpenOptions {
+  /// The names of the data files for the cache; empty for all but adapters.
+  std::optional<std::vector<std::string>> data;
+  /// Where programs on the cache keep packed weights, see packed.h.
+  std::shared_ptr<PackedStore> packed;
+  /// As in ReleaseOptions.
+  std::string executorch = "1.5";
+};
+
+/// A file of an installed release.
+struct InstalledFile {
+  std::string name; // its path below `Release::path`
+  std::string kind; // "program", "data", "adapter" or "other"
+  std::vector<std::string> data; // of a program: the names of the data files that it takes keys from
+};
+
+/// What `Release::follow` did.
+struct Followed {
+  std::string version; // of the release that is current in the folder
+  std::string sha256; // of its index
+  bool taken = false; // whether the cache has its blobs: it had them already, or they were committed
+  std::vector<std::string> keys; // whose blobs were committed
+  std::vector<std::string> reasons; // why it was not taken, so that it must be opened: programs, keys, layouts
+  /// Files other than programs and data that are new, changed or gone, such as tokenizers. Nothing reads them again by
+  /// itself.
+  std::vector<std::string> files;
+  uint64_t generation = 0; // of the cache
+};
+
+/// The current release of a folder in a running program, as Python's `Release`. While it is open, `gc` leaves the files
+/// of the release in their place.
+///
+/// Data files of a release lie beside each other: they are one cache, in which no file covers another one. Adapters are
+/// not part of it, because no program takes them by itself; `load_adapter` exchanges them.
+///
+/// Threads: any thread may call any function at any time. `follow` blocks while another thread follows, and as
+/// `BlobCache::update`.
+class Release {
+ public:
+  /// @param directory the folder of the device.
+  /// @throws Error Release: no release is installed, it has no such data file, two data files have different contents
+  ///   under one key, or its programs need a newer ExecuTorch. FileAccess, InvalidFile, Integrity: files cannot be
+  ///   opened or trusted.
+  static std::shared_ptr<Release> open(const std::string& directory, const OpenOptions& options = {});
+  /// Closes it, but not the cache, which belongs to its holders.
+  virtual ~Release() = default;
+  Release(const Release&) = delete;
+  Release& operator=(const Release&) = delete;
+
+  /// Name and version of the release whose blobs the cache has, and the SHA-256 of its index.
+  virtual std::string name() const = 0;
+  virtual std::string version() const = 0;
+  virtual std::string sha256() const = 0;
+  /// The folder with its files: programs, tokenizers. It stays until a newer release is followed, or this is closed.
+  virtual std::string path() const = 0;
+  /// The files in this folder, and which data files a program takes.
+  virtual std::vector<InstalledFile> files() const = 0;
+  /// A cache on its data files, in mode Private. It belongs to the caller, too: programs run on it, and it can be
+  /// changed. `BlobCache::revert` restores the files that it was opened on, not the release.
+  virtual const std::shared_ptr<BlobCache>& cache() const = 0;
+
+  /// Take the blobs of a newer release into the cache, in one commit, if another one was committed to the folder, by
+  /// this process or another one.
+  ///
+  /// Programs on the cache go on: each call has all old weights or all new ones. Only blobs that differ between the two
+  /// releases are committed, so other changes that were made to the cache stay. If more than blobs changed, nothing is
+  /// committed, and the result says why; open the folder again then. Data files that changed are read and compared.
+  ///
+  /// @throws Error Closed. Or as `open`, or as `BlobCache::update`. The cache is unchanged then.
+  virtual Followed follow() = 0;
+  /// Close the cache, and let `gc` remove the release once it is no longer current. Programs keep their weights.
+  virtual void close() = 0;
+
+ protected:
+  Release() = default;
+};
 
 } // namespace blobstore

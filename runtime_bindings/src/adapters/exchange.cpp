@@ -125,6 +125,50 @@ uint64_t commit_adapter(const CacheTensors& tensors, const Adapter& adapter, dou
   return commit(tensors, values);
 }
 
+/// Commit new weights of the foundation and tensors of an adapter for it.
+uint64_t commit_with_fine_tune(
+    const CacheTensors& tensors, const Adapter& adapter, double factor, const StateDict& fine_tune) {
+  const Index& index = tensors.updates().index();
+  const auto name_of = [&](const std::string& name) {
+    const Tensor* const tensor = index.find(name);
+    return tensor != nullptr ? tensor->name() : name;
+  };
+  std::vector<Given> given = all_given(values_of(adapter, factor, /*halves=*/false));
+  std::set<std::string> of_adapter;
+  for (const Given& one : given) {
+    of_adapter.insert(name_of(one.name));
+  }
+  const std::vector<Given> all_of_adapter = given;
+  for (const auto& [name, tensor] : fine_tune) {
+    if (tensor == nullptr) {
+      throw_error(ErrorKind::UnsupportedData, "'{}' is no tensor", name);
+    }
+    if (!is_lora(name) && of_adapter.count(name_of(name)) == 0) {
+      given.push_back(given_of(name, *tensor));
+    }
+  }
+  tensors.check_reach(given, /*whole=*/true);
+  given = tensors.choose(given, /*strict=*/true);
+  for (const Given& one : all_of_adapter) { // what the programs lack must not be left out, as of a state dict
+    if (std::none_of(given.begin(), given.end(), [&](const Given& other) { return other.name == one.name; })) {
+      given.push_back(one);
+    }
+  }
+  const BlobCache& cache = *tensors.cache();
+  std::map<std::string, Digest> digests;
+  std::vector<NewBlob> used;
+  bool fits = true; // otherwise the update says what does not
+  for (const NewBlob& blob : tensors.updates().changes(given, /*finite=*/true, used)) {
+    const Blob* const old = cache.find(blob.key);
+    fits = fits && old != nullptr && old->size == blob.bytes.nbytes && (!blob.has_layout || old->layout == blob.layout);
+    digests.emplace(blob.key, digest(blob.bytes.data, blob.bytes.nbytes));
+  }
+  if (fits) {
+    check_foundation_with(cache, digests, adapter);
+  }
+  return tensors.update(given, /*finite=*/true);
+}
+
 /// The digests of the blobs that are made of an adapter's tensors.
 std::map<std::string, Digest> digests_of_adapter(
     const CacheTensors& tensors, const std::vector<NamedTensor>& of_adapter) {
@@ -225,14 +269,18 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
   const auto state = AdaptersOfCache::of(cache);
   const auto turn = state->take_turn(*cache);
   const auto known = state->known(tensors);
-  check_foundation(*cache, *known, *adapter);
+  if (options.fine_tune.empty()) {
+    check_foundation(*cache, *known, *adapter);
+  }
   raise_first(AdapterAccess::impl(*adapter).unpaired); // the update itself refuses infinities and NaN
   auto loaded = std::make_shared<LoadedAdapters>();
   const double factor = factor_for(*cache, *known, *adapter, options.program_scale);
   loaded->adapters.push_back({adapter, factor});
   check_complete(tensors, *known, *adapter);
-  const uint64_t generation =
-      with_origin(path, [&] { return commit_adapter(tensors, *adapter, factor * options.strength); });
+  const double strong = factor * options.strength;
+  const uint64_t generation = options.fine_tune.empty()
+      ? with_origin(path, [&] { return commit_adapter(tensors, *adapter, strong); })
+      : commit_with_fine_tune(tensors, *adapter, strong, options.fine_tune);
   loaded->after = digests_of_adapter(tensors, adapter->tensors());
   state->set_loaded(std::move(loaded));
   return generation;

@@ -140,7 +140,7 @@ std::optional<SourceBlob> Foundation::find(std::string_view key) const {
   return place.file->blob(place.index);
 }
 
-std::string Foundation::fingerprint() const {
+std::string Foundation::fingerprint(const std::map<std::string, Digest>& replaced) const {
   std::vector<const Place*> places;
   for (const Place& place : blobs_) {
     if (counts(entry(place).key)) {
@@ -165,7 +165,9 @@ std::string Foundation::fingerprint() const {
       text += kOpaque;
     }
     append(text, bytes.size, 8);
-    const std::optional<Digest> recorded = place->file->recorded_digest(place->index);
+    const auto other = replaced.find(blob.key);
+    const std::optional<Digest> recorded =
+        other != replaced.end() ? other->second : place->file->recorded_digest(place->index);
     const Digest found = recorded ? *recorded : digest(bytes.data, bytes.size);
     text.append(found.begin(), found.end());
   }

@@ -1,6 +1,7 @@
 // What an adapter is made for: the fingerprint of a foundation, and the named tensors of a file.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "format/blob_source.h"
 #include "format/constants.h"
+#include "format/digest.h"
 #include "format/ptd_file.h"
 #include "logical/index.h"
 
@@ -39,7 +41,8 @@ class Foundation final : public BlobSource {
   std::optional<SourceBlob> find(std::string_view key) const override;
 
   /// 32 hexadecimal digits; docs/format.md defines them. A blob is read only if its file records no digest.
-  std::string fingerprint() const;
+  /// @param replaced the digests of blobs, by key, that are to count in place of those in the files.
+  std::string fingerprint(const std::map<std::string, Digest>& replaced = {}) const;
 
  private:
   struct Place {

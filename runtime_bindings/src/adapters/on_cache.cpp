@@ -93,32 +93,80 @@ std::optional<Foundation> together(const std::vector<const PtdFile*>& files) {
   }
 }
 
-KnownOfCache learn(const CacheTensors& tensors) {
-  const BlobCache& cache = *tensors.cache();
-  const BlobCache::Reading reading(cache);
-  KnownOfCache known;
-  const auto files = all_files(cache);
+using Files = std::vector<std::unique_ptr<PtdFile>>;
+
+/// The fingerprints that an adapter for these files may record.
+/// @param replaced as for `Foundation::fingerprint`.
+std::set<std::string> foundations_of(const Files& files, const std::map<std::string, Digest>& replaced) {
+  std::set<std::string> found;
   for (const auto& file : files) {
     if (const Foundation alone({file.get()}); is_foundation(alone)) {
-      known.foundations.insert(alone.fingerprint());
-    }
-    if (const auto scale = recorded_scale(*file)) {
-      known.scales.insert(*scale);
+      found.insert(alone.fingerprint(replaced));
     }
   }
   if (files.size() > 1) {
     if (const auto all = together(pointers(files)); all && is_foundation(*all)) {
-      known.foundations.insert(all->fingerprint());
+      found.insert(all->fingerprint(replaced));
     }
   }
-  if (known.foundations.empty()) { // a program may contain its foundation; then only the file of its adapter names it
+  if (found.empty()) { // a program may contain its foundation; then only the file of its adapter names it
     for (const auto& file : files) {
       const auto recorded = file->metadata().find(kFoundationKey);
       if (recorded != file->metadata().end()) {
-        known.foundations.insert(recorded->second);
+        found.insert(recorded->second);
       }
     }
   }
+  return found;
+}
+
+/// The digests of the blobs of a cache and its bases that differ from their files. The caller holds a Reading.
+std::map<std::string, Digest> changed_digests(const BlobCache& cache) {
+  std::map<std::string, Digest> changed;
+  for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
+    for (const std::string& key : one->dirty()) {
+      const Blob& blob = one->at(key);
+      changed.emplace(key, digest(blob.data, blob.size));
+    }
+  }
+  return changed;
+}
+
+[[noreturn]] void throw_other_foundation(
+    const Adapter& adapter, const std::string& where, const std::set<std::string>& foundations) {
+  std::string have;
+  for (const std::string& foundation : foundations) {
+    have += (have.empty() ? "" : " or ") + foundation;
+  }
+  throw_error_in(
+      ErrorKind::Adapter,
+      adapter.path(),
+      "made for foundation {}, {} has {}",
+      *adapter.foundation(),
+      where,
+      have.empty() ? "none" : have);
+}
+
+void check_records_foundation(const Adapter& adapter) {
+  if (!adapter.foundation()) {
+    throw_error_in(
+        ErrorKind::Adapter,
+        adapter.path(),
+        "the file does not record the foundation that it was made for; bind_adapter() adds it");
+  }
+}
+
+KnownOfCache learn(const CacheTensors& tensors) {
+  const BlobCache& cache = *tensors.cache();
+  const BlobCache::Reading reading(cache);
+  KnownOfCache known;
+  const Files files = all_files(cache);
+  for (const auto& file : files) {
+    if (const auto scale = recorded_scale(*file)) {
+      known.scales.insert(*scale);
+    }
+  }
+  known.foundations = foundations_of(files, {});
   for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
     if (is_lora(tensor.name)) {
       known.lora.push_back(tensor);
@@ -161,36 +209,42 @@ void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapters> loaded) {
 }
 
 void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
-  if (!adapter.foundation()) {
-    throw_error_in(
-        ErrorKind::Adapter,
-        adapter.path(),
-        "the file does not record the foundation that it was made for; bind_adapter() adds it");
-  }
+  check_records_foundation(adapter);
   if (known.foundations.count(*adapter.foundation()) != 0) {
     return;
   }
-  std::string have;
-  for (const std::string& foundation : known.foundations) {
-    have += (have.empty() ? "" : " or ") + foundation;
+  const BlobCache::Reading reading(cache);
+  const std::map<std::string, Digest> changed = changed_digests(cache); // a fine-tune has adapters of its own
+  if (changed.empty() || foundations_of(all_files(cache), changed).count(*adapter.foundation()) == 0) {
+    throw_other_foundation(adapter, cache.name(), known.foundations);
   }
-  throw_error_in(
-      ErrorKind::Adapter,
-      adapter.path(),
-      "made for foundation {}, {} has {}",
-      *adapter.foundation(),
-      cache.name(),
-      have.empty() ? "none" : have);
+}
+
+void check_foundation_with(
+    const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter) {
+  check_records_foundation(adapter);
+  const BlobCache::Reading reading(cache);
+  std::map<std::string, Digest> changed = changed_digests(cache);
+  for (const auto& [key, digest] : replaced) {
+    changed[key] = digest;
+  }
+  const std::set<std::string> foundations = foundations_of(all_files(cache), changed);
+  if (foundations.count(*adapter.foundation()) == 0) {
+    throw_other_foundation(adapter, format("{} with the new weights", cache.name()), foundations);
+  }
+}
+
+std::vector<Given> all_given(const NamedViews& values) {
+  std::vector<Given> given;
+  for (const auto& [name, value] : values) {
+    given.push_back({name, value, row_major(value.sizes.size()), {}});
+  }
+  return given;
 }
 
 uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
-  std::vector<Shaped> shapes;
-  std::vector<Given> given;
-  for (const auto& [name, value] : values) {
-    shapes.push_back({name, value.scalar_type, value.sizes});
-    given.push_back({name, value, row_major(value.sizes.size()), {}});
-  }
-  tensors.check_reach(shapes, /*whole=*/false);
+  const std::vector<Given> given = all_given(values);
+  tensors.check_reach(given, /*whole=*/false);
   return tensors.update(given, /*finite=*/true);
 }
 

@@ -65,12 +65,18 @@ class AdaptersOfCache {
   std::shared_ptr<const LoadedAdapters> loaded_;
 };
 
-/// @throws Error Adapter: an adapter was not made for the foundation of a cache, or does not record its own.
+/// @throws Error Adapter: an adapter was not made for the foundation of a cache, neither that of its files nor that of
+///   its blobs as they are now, or does not record its own.
 void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter);
+/// The same for the foundation that blobs with these digests make of that of a cache.
+void check_foundation_with(
+    const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter);
 
 /// Tensors by name. The caller keeps their bytes.
 using NamedViews = std::vector<std::pair<std::string, TensorView>>;
 
+/// Tensors as an update takes them.
+std::vector<Given> all_given(const NamedViews& values);
 /// Commit tensors. @throws Error as `CacheTensors::update` and `check_reach`; Update: also if one is not finite.
 uint64_t commit(const CacheTensors& tensors, const NamedViews& values);
 

@@ -1,10 +1,12 @@
 #include <blobstore/cache.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "cache/thread_readings.h"
 #include "format/constants.h"
 #include "format/ptd_reader.h"
+#include "format/text_hash.h"
 #include "os/file.h"
 #include "os/text.h"
 
@@ -14,6 +16,11 @@ using namespace internal;
 namespace {
 
 std::atomic<uint64_t> next_id{1};
+
+bool is_same(const Change& one, const Change& other) {
+  return one.size == other.size && *one.layout == *other.layout &&
+      (one.size == 0 || std::memcmp(one.data, other.data, one.size) == 0);
+}
 
 } // namespace
 
@@ -48,30 +55,58 @@ void BlobCache::check_open() const {
   }
 }
 
-uint64_t BlobCache::load(const std::string& path) {
+uint64_t BlobCache::load_all(const std::vector<std::string>& paths) {
   check_open();
-  const File file(path, false);
-  const uint64_t size = file.size();
-  if (size == 0) {
-    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
-  }
-  const Mapping map(size);
-  file.read(map.data(), size, 0);
-  const PtdTable table = read_ptd(path, map.data(), size);
-  verify_ptd(path, map.data(), table);
+  struct Loaded {
+    Mapping map;
+    PtdTable table;
+  };
+  std::vector<Loaded> files;
+  files.reserve(paths.size());
   std::vector<Change> changes;
-  for (const PtdEntry& entry : table.entries) {
-    if (entry.key.rfind(kKeyPrefix, 0) == 0 && !owns(entry.key)) {
-      continue; // a record about other blobs, which this cache never had
+  TextMap<size_t> by_key; // positions in changes
+  std::vector<const std::string*> origins; // of changes
+  for (const std::string& path : paths) {
+    const File file(path, false);
+    const uint64_t size = file.size();
+    if (size == 0) {
+      throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
     }
-    const PtdSegment& segment = table.segments[entry.segment];
-    changes.push_back({entry.key, map.data() + segment.start, segment.size, &entry.layout});
+    Mapping map(size);
+    file.read(map.data(), size, 0);
+    PtdTable table = read_ptd(path, map.data(), size);
+    verify_ptd(path, map.data(), table);
+    files.push_back({std::move(map), std::move(table)});
+    const Loaded& loaded = files.back();
+    for (const PtdEntry& entry : loaded.table.entries) {
+      if (entry.key.rfind(kKeyPrefix, 0) == 0 && !owns(entry.key)) {
+        continue; // a record about other blobs, which this cache never had
+      }
+      const PtdSegment& segment = loaded.table.segments[entry.segment];
+      const Change change(entry.key, loaded.map.data() + segment.start, segment.size, &entry.layout);
+      const auto [known, is_new] = by_key.emplace(entry.key, changes.size());
+      if (is_new) {
+        changes.push_back(change);
+        origins.push_back(&path);
+      } else if (const Change& other = changes[known->second]; !is_same(change, other)) {
+        throw_error_in(
+            ErrorKind::KeyConflict,
+            path,
+            "key '{}' has another layout or other bytes in {}",
+            entry.key,
+            *origins[known->second]);
+      }
+    }
   }
   try {
     return update(changes);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::KeyNotFound || error.kind() == ErrorKind::Layout) {
-      throw_error_in(error.kind(), path, "{}", error.what());
+      std::string names;
+      for (const std::string& path : paths) {
+        names += (names.empty() ? "" : " + ") + path;
+      }
+      throw_error_in(error.kind(), names, "{}", error.what());
     }
     throw;
   }

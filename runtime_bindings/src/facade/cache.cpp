@@ -26,6 +26,10 @@ Result<uint64_t> load(BlobCache& cache, const std::string& path) noexcept {
   return attempt([&] { return cache.load(path); });
 }
 
+Result<uint64_t> load_all(BlobCache& cache, const std::vector<std::string>& paths) noexcept {
+  return attempt([&] { return cache.load_all(paths); });
+}
+
 Result<uint64_t> revert(BlobCache& cache) noexcept {
   return attempt([&] { return cache.revert(); });
 }

@@ -26,6 +26,10 @@ Result<Outputs> execute(Method& method, const std::vector<EValue>& inputs, const
   return attempt([&] { return method.execute(inputs, options); });
 }
 
+Result<Outputs> forward(Program& program, const std::vector<EValue>& inputs, const RunOptions& options) noexcept {
+  return attempt([&] { return program.forward(inputs, options); });
+}
+
 Result<TensorPtr> output_memory(Method& method, size_t index) noexcept {
   return attempt([&] { return method.output_memory(index); });
 }

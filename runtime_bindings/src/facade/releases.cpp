@@ -20,4 +20,12 @@ Result<Collected> gc(const std::string& directory, uint64_t keep) noexcept {
   return attempt([&] { return blobstore::gc(directory, keep); });
 }
 
+Result<std::shared_ptr<Release>> open_release(const std::string& directory, const OpenOptions& options) noexcept {
+  return attempt([&] { return Release::open(directory, options); });
+}
+
+Result<Followed> follow(Release& release) noexcept {
+  return attempt([&] { return release.follow(); });
+}
+
 } // namespace blobstore::nothrow

@@ -47,23 +47,34 @@ uint64_t CacheTensors::commit(const std::vector<Given>& given, bool finite) cons
 
 uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const {
   cache_->check_open();
+  if (strict) {
+    check_reach(given, true);
+  }
+  const std::vector<Given> chosen = choose(given, strict);
+  check_effect(chosen, /*every=*/true);
+  return commit(chosen, finite);
+}
+
+std::vector<Given> CacheTensors::choose(const std::vector<Given>& given, bool strict) const {
   std::vector<Entry> entries;
-  std::vector<Shaped> shapes;
   std::unordered_map<std::string_view, const Given*> by_name;
   for (const Given& one : given) {
     entries.push_back({one.name, is_floating(one.value.scalar_type)});
-    shapes.push_back({one.name, one.value.scalar_type, one.value.sizes});
     by_name.emplace(one.name, &one);
-  }
-  if (strict) {
-    check_reach(shapes, true);
   }
   std::vector<Given> chosen;
   for (const std::string_view name : choose(entries, strict)) {
     chosen.push_back(*by_name.at(name));
   }
-  check_effect(chosen, /*every=*/true);
-  return commit(chosen, finite);
+  return chosen;
+}
+
+void CacheTensors::check_reach(const std::vector<Given>& tensors, bool whole) const {
+  std::vector<Shaped> shapes;
+  for (const Given& one : tensors) {
+    shapes.push_back({one.name, one.value.scalar_type, one.value.sizes});
+  }
+  check_reach(shapes, whole);
 }
 
 Names CacheTensors::choose(const std::vector<Entry>& entries, bool strict) const {

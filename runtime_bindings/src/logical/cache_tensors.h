@@ -31,9 +31,12 @@ class CacheTensors {
   /// The entries of a state dict to update; see `Updates::choose`. With `strict`, those of loaded programs must be
   /// there.
   Names choose(const std::vector<Entry>& entries, bool strict) const;
+  /// The same with their values.
+  std::vector<Given> choose(const std::vector<Given>& entries, bool strict) const;
   /// @throws Error Update: loaded programs have weights that an update of these tensors does not reach.
   /// @param whole whether the tensors are a whole model's; see reach.h.
   void check_reach(const std::vector<Shaped>& tensors, bool whole) const;
+  void check_reach(const std::vector<Given>& tensors, bool whole) const;
 
  private:
   /// @param every whether only an update without any effect is refused.

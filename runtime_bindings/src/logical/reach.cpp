@@ -156,8 +156,8 @@ class LoadedWeights {
       std::function<bool(const std::string&)> follows,
       const std::vector<std::string>& own)
       : path_(std::move(path)), parts_(parts), cache_(cache), index_(index), follows_(std::move(follows)) {
-    find_externals();
     find_delegates(own);
+    find_externals();
     find_nameless();
     for (const auto& [key, method] : externals_) {
       for (const std::string_view name : names_of(key)) {
@@ -273,12 +273,27 @@ class LoadedWeights {
     return used && !has_blobs;
   }
 
+  /// Whether a blob is made for delegates of a part of a graph, rather than a tensor under its own name.
+  bool is_made(const std::string& key) const {
+    constexpr size_t kDigits = 16; // behind the name, see blobstore/lowering/origins.py
+    const size_t at = key.rfind('@');
+    return own_.contains(key) || is_content_key(key) ||
+        (at != std::string::npos && key.size() - at - 1 == kDigits &&
+         key.find_first_not_of("0123456789abcdef", at + 1) == std::string::npos);
+  }
+
   /// The keys of the tensors that the program itself takes from data files, each with a method that takes it.
   void find_externals() {
     if (parts_ == nullptr) { // then it may take any of them
       for (const Tensor* tensor : index_.tensors()) {
         for (const std::string_view name : tensor->own_keys) {
           externals_[std::string(name)];
+        }
+      }
+      for (size_t i = 0; i < cache_.size(); ++i) { // no record tells of a method without delegates
+        const Blob& blob = cache_.blob(i);
+        if (blob.layout && blob.key.rfind(kKeyPrefix, 0) != 0 && !is_made(blob.key)) {
+          externals_[blob.key];
         }
       }
       return;

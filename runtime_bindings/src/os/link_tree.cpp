@@ -37,8 +37,8 @@ bool is_folder(const std::string& path) {
   return lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-File opened_folder(const std::string& path) {
-  File folder(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY));
+File opened_folder(const std::string& path, int flags = 0) {
+  File folder(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY | flags));
   check(folder.is_open() ? 0 : errno, path);
   return folder;
 }
@@ -78,6 +78,15 @@ std::optional<File> try_lock_folder(const std::string& path) {
   File folder = opened_folder(path);
   if (flock(folder.descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return std::nullopt;
+  }
+  return folder;
+}
+
+File share_folder(const std::string& path) {
+  File folder = opened_folder(path, O_NOFOLLOW);
+  try {
+    folder.lock_shared();
+  } catch (const Error&) { // this file system has no locks
   }
   return folder;
 }

@@ -17,6 +17,10 @@ File lock_folder(const std::string& path);
 /// The same without waiting; empty if another process has a lock on the folder. @throws Error FileAccess.
 std::optional<File> try_lock_folder(const std::string& path);
 
+/// Wait for a lock that others may have, too, but none of those above. The path must not end with a separator.
+/// @throws Error FileAccess: also if the path is a link.
+File share_folder(const std::string& path);
+
 /// Remove a file, a link, or a folder with all that is in it. Links are not followed, and failures are ignored.
 void remove_all(const std::string& path);
 

@@ -38,6 +38,9 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
     method_.reset();
   }
 
+  /// Hold the program no longer, because it holds this method.
+  void leave_to_program() { program_ = {std::shared_ptr<void>(), program_.get()}; }
+
   const std::string& name() const override { return name_; }
   executorch::runtime::MethodMeta meta() const override { return meta_; }
   const std::vector<std::string>& input_names() const override { return program_->image().input_names(number_); }

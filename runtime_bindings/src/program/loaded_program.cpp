@@ -127,6 +127,26 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   return make_method(at, State::Shared, LoadPlan(), nothing);
 }
 
+Outputs LoadedProgram::forward(const std::vector<et::EValue>& inputs, const RunOptions& options) {
+  std::shared_ptr<Method> method;
+  {
+    const std::lock_guard<std::mutex> guard(forward_mutex_);
+    method = forward_;
+  }
+  if (method == nullptr) {
+    // Without the mutex: a thread that holds a Reading may wait for it, and loading waits for commits that wait for
+    // Readings. If two threads load at once, one method is kept.
+    const std::shared_ptr<Method> loaded = load_method("forward");
+    static_cast<LoadedMethod&>(*loaded).leave_to_program();
+    const std::lock_guard<std::mutex> guard(forward_mutex_);
+    if (forward_ == nullptr) {
+      forward_ = loaded;
+    }
+    method = forward_;
+  }
+  return method->execute(inputs, options);
+}
+
 /// @param kept whether the method's state lies where that of the other methods does.
 std::shared_ptr<Method> LoadedProgram::make_method(size_t at, State kept, const LoadPlan& plan, LoadResult& result) {
   const et::MethodMeta about = method_meta(methods()[at]);

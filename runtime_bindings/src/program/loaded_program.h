@@ -43,6 +43,8 @@ class LoadedProgram final : public Program, private ForkAware {
   const std::vector<std::string>& input_names(const std::string& method) const override;
   std::vector<std::string> backends(const std::string& method) const override;
   std::shared_ptr<Method> load_method(const std::string& name) override;
+  using Program::forward;
+  Outputs forward(const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options) override;
   std::string packed_cache_path() const override;
 
   const executorch::runtime::Program& program() const { return *program_; }
@@ -66,7 +68,10 @@ class LoadedProgram final : public Program, private ForkAware {
   std::shared_ptr<Method> load_or_build(size_t method, PackedUse& use);
   void pack_all(PackedUse& use);
   std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
-  void after_fork_in_child() override { renew(mutex_); }
+  void after_fork_in_child() override {
+    renew(mutex_);
+    renew(forward_mutex_);
+  }
 
   std::shared_ptr<BlobCache> cache_;
   std::shared_ptr<PackedFolder> packed_; // may be null
@@ -81,6 +86,8 @@ class LoadedProgram final : public Program, private ForkAware {
   std::mutex mutex_; // guards shared_
   Arenas shared_;
   std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_
+  std::mutex forward_mutex_; // guards forward_
+  std::shared_ptr<Method> forward_; // for `forward`; does not hold this program, and is destroyed first
 };
 
 /// The programs that are loaded now on a cache or on a cache above it, in the order in which they were loaded. A

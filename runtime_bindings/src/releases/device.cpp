@@ -132,14 +132,13 @@ std::optional<LocalBytes> FetchedFiles::find(const ReleaseObject& object, uint64
   return std::nullopt;
 }
 
-Device::Device(const std::string& directory) : folder_(absolute_folder(directory)) {
-  for (std::string* const place : {&files_, &indexes_, &releases_, &incoming_}) {
-    *place = folder_;
-  }
-  files_ += "files/";
-  indexes_ += "indexes/";
-  releases_ += kReleases;
-  incoming_ += "incoming/";
+Installed::Installed(const std::string& directory)
+    : folder_(absolute_folder(directory)),
+      files_(format("{}files/", folder_)),
+      indexes_(format("{}indexes/", folder_)),
+      releases_(format("{}{}", folder_, kReleases)) {}
+
+Device::Device(const std::string& directory) : Installed(directory), incoming_(format("{}incoming/", folder_)) {
   const auto make = [](const std::string& path) {
     if (const int failed = make_folder(path); failed != 0) {
       throw Error(ErrorKind::FileAccess, path, std::strerror(failed), failed);
@@ -158,11 +157,11 @@ Device::Device(const std::string& directory) : folder_(absolute_folder(directory
   remove_temporary(folder_);
 }
 
-std::string Device::view() const {
+std::string Installed::view() const {
   const std::string path = format("{}{}", folder_, kCurrent);
   std::string target = link_target(path);
   struct stat status;
-  if (target.empty() && lstat(path.c_str(), &status) != 0 && errno == ENOENT) {
+  if (target.empty() && lstat(path.c_str(), &status) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
     return target;
   }
   if (target.substr(0, kReleases.size()) != kReleases || !is_view(target.substr(kReleases.size()))) {
@@ -171,7 +170,7 @@ std::string Device::view() const {
   return target.substr(kReleases.size());
 }
 
-std::string Device::index_bytes(const std::string& sha256) const {
+std::string Installed::index_bytes(const std::string& sha256) const {
   const std::string path = format("{}{}.json", indexes_, sha256);
   std::string bytes = read_small(path, kIndexLimit);
   if (const std::string found = internal::sha256(bytes.data(), bytes.size()); found != sha256) {
@@ -180,7 +179,7 @@ std::string Device::index_bytes(const std::string& sha256) const {
   return bytes;
 }
 
-ReleaseIndex Device::index(const std::string& sha256) const {
+ReleaseIndex Installed::index(const std::string& sha256) const {
   return read_index(index_bytes(sha256), format("{}{}.json", indexes_, sha256));
 }
 

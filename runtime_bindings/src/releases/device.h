@@ -49,26 +49,43 @@ class FetchedFiles {
   std::map<std::string, std::vector<Piece>> pieces_; // by SHA-256
 };
 
-/// The folder of a device, locked against other processes as long as this lives.
-class Device {
+/// The folder of a device, to read it without a lock: the current release may be another one at any moment.
+class Installed {
  public:
-  /// Make the folder, wait for its lock, and remove what killed processes left. @throws Error FileAccess.
-  explicit Device(const std::string& directory);
+  explicit Installed(const std::string& directory);
 
-  const std::string& incoming() const { return incoming_; }
+  /// Its path, for messages.
+  std::string name() const { return folder_.substr(0, folder_.size() - 1); }
   std::string file(const std::string& sha256) const { return files_ + sha256; }
   std::string release(const std::string& view) const { return releases_ + view; }
 
   /// What `current` leads to: the SHA-256 of an index, perhaps with a suffix; empty if there is no release.
   /// @throws Error InvalidFile: it is no link to a release.
   std::string view() const;
+  /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
+  ReleaseIndex index(const std::string& sha256) const;
+
+ protected:
+  std::string index_bytes(const std::string& sha256) const;
+
+  std::string folder_; // each ends with a separator
+  std::string files_;
+  std::string indexes_;
+  std::string releases_;
+};
+
+/// The folder of a device, locked against other processes as long as this lives.
+class Device : public Installed {
+ public:
+  /// Make the folder, wait for its lock, and remove what killed processes left. @throws Error FileAccess.
+  explicit Device(const std::string& directory);
+
+  const std::string& incoming() const { return incoming_; }
   /// The release below which no other one counts: the current one, or a newer one that was marked; empty if there
   /// was none. The release that was last switched to, or was about to be when that failed, is marked, also if nothing
   /// leads to it.
   /// @throws Error FileAccess, InvalidFile, Integrity.
   std::optional<ReleaseMark> mark() const;
-  /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
-  ReleaseIndex index(const std::string& sha256) const;
   bool has(const ReleaseObject& object) const;
 
   /// Check that the needed bytes fit on the disk. @throws Error FileAccess: they do not; it names the largest file.
@@ -89,14 +106,9 @@ class Device {
  private:
   std::set<std::string> needed_by(const std::string& view) const;
   std::vector<std::string> views() const;
-  std::string index_bytes(const std::string& sha256) const;
   void add_blobs(const std::string& view, std::set<std::string>& seen);
 
-  std::string folder_; // each ends with a separator
-  std::string files_;
-  std::string indexes_;
-  std::string releases_;
-  std::string incoming_;
+  std::string incoming_; // ends with a separator
   File lock_;
   std::optional<std::map<std::string, LocalBytes>> blobs_;
 };

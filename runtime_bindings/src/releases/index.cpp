@@ -104,7 +104,7 @@ std::string folded(std::string_view name) {
   return text;
 }
 
-ReleaseFile read_file(Fields& fields, std::vector<std::string>& data) {
+ReleaseFile read_file(Fields& fields) {
   ReleaseFile file;
   fields.object("a file", "name kind sha256 size ", [&](const std::string& key) {
     if (key == "name") {
@@ -117,7 +117,7 @@ ReleaseFile read_file(Fields& fields, std::vector<std::string>& data) {
       file.object.size = fields.number("a size");
     } else if (key == "data") {
       fields.array("the data files of a program", kMostFiles, [&](size_t) {
-        data.push_back(fields.text("the name of a data file", is_text));
+        file.data.push_back(fields.text("the name of a data file", is_text));
       });
     } else {
       return false;
@@ -163,20 +163,19 @@ void check_sizes(const std::vector<ReleaseFile>& files) {
   }
 }
 
-/// @param data for each file, the names of the data files that it takes.
-void check_data(const ReleaseIndex& index, const std::vector<std::vector<std::string>>& data) {
+void check_data(const ReleaseIndex& index) {
   Positions files;
   for (size_t i = 0; i < index.files.size(); ++i) {
     files.emplace(index.files[i].name, i);
   }
-  for (size_t i = 0; i < index.files.size(); ++i) {
-    if (!data[i].empty() && index.files[i].kind != "program") {
-      throw_format_error("'{}' takes data, and is no program", index.files[i].name);
+  for (const ReleaseFile& file : index.files) {
+    if (!file.data.empty() && file.kind != "program") {
+      throw_format_error("'{}' takes data, and is no program", file.name);
     }
-    for (const std::string& name : data[i]) {
+    for (const std::string& name : file.data) {
       const auto found = files.find(name);
       if (found == files.end() || index.files[found->second].kind != "data") {
-        throw_format_error("program '{}' takes '{}', which is no data file of the release", index.files[i].name, name);
+        throw_format_error("program '{}' takes '{}', which is no data file of the release", file.name, name);
       }
     }
   }
@@ -184,7 +183,6 @@ void check_data(const ReleaseIndex& index, const std::vector<std::vector<std::st
 
 ReleaseIndex parse_index(const std::string& bytes) {
   ReleaseIndex index;
-  std::vector<std::vector<std::string>> data;
   Fields fields(bytes);
   constexpr std::string_view kRequired = "format name version published executorch files parts ";
   fields.object("the index", kRequired, [&](const std::string& key) {
@@ -199,9 +197,7 @@ ReleaseIndex parse_index(const std::string& bytes) {
     } else if (key == "executorch") {
       index.executorch = fields.text("a version of ExecuTorch", is_version);
     } else if (key == "files") {
-      fields.array("the list of files", kMostFiles, [&](size_t) {
-        index.files.push_back(read_file(fields, data.emplace_back()));
-      });
+      fields.array("the list of files", kMostFiles, [&](size_t) { index.files.push_back(read_file(fields)); });
     } else if (key == "parts") {
       index.parts = fields.content("the list of parts");
     } else if (key == "plain") {
@@ -214,7 +210,7 @@ ReleaseIndex parse_index(const std::string& bytes) {
   fields.json.end();
   check_names(index.files);
   check_sizes(index.files);
-  check_data(index, data);
+  check_data(index);
   if (index.parts.size > kTableLimit || index.parts.packed) {
     throw_format_error("the list of parts has {} bytes, at most {} are possible", index.parts.size, kTableLimit);
   }
@@ -237,6 +233,12 @@ uint64_t ReleaseIndex::size() const {
 
 bool ReleaseIndex::has_programs() const {
   return std::any_of(files.begin(), files.end(), [](const ReleaseFile& file) { return file.kind == "program"; });
+}
+
+const ReleaseFile* ReleaseIndex::find(std::string_view name_of_file) const {
+  const auto found =
+      std::find_if(files.begin(), files.end(), [&](const ReleaseFile& file) { return file.name == name_of_file; });
+  return found == files.end() ? nullptr : &*found;
 }
 
 std::vector<const ReleaseFile*> ReleaseIndex::distinct() const {

@@ -27,6 +27,7 @@ struct ReleaseFile {
   std::string name; // its path below the folder of the release
   std::string kind; // "program", "data", "adapter" or "other"
   ReleaseObject object;
+  std::vector<std::string> data; // of a program: the names of the data files that it takes
 };
 
 /// What an index says of the age of its release.
@@ -48,6 +49,8 @@ struct ReleaseIndex {
 
   uint64_t size() const;
   bool has_programs() const;
+  /// The file of a name; null if there is none. Valid as long as this object.
+  const ReleaseFile* find(std::string_view name_of_file) const;
   /// The files with different contents, each the first of its content.
   std::vector<const ReleaseFile*> distinct() const;
 };

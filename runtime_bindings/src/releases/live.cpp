@@ -1,0 +1,362 @@
+// A release in a running program: a cache on its data files, and newer releases taken into it without loading again, as
+// blobstore/releases/device/live.py does.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <blobstore/error.h>
+#include <blobstore/releases.h>
+
+#include "format/constants.h"
+#include "format/ptd_file.h"
+#include "os/fork.h"
+#include "os/link_tree.h"
+#include "os/text.h"
+#include "releases/device.h"
+#include "releases/index.h"
+
+namespace blobstore::internal {
+namespace {
+
+/// A key in a data file.
+struct Place {
+  const PtdFile* file = nullptr;
+  size_t index = 0;
+
+  const std::string& key() const { return file->entry(index).key; }
+  const std::optional<Layout>& layout() const { return file->entry(index).layout; }
+  SourceBlob blob() const { return file->blob(index); }
+};
+
+/// Whether two files have the same bytes and layout under a key.
+bool is_same(const Place& one, const Place& other) {
+  if (one.layout() != other.layout()) {
+    return false;
+  }
+  const SourceBlob a = one.blob();
+  const SourceBlob b = other.blob();
+  const std::optional<Digest> of_a = one.file->recorded_digest(one.index);
+  const std::optional<Digest> of_b = other.file->recorded_digest(other.index);
+  return a.size == b.size && (!of_a || !of_b || *of_a == *of_b) &&
+      (a.size == 0 || std::memcmp(a.data, b.data, a.size) == 0);
+}
+
+/// Whether the blob of a key can take the place of another one in a cache: its size and layout are the same, and it is
+/// not one of the records that describe other blobs.
+bool is_replaceable(const Place& old, const Place& other) {
+  return old.key().rfind(kKeyPrefix, 0) != 0 && old.blob().size == other.blob().size && old.layout() == other.layout();
+}
+
+/// The data files of one release, and for each key the file that has it.
+class Data {
+ public:
+  /// @param names of the data files; empty for all but adapters. @throws Error as `Release::open`.
+  Data(const Installed& installed, const ReleaseIndex& index, const std::optional<std::vector<std::string>>& names) {
+    for (const std::string& name : names ? *names : all_of(index)) {
+      const ReleaseFile* const file = index.find(name);
+      if (file == nullptr || (file->kind != "data" && file->kind != "adapter")) {
+        throw_unknown(installed, index, name);
+      }
+      if (digests_.emplace(name, file->object.sha256).second) {
+        files_.push_back(std::make_unique<PtdFile>(installed.file(file->object.sha256)));
+        files_.back()->check_length();
+        add(installed, name, *files_.back());
+      }
+    }
+  }
+
+  /// The paths of the files.
+  std::vector<std::string> paths() const {
+    std::vector<std::string> found;
+    for (const auto& file : files_) {
+      found.push_back(file->name());
+    }
+    return found;
+  }
+  /// The names of the files, with their digests.
+  const std::map<std::string, std::string>& digests() const { return digests_; }
+  /// Each key once, in the order of the files.
+  const std::vector<Place>& places() const { return places_; }
+  const Place* find(std::string_view key) const {
+    const auto found = by_key_.find(key);
+    return found == by_key_.end() ? nullptr : &places_[found->second];
+  }
+
+ private:
+  static std::vector<std::string> all_of(const ReleaseIndex& index) {
+    std::vector<std::string> found;
+    for (const ReleaseFile& file : index.files) {
+      if (file.kind == "data") {
+        found.push_back(file.name);
+      }
+    }
+    return found;
+  }
+
+  [[noreturn]] static void throw_unknown(
+      const Installed& installed, const ReleaseIndex& index, const std::string& name) {
+    std::set<std::string> possible;
+    for (const ReleaseFile& file : index.files) {
+      if (file.kind == "data" || file.kind == "adapter") {
+        possible.insert(file.name);
+      }
+    }
+    std::string has;
+    for (const std::string& one : possible) {
+      has += format("{}'{}'", has.empty() ? "" : ", ", one);
+    }
+    throw_error_in(
+        ErrorKind::Release,
+        installed.name(),
+        "{} {} has no data file '{}'; it has {}",
+        index.name,
+        index.version,
+        name,
+        has.empty() ? "none" : has);
+  }
+
+  void add(const Installed& installed, const std::string& name, const PtdFile& file) {
+    for (size_t i = 0; i < file.size(); ++i) {
+      const Place place{&file, i};
+      const auto [known, is_new] = by_key_.emplace(place.key(), places_.size());
+      if (is_new) {
+        places_.push_back(place);
+      } else if (!is_same(places_[known->second], place)) {
+        throw_error_in(
+            ErrorKind::Release,
+            installed.name(),
+            "the key '{}' of data file '{}' has other contents in another data file; open only one of them",
+            place.key(),
+            name);
+      }
+    }
+  }
+
+  std::vector<std::unique_ptr<PtdFile>> files_;
+  std::map<std::string, std::string> digests_;
+  std::vector<Place> places_;
+  TextMap<size_t> by_key_;
+};
+
+/// A release that is locked against `gc`.
+struct Held {
+  std::string view;
+  File lock;
+};
+
+/// Lock the current release. @throws Error Release: there is none.
+Held hold_current(const Installed& installed) {
+  for (;;) {
+    std::string view = installed.view();
+    if (view.empty()) {
+      throw_error_in(ErrorKind::Release, installed.name(), "no release is installed here");
+    }
+    try {
+      File lock = share_folder(installed.release(view));
+      if (installed.view() == view) {
+        return {std::move(view), std::move(lock)};
+      }
+    } catch (const Error&) {
+      if (installed.view() == view) {
+        throw;
+      }
+    } // a newer one came, and perhaps `gc` removed this one
+  }
+}
+
+/// The names of files of one kind that are new, changed or gone.
+std::vector<std::string> differing(const ReleaseIndex& old, const ReleaseIndex& other, std::string_view kind) {
+  std::map<std::string, std::vector<const std::string*>> digests; // one for each release that has the name
+  for (const ReleaseIndex* const index : {&old, &other}) {
+    for (const ReleaseFile& file : index->files) {
+      if (file.kind == kind) {
+        digests[file.name].push_back(&file.object.sha256);
+      }
+    }
+  }
+  std::vector<std::string> found;
+  for (const auto& [name, of_name] : digests) {
+    if (of_name.size() == 1 || *of_name[0] != *of_name[1]) {
+      found.push_back(name);
+    }
+  }
+  return found;
+}
+
+class LiveRelease final : public Release, private ForkAware {
+ public:
+  LiveRelease(const std::string& directory, const OpenOptions& options)
+      : installed_(directory), names_(options.data), held_(hold_current(installed_)) {
+    index_ = installed_.index(digest_of(held_));
+    if (index_.has_programs() && !options.executorch.empty() &&
+        is_older(options.executorch, index_.executorch) != false) {
+      throw_error_in(
+          ErrorKind::Release,
+          installed_.name(),
+          "the programs of {} {} need ExecuTorch {}, this device has {}",
+          index_.name,
+          index_.version,
+          index_.executorch,
+          options.executorch);
+    }
+    cache_ =
+        BlobCache::open(Data(installed_, index_, names_).paths(), BlobCache::Mode::Private, nullptr, options.packed);
+    enter();
+  }
+  ~LiveRelease() override { leave(); }
+
+  std::string name() const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return index_.name;
+  }
+  std::string version() const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return index_.version;
+  }
+  std::string sha256() const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return digest_of(held_);
+  }
+  std::string path() const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return installed_.release(held_.view);
+  }
+  std::vector<InstalledFile> files() const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::vector<InstalledFile> found;
+    for (const ReleaseFile& file : index_.files) {
+      found.push_back({file.name, file.kind, file.data});
+    }
+    return found;
+  }
+  const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
+
+  Followed follow() override;
+  void close() override {
+    const std::lock_guard<std::mutex> turn(turn_);
+    closed_ = true;
+    cache_->close();
+    held_.lock = File();
+  }
+
+ private:
+  static std::string digest_of(const Held& held) { return held.view.substr(0, 64); }
+
+  std::vector<Change> compare(const Data& old, const Data& other, std::vector<std::string>& reasons) const;
+
+  void after_fork_in_child() override {
+    renew(turn_);
+    renew(mutex_);
+  }
+
+  const Installed installed_;
+  const std::optional<std::vector<std::string>> names_;
+  std::shared_ptr<BlobCache> cache_;
+  std::mutex turn_; // one thread follows at a time; guards closed_
+  bool closed_ = false;
+  mutable std::mutex mutex_; // guards what follows; taken last
+  Held held_;
+  ReleaseIndex index_;
+};
+
+Followed LiveRelease::follow() {
+  const std::lock_guard<std::mutex> turn(turn_);
+  if (closed_) {
+    throw_error_in(ErrorKind::Closed, installed_.name(), "the release is closed");
+  }
+  Held held = hold_current(installed_);
+  Followed done;
+  done.sha256 = digest_of(held);
+  done.generation = cache_->generation();
+  done.version = index_.version;
+  done.taken = true;
+  if (done.sha256 == digest_of(held_)) { // only this thread changes it
+    return done;
+  }
+  ReleaseIndex index = installed_.index(done.sha256);
+  done.version = index.version;
+  done.files = differing(index_, index, "other");
+  for (const std::string& name : differing(index_, index, "program")) {
+    done.reasons.push_back(format("the program '{}' changed", name));
+  }
+  if (done.reasons.empty()) {
+    const Data old(installed_, index_, names_); // the lock keeps its files
+    for (const auto& [name, digest] : old.digests()) {
+      const ReleaseFile* const file = index.find(name);
+      if (file == nullptr || (file->kind != "data" && file->kind != "adapter")) {
+        done.reasons.push_back(format("the data file '{}' is gone", name));
+      }
+    }
+    if (done.reasons.empty()) {
+      const Data other(installed_, index, names_);
+      const std::vector<Change> changes = compare(old, other, done.reasons);
+      if (done.reasons.empty() && !changes.empty()) {
+        done.generation = cache_->update(changes);
+        for (const Change& change : changes) {
+          done.keys.push_back(change.key);
+        }
+      }
+    }
+  }
+  if (!done.reasons.empty()) {
+    done.taken = false;
+    return done;
+  }
+  const std::lock_guard<std::mutex> guard(mutex_);
+  std::swap(held_, held);
+  index_ = std::move(index);
+  return done;
+}
+
+/// The blobs that differ; they refer to the files of `other`.
+/// @param reasons gets what else differs, in the order of its text.
+std::vector<Change> LiveRelease::compare(const Data& old, const Data& other, std::vector<std::string>& reasons) const {
+  for (const auto& [name, digest] : other.digests()) {
+    if (old.digests().count(name) == 0) {
+      reasons.push_back(format("the data file '{}' is new", name));
+    }
+  }
+  if (!reasons.empty()) {
+    return {};
+  }
+  std::vector<Change> changes;
+  for (const Place& place : old.places()) {
+    if (other.find(place.key()) == nullptr) {
+      reasons.push_back(format("the key '{}' is gone", place.key()));
+    }
+  }
+  for (const Place& place : other.places()) {
+    const Place* const before = old.find(place.key());
+    if (before == nullptr) {
+      reasons.push_back(format("the key '{}' is new", place.key()));
+    } else if (before->file->name() != place.file->name() && !is_same(*before, place)) {
+      if (is_replaceable(*before, place)) {
+        const SourceBlob blob = place.blob();
+        changes.emplace_back(place.key(), blob.data, blob.size, &place.layout());
+      } else {
+        reasons.push_back(format("the key '{}' has another layout, or describes other blobs", place.key()));
+      }
+    }
+  }
+  std::sort(reasons.begin(), reasons.end());
+  return changes;
+}
+
+} // namespace
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+std::shared_ptr<Release> Release::open(const std::string& directory, const OpenOptions& options) {
+  return std::make_shared<internal::LiveRelease>(directory, options);
+}
+
+} // namespace blobstore
