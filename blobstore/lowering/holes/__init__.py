@@ -9,6 +9,7 @@ the payload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import getattr_static
 
 from torch.export import ExportedProgram
 
@@ -167,7 +168,8 @@ def find_backend(backend_id: str) -> type[BackendDetails] | None:
 
 def _shares(backend: type[BackendDetails]) -> bool:
     """Whether a backend lowers the parts of all methods together."""
-    return backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__  # type: ignore[attr-defined]
+    own, inherited = (getattr_static(one, "preprocess_multimethod") for one in (backend, BackendDetails))
+    return own is not inherited
 
 
 def _origins(origins: Origins) -> dict[str, Origin]:
