@@ -167,7 +167,7 @@ def find_backend(backend_id: str) -> type[BackendDetails] | None:
 
 def _shares(backend: type[BackendDetails]) -> bool:
     """Whether a backend lowers the parts of all methods together."""
-    return backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__  # type: ignore[attr-defined]
+    return backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__
 
 
 def _origins(origins: Origins) -> dict[str, Origin]:
