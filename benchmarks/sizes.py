@@ -50,7 +50,7 @@ class Tools:
 
 CLANG = (f"-DCMAKE_CXX_COMPILER={shutil.which('clang++')}", "-DCMAKE_LINKER_TYPE=LLD")
 TOOLS = (
-    Tools("GCC, GNU ld", most=737_280),
+    Tools("GCC, GNU ld", most=753_664),
     Tools("Clang, LLVM's linker", CLANG),
     Tools(
         "aarch64, Clang, LLVM's linker",

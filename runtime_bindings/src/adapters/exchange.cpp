@@ -353,7 +353,7 @@ uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) {
   return internal::load_adapter(internal::TensorsAccess::of(tensors), path, options);

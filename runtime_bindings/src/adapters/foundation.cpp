@@ -200,7 +200,7 @@ std::vector<const PtdFile*> pointers(const std::vector<std::unique_ptr<PtdFile>>
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 std::string foundation_fingerprint(const std::vector<std::string>& paths) {
   const auto files = internal::open_foundation(paths);

@@ -18,7 +18,7 @@
 #include "logical/reorder.h"
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 
@@ -32,7 +32,7 @@ struct MergedAdapter::Impl {
   std::atomic<bool> undone{false}; // this and `before` change in the state's turn
 };
 
-namespace internal {
+namespace internal BLOBSTORE_HIDDEN {
 namespace {
 
 /// A copy of a tensor in float32 or float64.
@@ -256,7 +256,7 @@ class Merge {
   std::vector<std::string> keys_; // of the blobs that are made of them
 };
 
-} // namespace internal
+} // namespace internal BLOBSTORE_HIDDEN
 
 MergedAdapter::MergedAdapter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MergedAdapter::~MergedAdapter() = default;
@@ -311,7 +311,7 @@ uint64_t MergedAdapter::undo() {
   return generation;
 }
 
-namespace internal {
+namespace internal BLOBSTORE_HIDDEN {
 
 std::unique_ptr<MergedAdapter> merge_adapter(
     const CacheTensors& tensors, const std::string& path, const MergeChoices& choices) {
@@ -337,7 +337,7 @@ std::unique_ptr<MergedAdapter> merge_adapter(
   return Merge(tensors, "the adapter", adapter, choices).run(1);
 }
 
-} // namespace internal
+} // namespace internal BLOBSTORE_HIDDEN
 
 namespace {
 

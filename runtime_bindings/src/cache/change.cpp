@@ -6,7 +6,7 @@
 
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 namespace {
 
 /// A tensor, and its layout as a Change refers to it.

@@ -5,7 +5,7 @@
 
 #include <blobstore/reading.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;

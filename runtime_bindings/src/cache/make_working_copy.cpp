@@ -12,7 +12,7 @@
 #include "os/random.h"
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 namespace {

@@ -207,7 +207,7 @@ void MappedCache::after_fork_in_child() {
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 std::shared_ptr<BlobCache> BlobCache::open(
     const std::vector<std::string>& paths,

@@ -132,7 +132,7 @@ void ThreadReadings::remove(const BlobCache& cache) {
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 

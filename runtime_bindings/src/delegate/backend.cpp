@@ -93,7 +93,7 @@ LoadScope::~LoadScope() {
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 

@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using internal::attempt;
 
@@ -56,4 +57,5 @@ Result<std::vector<Error>> problems(const Adapter& adapter) noexcept {
   return attempt([&] { return adapter.problems(); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using internal::attempt;
 
@@ -78,4 +79,5 @@ Result<void> check_files(const BlobCache& cache) noexcept {
   return attempt([&] { cache.check_files(); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

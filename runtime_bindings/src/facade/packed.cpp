@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using internal::attempt;
 
@@ -26,4 +27,5 @@ Result<std::vector<PackedFile>> gc(const PackedStore& store) noexcept {
   return attempt([&] { return store.gc(); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using executorch::extension::TensorPtr;
 using executorch::runtime::EValue;
@@ -50,4 +51,5 @@ Result<std::vector<std::string>> backends(const Program& program, const std::str
   return attempt([&] { return program.backends(method); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

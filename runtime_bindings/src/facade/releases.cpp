@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using internal::attempt;
 
@@ -28,4 +29,5 @@ Result<Followed> follow(Release& release) noexcept {
   return attempt([&] { return release.follow(); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

@@ -26,7 +26,7 @@ Error caught() noexcept {
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 void Result<void>::end_on_misuse(const Error* error) noexcept {
   if (error == nullptr) {

@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using executorch::extension::TensorPtr;
 using internal::attempt;
@@ -32,4 +33,5 @@ Result<uint64_t> update_state_dict(
   return attempt([&] { return tensors.update_state_dict(values, strict, finite); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

@@ -2,7 +2,8 @@
 
 #include "facade/attempt.h"
 
-namespace blobstore::nothrow {
+namespace blobstore BLOBSTORE_API {
+namespace nothrow {
 
 using executorch::runtime::EValue;
 using internal::attempt;
@@ -47,4 +48,5 @@ Result<uint64_t> publish(
   return attempt([&] { return training.publish(target, strict, finite); });
 }
 
-} // namespace blobstore::nothrow
+} // namespace nothrow
+} // namespace blobstore

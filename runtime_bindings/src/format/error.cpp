@@ -1,6 +1,6 @@
 #include <blobstore/error.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 // Here and not in the header, so that the type exists once, also if applications are compiled without exceptions.
 Error::~Error() = default;

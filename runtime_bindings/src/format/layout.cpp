@@ -4,7 +4,7 @@
 
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 namespace {
 
 using internal::format;

@@ -17,7 +17,7 @@
 #include "os/file.h"
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 namespace {

@@ -9,7 +9,7 @@
 #include "logical/tensor_over.h"
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 using namespace internal;
 using executorch::extension::TensorPtr;

@@ -545,7 +545,7 @@ void PackedFolder::make_room(uint64_t limit, std::vector<PackedFile>* removed) c
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 std::shared_ptr<PackedStore> PackedStore::open(const std::string& folder, const PackedOptions& options) {
   struct stat status;

@@ -224,7 +224,7 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
 
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 std::shared_ptr<Program> Program::load(
     const std::string& path, std::shared_ptr<BlobCache> cache, const std::shared_ptr<PackedStore>& packed) {

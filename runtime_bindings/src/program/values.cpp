@@ -9,7 +9,7 @@
 #include "os/file.h"
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 executorch::extension::TensorPtr Outputs::tensor(size_t index) const {
   if (index >= values_.size() || !values_[index].isTensor()) {

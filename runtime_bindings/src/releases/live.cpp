@@ -353,7 +353,7 @@ std::vector<Change> LiveRelease::compare(const Data& old, const Data& other, std
 } // namespace
 } // namespace blobstore::internal
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 std::shared_ptr<Release> Release::open(const std::string& directory, const OpenOptions& options) {
   return std::make_shared<internal::LiveRelease>(directory, options);

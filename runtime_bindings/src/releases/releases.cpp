@@ -23,8 +23,8 @@
 #include "releases/parts.h"
 #include "releases/shopping.h"
 
-namespace blobstore {
-namespace internal {
+namespace blobstore BLOBSTORE_API {
+namespace internal BLOBSTORE_HIDDEN {
 namespace {
 
 constexpr std::string_view kWays = "ways.json.zst"; // beside an index
@@ -295,7 +295,7 @@ Collected collect(const std::string& directory, uint64_t keep) {
 }
 
 } // namespace
-} // namespace internal
+} // namespace internal BLOBSTORE_HIDDEN
 
 Missing missing(const std::string& index, const std::string& directory, const ReleaseOptions& options) {
   return internal::Delivery(index, directory, options).missing();

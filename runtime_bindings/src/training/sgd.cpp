@@ -9,7 +9,7 @@
 
 #include "os/text.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace {
 

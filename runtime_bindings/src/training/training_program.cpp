@@ -13,7 +13,7 @@
 #include "training/signature.h"
 #include "training/turns.h"
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace et = executorch::runtime;
 using executorch::aten::ScalarType;
