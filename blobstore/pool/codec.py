@@ -53,6 +53,7 @@ LARGEST_CHUNK = CHUNK + CHUNK // 2 + 64
 """Bytes of an encoded chunk at the most: codes of half a byte, beside them all elements, and the heads of streams."""
 
 _LENGTH = struct.Struct("<I")
+_NOTHING = memoryview(b"")
 _BITS = (2, 4, 0)
 _KINDS = ("u1", "u2", "u4", "u8", "f2", "f4", "f8")
 
@@ -132,7 +133,7 @@ def decode(
         return
     at = 0
     room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
-    others = cut(base) if isinstance(base, memoryview) else base
+    others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
     for start in range(0, size, CHUNK):
         expected = min(CHUNK, size - start)
         head = stored[at : at + _LENGTH.size]
@@ -142,8 +143,9 @@ def decode(
             raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
         at += _LENGTH.size + length
         chunk = room[start : start + expected] if len(room) >= size else room[:expected]
+        other = None if others is None else next(others, _NOTHING)
         try:
-            _chunks.decode_chunk(body, encoding, None if others is None else next(others), chunk)
+            _chunks.decode_chunk(body, encoding, other, chunk)
         except ValueError as error:
             raise DecodeError(str(error)) from None
         yield chunk

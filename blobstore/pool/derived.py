@@ -169,7 +169,13 @@ def cast(data: memoryview, dtype: str) -> memoryview:
     elements = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
     if dtype == "half":
         with np.errstate(all="ignore"):
-            return memoryview(elements.view("<f4").astype("<f2").view(np.uint8))  # type: ignore[arg-type]
+            halves = elements.view("<f4").astype("<f2").view("<u2")
+        where = np.flatnonzero(np.isnan(elements.view("<f4")))
+        if len(where):  # processors differ in what becomes of its bits
+            unlike = elements[where]
+            signs, rests = unlike >> np.uint32(16) & np.uint32(0x8000), unlike >> np.uint32(13) & np.uint32(0x3FF)
+            halves[where] = signs | np.uint32(0x7C00) | np.maximum(rests, np.uint32(1))
+        return memoryview(halves.view(np.uint8))  # type: ignore[arg-type]
     rounded = (elements >> np.uint32(16)) & np.uint32(1)
     rounded += elements
     rounded += np.uint32(0x7FFF)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
@@ -18,6 +18,7 @@ from blobstore.pool.objects import PARALLEL, Objects
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.scan import Part, ScannedFile, Source
 from blobstore.pool.tables import Tables
+from blobstore.pool.versions import described_files
 
 __all__ = ["BucketFile", "bucket_files", "fetched", "files_read_before", "is_url"]
 
@@ -74,6 +75,8 @@ def bucket_files(url: str, options: Mapping[str, str]) -> list[BucketFile]:
         ]
     else:
         folder, _, name = below.url.rpartition("/")
+        if folder.endswith("/"):
+            raise PoolError(f"{url}: there are no objects in this bucket")
         beside = Objects(folder, options)
         found = beside.entry(name)
         files = [] if found is None else [BucketFile(beside, name, name, found.size, found.etag)]
@@ -99,13 +102,24 @@ def files_read_before(tables: Tables, files: Sequence[BucketFile]) -> list[Scann
     )
     found: dict[str, ScannedFile] = {}
     for identity, described in events if wanted else ():
-        for one in json.loads(described):
-            name = wanted.get((one.get("url"), one.get("etag"), one.get("size")))
+        for one in described_files(described):
+            name = wanted.get((one.get("url", ""), one.get("etag", ""), one["size"]))
             if name is not None and name not in found:
-                parts = _parts(tables, identity, one["name"])
-                found[name] = ScannedFile(name, one["size"], one["sha256"], parts)
+                file = ScannedFile(name, one["size"], one["sha256"], _parts(tables, identity, one["name"]))
+                if _is_whole(file):
+                    found[name] = file
     there = stored_rows(tables, {part.digest for file in found.values() for part in file.parts}, unmarked=True)
     return [file for file in found.values() if all(part.digest in there for part in file.parts)]
+
+
+def _is_whole(file: ScannedFile) -> bool:
+    """Whether the parts of a file were all seen: those of a version that appeared just now may not have been."""
+    end = 0
+    for part in file.parts:
+        if not end <= part.source.start <= end + HOLE_LIMIT:
+            return False
+        end = part.source.stop
+    return bool(file.parts or not file.size) and end <= file.size <= end + HOLE_LIMIT
 
 
 def _parts(tables: Tables, identity: str, file: str) -> tuple[Part, ...]:

@@ -64,7 +64,11 @@ Range = tuple[bytes, int, int]
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a content lies, and how: a row of the table of blobs."""
+    """Where a content lies, and how: a row of the table of blobs, which anybody may have written who writes to the pool.
+
+    Raises:
+        PoolError: it is no such row.
+    """
 
     digest: bytes
     size: int
@@ -78,6 +82,13 @@ class Stored:
     time: int
     sketch: bytes | None = None
     near_sketch: bytes | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.size, self.offset, self.length, self.time)
+        texts = (self.dtype, self.shape, self.encoding)
+        if any(value is None or value < 0 for value in numbers) or None in {*texts, self.digest, self.pack}:
+            name = self.digest.hex() if self.digest else None
+            raise PoolError(f"the table of blobs has a row with wrong values, of blob {name}")
 
     @property
     def range(self) -> Range:
@@ -243,7 +254,11 @@ class Reader:
         stored = self._stored(blob, encoding, None if base is None else len(base), read, skipped)
         if encoding == "raw":
             return stored
-        room = memoryview(np.empty(blob.size, np.uint8))  # type: ignore[arg-type]  # not written to before it is used
+        try:
+            room = memoryview(np.empty(blob.size, np.uint8))  # type: ignore[arg-type]  # not written to before it is used
+        except MemoryError:
+            reason = f"there is no memory for the {blob.size} bytes of blob {blob.digest.hex()}"
+            raise IntegrityError(self._place(blob), reason) from None
         for _ in self._chunks(blob, encoding, base, stored, room):
             pass
         return room.toreadonly()
@@ -373,9 +388,12 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         steps, factors = found or ((), b"")
         base = None if found is None else derive(base, steps, len(data), memoryview(factors))
     encodings = [] if base is None else [*steps]
+    beside = len(factors) / max(len(data), 1)  # the share of its bytes that a recipe takes
     is_base = bool(encodings) and base is not None and hashlib.sha256(base).digest() == job.digest
+    if is_base and factors and beside >= job.spare * best_planes(data, job.dtype)[1]:
+        is_base = False
     if not is_base:
-        encoding = _choice(data, job, base)
+        encoding = _choice(data, job, base, beside)
         is_near = encoding.startswith("near")
         encodings = [*encodings, encoding] if is_near else [encoding]
         base = base if is_near else None
@@ -403,11 +421,11 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
     )
 
 
-def _choice(data: memoryview, job: Job, base: memoryview | None) -> str:
+def _choice(data: memoryview, job: Job, base: memoryview | None, beside: float) -> str:
     encoding, share = best_planes(data, job.dtype)
     if base is not None and len(base) == len(data):
         near, remains = best_difference(data, job.dtype, base)
-        if near != "raw" and remains < share * job.spare:
+        if near != "raw" and beside + remains < share * job.spare:
             return near
     return encoding
 

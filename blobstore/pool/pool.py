@@ -162,8 +162,8 @@ class Pool:
         Args:
             paths: files, which keep their names, and folders, whose files keep their paths below them. With the index of a
                 sharded checkpoint, its shards are added. URLs (`s3://`, `gs://`, `az://`) are of objects, and of paths with objects
-                below them. Of these, only those are read whose ETag no version has that is there; they are fetched to the
-                folder for temporary files, which the workers must see. The options are those of the pool.
+                below them. Of these, only those are read that no version has read with this ETag and size; they are fetched to
+                the folder for temporary files, which the workers must see. The options are those of the pool.
             reference: `name@version`; a name may have parts with `/` between them.
             executor: does the work: one of `concurrent.futures`, `threads:N`, `processes:N`, or the scheduler of a Dask
                 cluster, `dask://HOST:PORT`. Its workers must see the same files and the same pool. By default threads.
@@ -189,7 +189,8 @@ class Pool:
             return self.add_files(files, name, version, executor, progress)
         self.tables.fresh()
         refuse_existing(self.tables, name, version)
-        objects = [file for url in urls for file in bucket_files(url, self.objects.options)]
+        given_twice = [file for url in urls for file in bucket_files(url, self.objects.options)]
+        objects = list({(file.url, file.name): file for file in given_twice}.values())
         _check_names(files, objects)
         before = files_read_before(self.tables, objects)
         known = {file.name for file in before}

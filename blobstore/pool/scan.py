@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from blobstore.core.constants import HOLE_LIMIT
-from blobstore.core.errors import InvalidFileError, MissingDependencyError
+from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import map_file, read_pieces
 from blobstore.reporting.model import Region, RegionKind
@@ -49,8 +49,12 @@ class Source:
 
         Raises:
             FileAccessError: the file is gone.
+            DataChangedError: it is shorter than it was.
         """
-        return map_file(self.path)[self.start : self.stop]
+        view = map_file(self.path)[self.start : self.stop]
+        if len(view) != self.stop - self.start:
+            raise DataChangedError(f"{self.path}: the file changed while it was added")
+        return view
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.tables import EVENTS, Tables, TakenError
 
-__all__ = ["Version", "drop_version", "find_version", "live_versions", "parse_reference"]
+__all__ = ["Version", "described_files", "drop_version", "find_version", "live_versions", "parse_reference"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){0,7}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -82,22 +82,31 @@ def live_versions(
 
 
 def _files(text: str) -> tuple[tuple[str, int, str], ...]:
+    return tuple((one["name"], one["size"], one["sha256"]) for one in described_files(text))
+
+
+def described_files(text: str) -> list[dict[str, Any]]:
     """The files that an event describes, which anybody who writes to the pool may have written.
+
+    Returns:
+        `name`, `size` and `sha256` of each; of one that was read from a bucket, `url` and `etag`, too.
 
     Raises:
         PoolError: they are no files of a version.
     """
     try:
-        described: Any = json.loads(text)
-        files = [(one["name"], one["size"], one["sha256"]) for one in described]
+        files: list[dict[str, Any]] = [dict(one) for one in json.loads(text)]
+        values = [(one["name"], one["size"], one["sha256"]) for one in files]
     except (ValueError, KeyError, TypeError):
         raise PoolError("an event of the pool describes no files") from None
-    for name, size, sha256 in files:
+    for one, (name, size, sha256) in zip(files, values, strict=True):
         if not isinstance(name, str) or not is_plain_path(name):
             raise PoolError(f"an event of the pool names the file {name!r}, which leads out of its folder")
         if type(size) is not int or size < 0 or not isinstance(sha256, str):
             raise PoolError(f"an event of the pool gives no size or no SHA-256 for {name!r}")
-    return tuple(files)
+        if not all(isinstance(one.get(key, ""), str) for key in ("url", "etag")):
+            raise PoolError(f"an event of the pool gives {name!r} a URL or an ETag that is none")
+    return files
 
 
 def find_version(tables: Tables, reference: str) -> Version:

@@ -60,13 +60,18 @@ class LostError(Exception):
     """What was stored of an earlier report cannot be read."""
 
 
-def _is_settled(identity: Identity) -> bool:
-    return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
+def _is_settled(identity: Identity, read: int) -> bool:
+    return max(identity.mtime_ns, identity.ctime_ns) <= read - _SETTLED_NS
 
 
-def lasting_stamp(identity: Identity | None) -> int:
-    """The stamp of a file for what is stored about it; 0 if it may change from now on without any other time of change."""
-    return stamp(identity) if identity is not None and _is_settled(identity) else 0
+def lasting_stamp(identity: Identity | None, read: int) -> int:
+    """The stamp of a file for what is stored about it; 0 if it may change without any other time of change.
+
+    Args:
+        identity: of the file.
+        read: when reading it began, in nanoseconds since 1970.
+    """
+    return stamp(identity) if identity is not None and _is_settled(identity, read) else 0
 
 
 def default_path() -> Path:
@@ -124,7 +129,7 @@ class Cache:
         """Store a file, and forget what was known of an earlier one of this path."""
         if identity is None or not identity.lasts or self._base is None:
             return
-        if not _is_settled(identity):
+        if not _is_settled(identity, time.time_ns()):
             return
         body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:

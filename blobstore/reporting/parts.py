@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,7 +117,11 @@ def find_in(
 
 def beside(nameless: Sequence[str], known: Callable[[], Collection[str]]) -> Beside:
     """The checkpoints that are now in some folders, and in those above."""
-    return [[path, lasting_stamp(identify(path))] for path in checkpoints_beside(nameless, known())] if nameless else []
+    return (
+        [[path, lasting_stamp(identify(path), time.time_ns())] for path in checkpoints_beside(nameless, known())]
+        if nameless
+        else []
+    )
 
 
 def _find(catalog: Catalog, engine: Engine, options: Options) -> list[Finding]:

@@ -6,6 +6,7 @@ What was kept is looked at part by part, so this takes memory for what changed, 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -160,6 +161,9 @@ class Survey:
         """Whether each file of a part, and what lies beside it, is as it was."""
         stamp_of = self._listing.stamp_of
         same = all(was and was == stamp_of(path) for path, was in zip(part["paths"], part["stamps"], strict=True))
+        if same:  # and they come in the order in which they were; that of shards is in a file
+            numbers = [self._number_of[path] for path in part["paths"]]
+            same = numbers == sorted(numbers)
         return (
             same
             and part["beside"] == beside(part["nameless"], lambda: self._real)
@@ -177,6 +181,7 @@ class Survey:
         """Read files, as far as the cache does not know them."""
         scanned: list[Scanned] = []
         wanted = list(paths)
+        begun = time.time_ns()
         for path, result in zip(wanted, self._engine.scan(wanted), strict=True):
             if isinstance(result, Problem):
                 self._unread[path] = result
@@ -188,7 +193,7 @@ class Survey:
             if isinstance(of_file, Problem):
                 self._damaged[file.path] = of_file
             else:
-                loaded.append((file.report(of_file), of_file, lasting_stamp(file.identity)))
+                loaded.append((file.report(of_file), of_file, lasting_stamp(file.identity, begun)))
         return loaded
 
     def _add(self, loaded: Sequence[_Loaded], links: Links, programs: set[str]) -> None:

@@ -144,3 +144,17 @@ def test_a_frame_that_claims_much_takes_no_memory() -> None:
         decoded("planes:1", 1000, stored)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", ["planes:4", "near:f4:2"])
+@pytest.mark.parametrize("pieces", [[], [bytes(16)], [bytes(CHUNK)]])
+def test_a_base_with_fewer_bytes(encoding: str, pieces: list[bytes]) -> None:
+    """It is an error, or nothing reads it."""
+    data = bytes(CHUNK) + bytes(64)
+    stored = memoryview(encoded(data, encoding, data if encoding.startswith("near") else None))
+    chunks = decode(encoding, len(data), stored, map(memoryview, pieces))
+    if encoding == "planes:4":
+        assert b"".join(map(bytes, chunks)) == data
+        return
+    with pytest.raises(DecodeError):
+        list(chunks)

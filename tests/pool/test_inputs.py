@@ -143,6 +143,53 @@ def test_an_object_that_is_replaced_meanwhile(hub: Place) -> None:
         pass
 
 
+def test_an_object_that_is_given_twice(pool: Pool, hub: Place, tmp_path: Path) -> None:
+    added = pool.add([f"{hub.url}/other.safetensors", f"{hub.url}/other.safetensors", hub.url], "m@1")
+    assert sorted(name for name, _, _ in added.version.files) == [*BASE, "other.safetensors"]
+    pool.get("m@1", tmp_path / "out")
+
+
+@pytest.mark.parametrize("size", [70_000, 12])
+def test_a_version_whose_parts_were_not_seen_yet_is_not_taken_over(
+    pool: Pool, hub: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Another add may appear between a look at the parts and one at the events."""
+    hub.write("one.bin", bytes(range(256)) * 1000 if size > 256 else b"twelve bytes")
+    fresh, done = pool.tables.fresh, []
+
+    def late(*tables: str) -> None:
+        fresh(*(tables or ("blobs", "parts")))
+        if not done and not tables:
+            done.append(True)
+            with Pool(pool.url, **pool.objects.options) as other:
+                other.add(f"{hub.url}/one.bin", "other@1")
+        if not tables:
+            fresh("events", "marks")
+
+    monkeypatch.setattr(pool.tables, "fresh", late)
+    pool.add(f"{hub.url}/one.bin", "m@1")
+    monkeypatch.undo()
+    assert done
+    pool.get("m@1", tmp_path / "out")
+    assert (tmp_path / "out" / "one.bin").read_bytes() == hub.read("one.bin")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        'no JSON, with an "etag"',
+        '{"etag": 1}',
+        '[{"name": "x", "size": 1, "sha256": "0", "url": [1], "etag": "e"}]',
+        '[{"name": "x", "size": 5.0, "sha256": "0", "url": "u", "etag": "e"}]',
+        '[{"size": 5, "url": "u", "etag": "e"}]',
+    ],
+)
+def test_events_that_describe_no_files(pool: Pool, hub: Place, files: str) -> None:
+    pool.tables.append("events", [("0" * 32, "add", "wrong", "1", 0, files)])
+    with pytest.raises(PoolError, match="an event of the pool"):
+        pool.add(f"{hub.url}/base", "m@1")
+
+
 def test_the_command_line(hub: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in hub.options.items():
         monkeypatch.setenv("AWS_ALLOW_HTTP" if name == "allow_http" else name.upper(), value)

@@ -9,6 +9,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import blobstore
 from blobstore.errors import ClosedError, DataChangedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
+from blobstore.pool.packs import Stored
 from tests import models
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
@@ -316,7 +318,7 @@ def test_damaged_packs_are_errors(pool: Pool, where: Place, tmp_path: Path, dama
         fresh.open("a@1").numpy("embed.weight")
 
 
-@pytest.mark.parametrize("damaged", ["base", "difference"])
+@pytest.mark.parametrize("damaged", ["base", "head of base", "difference"])
 def test_what_is_damaged_is_named(pool: Pool, where: Place, tmp_path: Path, damaged: str) -> None:
     """By the digest of the file that is restored, damage is seen; which blob of which pack it is in is found then (S1)."""
     random = np.random.default_rng(7)
@@ -327,15 +329,17 @@ def test_what_is_damaged_is_named(pool: Pool, where: Place, tmp_path: Path, dama
     rows = {row[0]: row for row in pool.tables.query('SELECT digest, base, pack, "offset", length FROM blobs')}
     [near] = [row for row in rows.values() if row[1] is not None]
     base = rows[near[1]]
-    digest, _, pack, offset, length = base if damaged == "base" else near
+    digest, _, pack, offset, length = near if damaged == "difference" else base
     path = f"packs/{pack.hex()[:2]}/{pack.hex()}"
     data = bytearray(where.read(path))
-    for at in range(offset + 9, offset + length, 500):  # behind the heads of the chunk and of its first stream
+    # behind the heads of the chunk and of its first stream, or in the former
+    for at in range(offset + 9, offset + length, 500) if damaged != "head of base" else (offset,):
         data[at] ^= 1
     where.write(path, bytes(data))
     fresh = where.open()
-    with pytest.raises(IntegrityError, match=f"{path} at byte {offset}: .*{digest.hex()}"):
+    with pytest.raises(IntegrityError, match=f"{path} at byte {offset}: .*{digest.hex()}") as caught:
         fresh.get("b@1", tmp_path / "out")
+    assert str(caught.value).count("packs/") == 1
     assert not list((tmp_path / "out").glob("*"))
     with pytest.raises(IntegrityError, match=digest.hex()):
         fresh.open("b@1").numpy("w")
@@ -424,3 +428,31 @@ def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> 
         for key in file:
             assert opened.get_tensor_layout(key) == file.get_tensor_layout(key)
             assert torch.equal(opened.torch(key), file.torch(key))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("size", -1, "wrong values"),
+        ("size", None, "wrong values"),
+        ("size", 1 << 60, "1152921504606846976"),
+        ("offset", -64, "wrong values"),
+        ("length", -1, "wrong values"),
+        ("encoding", None, "wrong values"),
+        ("encoding", "planes:4+planes:4", "does not know"),
+        ("pack", None, "wrong values"),
+    ],
+)
+def test_rows_of_blobs_that_cannot_be(tmp_path: Path, column: str, value: object, message: str) -> None:
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "a.safetensors", {"w": np.zeros((64, 64), np.float32)}), "a@1")
+        columns = [field.name for field in fields(Stored)] + ["key", "base_key"]
+        names = ", ".join(f'"{name}"' for name in columns)
+        rows = pool.tables.query(f"SELECT {names} FROM blobs")  # noqa: S608
+        pool.tables.delete("blobs", "true")
+        at = columns.index(column)
+        pool.tables.append("blobs", [(*row[:at], value, *row[at + 1 :]) for row in rows])
+        with pytest.raises((PoolError, IntegrityError), match=message):
+            pool.get("a@1", tmp_path / "out")
+        [(reference, reason)] = pool.verify()
+        assert reference == "a@1" and message in reason

@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
-from blobstore.pool.derived import derive, made_size, split_steps
+from blobstore.pool.derived import cast, derive, made_size, split_steps
 from blobstore.pool.packs import Stored
 from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
 from tests.pool.models import write
@@ -52,6 +52,29 @@ def test_factors_of_what_follows_nearly() -> None:
     np.testing.assert_allclose(np.frombuffer(found[0], "<f4"), factors[:, 0], rtol=1e-5)
     for other in (weights, moved(weights), normal(1, (64, 90))):  # nothing to gain
         assert find_factors(bytes_of(other), bytes_of(weights), 90) is None
+
+
+def test_factors_that_are_as_many_as_weights_are_no_gain(tmp_path: Path) -> None:
+    """A base with one dimension, or with none that is known, has a group for each weight."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal(1 << 16).astype(np.float32)
+    wanted = (weights * random.uniform(0.5, 2, 1 << 16).astype(np.float32)).tobytes()
+    with Pool(tmp_path / "alone", create=True) as alone, Pool(tmp_path / "pool", create=True) as pool:
+        alone.add(opaque(tmp_path / "p.ptd", {"w": wanted}), "m@1")
+        pool.add(write(tmp_path / "w.safetensors", {"w": weights}), "m@0")
+        pool.add(opaque(tmp_path / "p.ptd", {"w": wanted}), "m@1")
+        assert stored(pool, wanted)[1] <= stored(alone, wanted)[1]
+        assert pool.verify() == []
+
+
+def test_what_is_not_a_number_has_the_same_bits_everywhere() -> None:
+    """Processors differ in them; these are the ones that the pool defines."""
+    special = np.array([0x7F800001, 0xFFC00000, 0x7FBFE123, 0x7F800000, 0xFF800000], "<u4")
+    halves = np.frombuffer(cast(bytes_of(special), "half"), "<u2")
+    assert [hex(half) for half in halves] == ["0x7c01", "0xfe00", "0x7dff", "0x7c00", "0xfc00"]
+    infinite = np.array([[np.inf, -np.inf, 1, np.nan]], "<f4")
+    made = np.frombuffer(scale(bytes_of(infinite), bytes_of(np.zeros(1, "<f4"))), "<u4")
+    assert [hex(one) for one in made] == ["0x7fc00000", "0x7fc00000", "0x0", "0x7fc00000"]
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), float("-inf"), 1e-45, 1e30])

@@ -193,6 +193,20 @@ def test_a_checkpoint_that_appears_beside_gives_its_names(tmp_path: Path, monkey
     check(cache)
 
 
+def test_shards_in_another_order_are_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of shards is in a file of its own, the index."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zoo").mkdir()
+    for name in ("a", "b"):
+        write_safetensors(tmp_path / "zoo" / f"{name}.safetensors", [Tensor.of(name, values(1, 60, 50))])
+    cache, index = tmp_path / "cache", tmp_path / "zoo" / "model.safetensors.index.json"
+    for order in ("ab", "ba"):
+        index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in order}}))
+        given = ["zoo/model.safetensors.index.json"]
+        reports = [to_json(blobstore.report(given, cache=where)) for where in (cache, None)]
+        assert reports[0] == reports[1]
+
+
 def damage(path: Path, table: str) -> None:
     with sqlite3.connect(path) as base:
         base.execute(f"UPDATE {table} SET body = substr(body, 1, length(body) - 2) || 'xx'")  # noqa: S608
