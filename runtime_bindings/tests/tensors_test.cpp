@@ -89,6 +89,24 @@ void test_updates(const std::string& path) {
   CHECK(first_of(*cache, "weight@0000000000000000") == 4 && first_of(*cache, "bias") == 5);
 }
 
+#ifdef NDEBUG // otherwise an assertion of ExecuTorch ends the process wherever the order is asked for
+/// A tensor without an order of dimensions, which is row-major.
+void test_no_dim_order(const std::string& path) {
+  namespace et = executorch::aten;
+  const auto cache = BlobCache::open({path});
+  const LogicalTensors tensors(cache);
+  std::vector<float> numbers{0, 1, 2, 3, 4, 5};
+  et::SizesType sizes[]{2, 3};
+  et::TensorImpl of_weight(et::ScalarType::Float, 2, sizes, numbers.data());
+  tensors.update({{"weight", std::make_shared<et::Tensor>(&of_weight)}});
+  CHECK(std::memcmp(cache->at("weight@0000000000000000").data, numbers.data(), 24) == 0);
+  et::TensorImpl of_bias(et::ScalarType::Float, 1, sizes, numbers.data() + 4);
+  CHECK(of_bias.dim_order().data() == nullptr);
+  cache->update({{"bias", std::make_shared<et::Tensor>(&of_bias)}});
+  CHECK(first_of(*cache, "bias") == 4);
+}
+#endif
+
 void test_refusals(const std::string& path) {
   const auto cache = BlobCache::open({path});
   const LogicalTensors tensors(cache);
@@ -150,6 +168,9 @@ int main(int argc, char** argv) {
   }
   test_shapes(argv[2]);
   test_updates(argv[1]);
+#ifdef NDEBUG
+  test_no_dim_order(argv[1]);
+#endif
   test_refusals(argv[1]);
   test_threads(argv[1]);
   std::puts("ok");

@@ -5,6 +5,7 @@
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
+#include "format/dim_order.h"
 #include "text.h"
 
 namespace blobstore::java {
@@ -77,14 +78,11 @@ void leave(JNIEnv* env, const char* name, const char* message) noexcept {
   throw Error(ErrorKind::Input, "input " + std::to_string(index) + " " + reason);
 }
 
-bool is_row_major(const EtTensor& tensor) {
-  const auto order = tensor.dim_order();
-  for (size_t i = 0; order.data() != nullptr && i < order.size(); ++i) {
-    if (order[i] != i) {
-      return false;
-    }
-  }
-  return true;
+Layout layout_of(const EtTensor& tensor) {
+  return {
+      static_cast<int8_t>(tensor.scalar_type()),
+      {tensor.sizes().begin(), tensor.sizes().end()},
+      internal::dim_order_of(tensor)};
 }
 
 } // namespace
@@ -257,13 +255,7 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
 }
 
 Local<> copy_to_java(JNIEnv* env, const EtTensor& tensor) {
-  Layout layout;
-  layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
-  layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  if (!is_row_major(tensor)) {
-    layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
-  }
-  NewTensor made = new_tensor(env, layout);
+  NewTensor made = new_tensor(env, layout_of(tensor));
   if (const size_t size = tensor.nbytes(); size != 0) {
     std::memcpy(made.data, tensor.const_data_ptr(), size);
   }
@@ -399,16 +391,6 @@ void Inputs::take_tensor(JNIEnv* env, size_t index, Place& place) {
 }
 
 namespace {
-
-Layout layout_of(const EtTensor& tensor) {
-  Layout layout;
-  layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
-  layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  for (size_t i = 0; i < layout.sizes.size(); ++i) {
-    layout.dim_order.push_back(tensor.dim_order().data() != nullptr ? tensor.dim_order()[i] : static_cast<uint8_t>(i));
-  }
-  return layout;
-}
 
 /// Copy a result to the memory of a Tensor.
 void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {

@@ -14,6 +14,7 @@
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
 #include "adapters/product.h"
+#include "format/dim_order.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "os/text.h"
@@ -354,7 +355,7 @@ NamedViews views_of(const StateDict& tensors) {
         static_cast<const uint8_t*>(tensor->const_data_ptr()),
         tensor->nbytes(),
         nullptr};
-    const std::vector<uint8_t> order(tensor->dim_order().begin(), tensor->dim_order().end());
+    const std::vector<uint8_t> order = dim_order_of(*tensor);
     views.emplace_back(name, reorder(view, order, row_major(order.size())));
   }
   return views;

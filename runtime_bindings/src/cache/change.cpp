@@ -4,6 +4,7 @@
 
 #include <blobstore/cache.h>
 
+#include "format/dim_order.h"
 #include "os/text.h"
 
 namespace blobstore BLOBSTORE_API {
@@ -24,7 +25,7 @@ Change::Change(std::string name, executorch::extension::TensorPtr tensor) : key(
   Layout found;
   found.scalar_type = static_cast<int8_t>(tensor->scalar_type());
   found.sizes.assign(tensor->sizes().begin(), tensor->sizes().end());
-  found.dim_order.assign(tensor->dim_order().begin(), tensor->dim_order().end());
+  found.dim_order = internal::dim_order_of(*tensor);
   data = tensor->const_data_ptr();
   size = tensor->nbytes();
   if (data == nullptr && size != 0) {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "format/constants.h"
+#include "format/dim_order.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "logical/steps.h"
@@ -100,7 +101,7 @@ Given given_of(const std::string& name, const executorch::aten::Tensor& tensor) 
   out.value.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   out.value.data = static_cast<const uint8_t*>(tensor.const_data_ptr());
   out.value.nbytes = tensor.nbytes();
-  out.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  out.dim_order = dim_order_of(tensor);
   return out;
 }
 
