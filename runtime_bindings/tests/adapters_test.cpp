@@ -209,6 +209,19 @@ void test_merges_in_threads(const std::string& folder) {
   CHECK(std::memcmp(cache->at("m.weight").data, bytes.data(), bytes.size()) == 0);
 }
 
+/// What a base has changed counts only where programs on the cache take it.
+void test_covered_base(const std::string& folder) {
+  const auto base = BlobCache::open({folder + "/foundation.ptd"});
+  const auto cache =
+      BlobCache::open({folder + "/foundation.ptd", folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const LogicalTensors tensors(cache);
+  base->load(folder + "/tuned.ptd");
+  CHECK(first(*base, "m.weight") == 9 && first(*cache, "m.weight") == 0);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, folder + "/of_tuned.ptd"); }));
+  blobstore::load_adapter(tensors, folder + "/1.ptd");
+  CHECK(first(*cache, "m.lora_b") == 1);
+}
+
 /// The bytes of the foundation and of the adapter.
 std::string contents(const BlobCache& cache) {
   std::string bytes;
@@ -274,6 +287,7 @@ int main(int count, char** arguments) {
   test_several(folder);
   test_exchange_in_threads(folder);
   test_merges_in_threads(folder);
+  test_covered_base(folder);
   test_fine_tune(folder);
   std::puts("passed");
   return 0;

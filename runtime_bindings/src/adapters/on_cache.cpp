@@ -120,13 +120,16 @@ std::set<std::string> foundations_of(const Files& files, const std::map<std::str
   return found;
 }
 
-/// The digests of the blobs of a cache and its bases that differ from their files. The caller holds a Reading.
+/// The digests of the blobs that a cache has, itself or from its bases, and that differ from their files. The caller
+/// holds a Reading.
 std::map<std::string, Digest> changed_digests(const BlobCache& cache) {
   std::map<std::string, Digest> changed;
   for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
     for (const std::string& key : one->dirty()) {
       const Blob& blob = one->at(key);
-      changed.emplace(key, digest(blob.data, blob.size));
+      if (&cache.at(key) == &blob) { // otherwise a cache above has the key, too, and programs take that one
+        changed.emplace(key, digest(blob.data, blob.size));
+      }
     }
   }
   return changed;
