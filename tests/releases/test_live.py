@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from blobstore import save_file
+from blobstore.adapters import save_adapter
 from blobstore.errors import ClosedError, IntegrityError, ReleaseError
 from blobstore.releases import Followed, Release, gc, publish, pull
 from blobstore.runtime import BlobCache
@@ -199,6 +200,31 @@ def test_more_than_blobs_must_be_opened_again(live: Any, tmp_path: Path) -> None
         publish(tmp_path / "in", tmp_path / "r", name="a", version="10")
         pull(tmp_path / "r/a/10", device)
         assert found.follow().reasons == ("the data file 'second.ptd' is new",)
+
+
+def test_adapters_that_change_are_named(live: Any, tmp_path: Path) -> None:
+    """They must be loaded again, but for those in the cache's own files, which follow (D2)."""
+    foundation = inputs(tmp_path / "in", weights()) / "model.ptd"
+    german = tmp_path / "in/german.ptd"
+
+    def adapted(version: str, value: float) -> Path:
+        pair = {"layer0.lora_a": np.full((2, 128), value, np.float32), "layer0.lora_b": np.ones((128, 2), np.float32)}
+        save_adapter(german, pair, foundation=foundation, scale=1)
+        return release(tmp_path, version, weights())
+
+    device = adapted("1", 1)
+    with live.open(device) as found, live.open(device, data=["model.ptd", "german.ptd"]) as own:
+        adapted("2", 2)
+        done = found.follow()
+        assert (done.taken, done.keys, done.files, found.version) == (True, (), ("german.ptd",), "2")
+        done = own.follow()
+        assert (done.taken, done.keys, done.files) == (True, ("layer0.lora_a",), ())
+        assert own.cache.numpy("layer0.lora_a")[1, 5] == 2
+        german.unlink()
+        release(tmp_path, "3", weights())
+        done = found.follow()
+        assert (done.taken, done.files) == (True, ("german.ptd",))
+        assert own.follow().reasons == ("the data file 'german.ptd' is gone",)
 
 
 def test_data_files_are_chosen(live: Any, tmp_path: Path) -> None:

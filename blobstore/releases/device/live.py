@@ -37,8 +37,8 @@ class Followed:
         taken: whether the cache has its blobs: it had them already, or they were committed.
         keys: the keys whose blobs were committed.
         reasons: why it was not taken, so that it must be opened: programs that changed, keys, layouts.
-        files: files other than programs and data that are new, changed or gone, such as tokenizers. Nothing reads
-            them again by itself.
+        files: what is new, changed or gone of adapters that the cache was not opened on, and of files other than
+            programs and data, such as tokenizers. Nothing reads them again by itself: load such adapters again.
         generation: of the cache.
     """
 
@@ -162,7 +162,8 @@ class Release:
                 if sha256 == self.sha256:
                     return Followed(self.version, sha256, True, (), (), (), self.cache.generation)
                 index = self._installed.index(sha256)
-                files = _differing(self._index, index, "other")
+                own = self._names or ()  # an adapter that was named is in the cache
+                files = tuple(name for name in _differing(self._index, index, "adapter", "other") if name not in own)
                 reasons = [f"the program {name!r} changed" for name in _differing(self._index, index, "program")]
                 keys: tuple[str, ...] = ()
                 if not reasons:
@@ -249,7 +250,7 @@ def _hold_current(installed: Installed) -> tuple[Lock, str]:
         lock.close()
 
 
-def _differing(old: Index, new: Index, kind: str) -> tuple[str, ...]:
-    """The names of files of one kind that are new, changed or gone."""
-    one, other = ({file.name: file.sha256 for file in index.files if file.kind == kind} for index in (old, new))
+def _differing(old: Index, new: Index, *kinds: str) -> tuple[str, ...]:
+    """The names of files of some kinds that are new, changed or gone."""
+    one, other = ({file.name: file.sha256 for file in index.files if file.kind in kinds} for index in (old, new))
     return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))

@@ -158,8 +158,8 @@ struct Followed {
   bool taken = false; // whether the cache has its blobs: it had them already, or they were committed
   std::vector<std::string> keys; // whose blobs were committed
   std::vector<std::string> reasons; // why it was not taken, so that it must be opened: programs, keys, layouts
-  /// Files other than programs and data that are new, changed or gone, such as tokenizers. Nothing reads them again by
-  /// itself.
+  /// What is new, changed or gone of adapters that the cache was not opened on, and of files other than programs and
+  /// data, such as tokenizers. Nothing reads them again by itself: load such adapters again with `load_adapter`.
   std::vector<std::string> files;
   uint64_t generation = 0; // of the cache
 };

@@ -172,12 +172,13 @@ Held hold_current(const Installed& installed) {
   }
 }
 
-/// The names of files of one kind that are new, changed or gone.
-std::vector<std::string> differing(const ReleaseIndex& old, const ReleaseIndex& other, std::string_view kind) {
+/// The names of files of some kinds that are new, changed or gone.
+std::vector<std::string> differing(
+    const ReleaseIndex& old, const ReleaseIndex& other, const std::set<std::string_view>& kinds) {
   std::map<std::string, std::vector<const std::string*>> digests; // one for each release that has the name
   for (const ReleaseIndex* const index : {&old, &other}) {
     for (const ReleaseFile& file : index->files) {
-      if (file.kind == kind) {
+      if (kinds.count(file.kind) != 0) {
         digests[file.name].push_back(&file.object.sha256);
       }
     }
@@ -283,8 +284,12 @@ Followed LiveRelease::follow() {
   }
   ReleaseIndex index = installed_.index(done.sha256);
   done.version = index.version;
-  done.files = differing(index_, index, "other");
-  for (const std::string& name : differing(index_, index, "program")) {
+  for (std::string& name : differing(index_, index, {"adapter", "other"})) {
+    if (!names_ || std::find(names_->begin(), names_->end(), name) == names_->end()) { // it is not in the cache
+      done.files.push_back(std::move(name));
+    }
+  }
+  for (const std::string& name : differing(index_, index, {"program"})) {
     done.reasons.push_back(format("the program '{}' changed", name));
   }
   if (done.reasons.empty()) {
