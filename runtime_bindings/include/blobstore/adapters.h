@@ -123,7 +123,8 @@ struct AdapterOptions {
 /// computes the fingerprint of its foundation; only files without digests are read whole for that.
 ///
 /// Any thread may call it. Blocks while another thread loads, scales or merges an adapter on the same cache, and as
-/// `BlobCache::update` does.
+/// `BlobCache::update` does. Other changes of the foundation, by an update of this cache or its base, do not wait
+/// between the comparison of foundations and the commit; the caller must prevent them.
 ///
 /// @param tensors of a cache that already has the tensors of an adapter: that of the lowering or any other.
 /// @param path an adapter that records its foundation.

@@ -67,7 +67,7 @@ class Method;
 /// A .pte bound to a cache. Holds the cache.
 ///
 /// Threads: any thread may call any function at any time. `load_method` blocks while a commit to the cache changes
-/// bytes; nothing else blocks.
+/// bytes; so does `forward`, which also waits for calls of it by other threads. Nothing else blocks.
 class Program : public std::enable_shared_from_this<Program> {
  public:
   /// Read a program and check that the cache has all tensors that the program takes from data files.

@@ -15,7 +15,7 @@ final class Native {
   /** Give back a share. */
   static native void free(long object);
 
-  /** Let the end of the process wait for calls that are running. */
+  /** Let the end of the process wait for methods that are being loaded or run. */
   static native void endFirst();
 
   // native/cache.cpp
