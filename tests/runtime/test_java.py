@@ -15,9 +15,10 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
+from blobstore import BlobStore
 from blobstore.adapters import foundation_fingerprint
 from blobstore.core.memory.dtypes import dtype_name
-from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.lowering.export import quiet
 from blobstore.releases import publish
 from runtime_bindings.tests import inputs as native_inputs
@@ -57,6 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     native_inputs.write_adapters(path / "adapters")
     native_programs.write(path / "programs")
     write_numbers(path / "programs" / "numbers.pte")
+    write_deep(path / "deep.ptd")
     shutil.copy(path / "plain.ptd", path / "w\u00e4\u4e16\U0001d11e.ptd")
     (path / "text.txt").write_text("no program, and no tensors")
     save_file(fine_tune(), path / "fine_tune.safetensors")
@@ -78,6 +80,15 @@ def write_numbers(path: Path) -> None:
 
         exported = torch.export.export(Numbers(), (torch.ones(2), 3, 0.5, True), strict=True)
         path.write_bytes(to_edge(exported).to_executorch().buffer)
+
+
+def write_deep(path: Path) -> None:
+    """Tensors of 16, 17 and 64 dimensions, each under its number."""
+    store = BlobStore()
+    for rank in (16, 17, 64):
+        number = np.array([rank], np.float32)
+        store.add(str(rank), number.tobytes(), layout=TensorLayout(ScalarType.FLOAT, (1,) * rank, tuple(range(rank))))
+    store.write_ptd(path)
 
 
 def fine_tune() -> dict[str, np.ndarray]:
@@ -103,7 +114,7 @@ def printed(command: list[str], folder: Path) -> list[list[str]]:
     copy = folder.parent / f"{folder.name}-run"  # the checks write to it
     shutil.copytree(folder, copy)
     lines = [line.split() for line in run(command, "dev.blobstore.Checks", copy).splitlines()]
-    assert len([line for line in lines if line[0] == "ok"]) == 23
+    assert len([line for line in lines if line[0] == "ok"]) == 24
     return [line[1:] for line in lines if line[0] == "value"]
 
 

@@ -74,6 +74,12 @@ void leave(JNIEnv* env, const char* name, const char* message) noexcept {
   }
 }
 
+[[noreturn]] void throw_deep(size_t rank) {
+  throw Error(
+      ErrorKind::UnsupportedData,
+      "a tensor has at most " + std::to_string(et::kTensorDimensionLimit) + " dimensions, not " + std::to_string(rank));
+}
+
 [[noreturn]] void throw_input(size_t index, const std::string& reason) {
   throw Error(ErrorKind::Input, "input " + std::to_string(index) + " " + reason);
 }
@@ -236,6 +242,9 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
   if (item_size(layout.scalar_type) == 0) {
     throw Error(ErrorKind::UnsupportedData, to_string(layout) + " has elements of an unknown type");
   }
+  if (layout.sizes.size() > et::kTensorDimensionLimit) {
+    throw_deep(layout.sizes.size());
+  }
   const Local<jintArray> sizes = to_java(env, std::vector<jint>(layout.sizes.begin(), layout.sizes.end()));
   std::vector<jint> order(layout.dim_order.begin(), layout.dim_order.end());
   bool row_major = true;
@@ -275,7 +284,10 @@ View view_of(JNIEnv* env, jobject tensor) {
   const Local<jintArray> sizes(env, static_cast<jintArray>(env->GetObjectField(tensor, classes.sizes)));
   const Local<jintArray> order(env, static_cast<jintArray>(env->GetObjectField(tensor, classes.order)));
   const Local<> data(env, env->GetObjectField(tensor, classes.data));
-  const jsize rank = env->GetArrayLength(sizes.get()); // the constructor in Java limits it
+  const jsize rank = env->GetArrayLength(sizes.get());
+  if (static_cast<size_t>(rank) > view.sizes.size()) {
+    throw_deep(static_cast<size_t>(rank));
+  }
   view.rank = static_cast<uint8_t>(rank);
   std::array<jint, et::kTensorDimensionLimit> dims = {};
   static_assert(sizeof(jint) == sizeof(int32_t));

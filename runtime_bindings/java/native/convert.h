@@ -151,6 +151,7 @@ struct NewTensor {
   Local<> tensor;
   void* data;
 };
+/// @throws Error UnsupportedData: its elements are of an unknown type, or it has more dimensions than ExecuTorch runs.
 NewTensor new_tensor(JNIEnv* env, const Layout& layout);
 
 /// A Tensor with a copy of the bytes.
@@ -167,6 +168,7 @@ struct View {
 
   Layout layout() const;
 };
+/// @throws Error UnsupportedData: it has more dimensions than ExecuTorch runs, or memory that cannot be used.
 View view_of(JNIEnv* env, jobject tensor);
 
 /// Named tensors of Java during a call: it keeps the references to their memory.

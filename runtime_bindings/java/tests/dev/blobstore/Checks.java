@@ -35,6 +35,7 @@ final class Checks {
     check("dtypes", all::dtypes);
     check("tensors", all::tensors);
     check("bad tensors", all::badTensors);
+    check("deep tensors", all::deepTensors);
     check("texts", all::texts);
     check("cache", all::cache);
     check("bases", all::bases);
@@ -140,6 +141,26 @@ final class Checks {
     fails(layout, () -> Tensor.of(good, DType.FLOAT32, new long[] {2, 3}, new int[] {0}), "[0]");
     fails(layout, () -> Tensor.of(good, DType.FLOAT32, new long[] {2, 3}, new int[] {0, 300}), "300");
     fails(NullPointerException.class, () -> Tensor.of((ByteBuffer) null, DType.FLOAT32, 6));
+  }
+
+  /** Files may have more dimensions than ExecuTorch runs, and no Tensor does. */
+  private void deepTensors() {
+    Class<BlobStoreException.UnsupportedData> refused = BlobStoreException.UnsupportedData.class;
+    try (BlobCache cache = BlobCache.open(folder + "deep.ptd");
+        LogicalTensors tensors = LogicalTensors.of(cache)) {
+      require(cache.blob("16").sizes().length == 16 && cache.blob("16").floats()[0] == 16, "as many as there may be");
+      for (int rank : List.of(17, 64)) {
+        String key = String.valueOf(rank);
+        fails(refused, () -> cache.blob(key), "at most 16 dimensions, not " + rank);
+        int[] sizes = new int[rank];
+        Arrays.fill(sizes, 1);
+        Tensor deep = Tensor.allocate(DType.FLOAT32.ordinal(), sizes, null); // the constructors for callers refuse it
+        fails(refused, () -> cache.update(Map.of(key, deep)), "not " + rank);
+        fails(refused, () -> tensors.update(Map.of(key, deep)), "not " + rank);
+        fails(BlobStoreException.Layout.class, () -> cache.update(Map.of(key, Tensor.of(new float[1]))), key);
+      }
+      same(cache.generation(), 0L);
+    }
   }
 
   private void texts() {
