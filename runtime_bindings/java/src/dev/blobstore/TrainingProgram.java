@@ -1,6 +1,7 @@
 package dev.blobstore;
 
 import java.util.List;
+import java.util.Objects;
 
 /**
  * A method that computes a loss and its gradients. Trains its own copy of the parameters: neither the cache nor other
@@ -80,6 +81,7 @@ public final class TrainingProgram extends NativeObject {
    * @throws BlobStoreException KeyNotFound, Update, and as {@link LogicalTensors#update}. Nothing was changed.
    */
   public long publish(LogicalTensors target, boolean strict, boolean finite) {
+    Objects.requireNonNull(target, "target");
     return both(this, target, (from, to) -> Native.trainingPublish(from, to, strict, finite));
   }
 }

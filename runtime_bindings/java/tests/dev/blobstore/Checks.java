@@ -569,6 +569,8 @@ final class Checks {
       require(training.names().contains("hidden.weight"), training.names().toString());
       print("trained", training.parameter("hidden.weight").floats());
       fails(BlobStoreException.KeyNotFound.class, () -> training.parameter("hidden"), "'hidden'");
+      fails(NullPointerException.class, () -> training.publish(null, true, true), "target");
+      fails(NullPointerException.class, () -> training.step(null, points(), labels));
       same(training.publish(tensors, true, true), cache.generation());
       print("published", forward.execute(points()).tensor(0).floats());
       Tensor endless = Tensor.of(filled(8, Float.POSITIVE_INFINITY), 4, 2);
@@ -666,6 +668,14 @@ final class Checks {
     fails(gone, () -> Program.load(folder + "programs/serve.pte", cache));
     fails(gone, () -> BlobCache.open(List.of(), BlobCache.Mode.PRIVATE, null, store));
     fails(gone, () -> LogicalTensors.of(cache));
+    Class<NullPointerException> none = NullPointerException.class;
+    fails(none, () -> LogicalTensors.of(null));
+    fails(none, () -> TrainingProgram.load(null, "forward"));
+    fails(none, () -> Adapters.load(null, "a.ptd"));
+    fails(none, () -> Adapters.setStrength(null, 1));
+    fails(none, () -> Adapters.loadAll(null, List.of(), new double[] {}, OptionalDouble.empty()));
+    fails(none, () -> Adapters.setStrengths(null, 1));
+    fails(none, () -> Adapters.merge(null, "a.ptd", 1));
   }
 
   private static boolean isMapped(String file) throws IOException {
