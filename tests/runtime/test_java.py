@@ -114,7 +114,7 @@ def printed(command: list[str], folder: Path) -> list[list[str]]:
     copy = folder.parent / f"{folder.name}-run"  # the checks write to it
     shutil.copytree(folder, copy)
     lines = [line.split() for line in run(command, "dev.blobstore.Checks", copy).splitlines()]
-    assert len([line for line in lines if line[0] == "ok"]) == 24
+    assert len([line for line in lines if line[0] == "ok"]) == 25
     return [line[1:] for line in lines if line[0] == "value"]
 
 

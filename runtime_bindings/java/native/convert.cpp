@@ -320,12 +320,9 @@ View view_of(JNIEnv* env, jobject tensor) {
 }
 
 NamedTensors::NamedTensors(JNIEnv* env, jobjectArray names, jobjectArray tensors) : names_(to_strings(env, names)) {
-  if (env->EnsureLocalCapacity(static_cast<jint>(names_.size()) + 16) != 0) {
-    throw Pending();
-  }
   for (size_t i = 0; i < names_.size(); ++i) {
-    held_.emplace_back(env, checked(env, env->GetObjectArrayElement(tensors, static_cast<jsize>(i))));
-    views_.push_back(view_of(env, held_.back().get()));
+    const Local<> tensor(env, checked(env, env->GetObjectArrayElement(tensors, static_cast<jsize>(i))));
+    views_.push_back(view_of(env, tensor.get()));
   }
 }
 
@@ -351,20 +348,16 @@ Inputs::Inputs(JNIEnv* env, jobjectArray values, const et::MethodMeta& method) {
     throw_java(env, "java/lang/NullPointerException", "the array of inputs is null");
   }
   const auto count = static_cast<size_t>(env->GetArrayLength(values));
-  if (env->EnsureLocalCapacity(static_cast<jint>(count) + 16) != 0) {
-    throw Pending();
-  }
   places_.reserve(count);
   list_.resize(count);
   for (size_t i = 0; i < count; ++i) {
-    Place& place =
-        places_.emplace_back(Local<>(env, checked(env, env->GetObjectArrayElement(values, static_cast<jsize>(i)))));
-    const jobject value = place.held.get();
+    const Local<> held(env, checked(env, env->GetObjectArrayElement(values, static_cast<jsize>(i))));
+    const jobject value = held.get();
     if (value == nullptr) {
       continue;
     }
     if (env->IsInstanceOf(value, classes.tensor) != JNI_FALSE) {
-      take_tensor(env, i, place);
+      take_tensor(env, i, value);
     } else if (
         env->IsInstanceOf(value, classes.long_) != JNI_FALSE ||
         env->IsInstanceOf(value, classes.integer) != JNI_FALSE) {
@@ -387,8 +380,9 @@ Inputs::Inputs(JNIEnv* env, jobjectArray values, const et::MethodMeta& method) {
   }
 }
 
-void Inputs::take_tensor(JNIEnv* env, size_t index, Place& place) {
-  place.view = view_of(env, place.held.get());
+void Inputs::take_tensor(JNIEnv* env, size_t index, jobject value) {
+  Place& place = places_.emplace_back();
+  place.view = view_of(env, value);
   View& view = place.view;
   if (!executorch::aten::safe_numel(view.sizes.data(), view.rank).ok()) {
     throw_input(index, "is too large");

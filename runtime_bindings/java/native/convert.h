@@ -157,7 +157,7 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout);
 /// A Tensor with a copy of the bytes.
 Local<> copy_to_java(JNIEnv* env, const executorch::aten::Tensor& tensor);
 
-/// What a Tensor of Java refers to. Valid as long as the reference to it.
+/// What a Tensor of Java refers to. Valid as long as Java can reach the Tensor.
 struct View {
   int8_t scalar_type = 0;
   uint8_t rank = 0;
@@ -171,7 +171,8 @@ struct View {
 /// @throws Error UnsupportedData: it has more dimensions than ExecuTorch runs, or memory that cannot be used.
 View view_of(JNIEnv* env, jobject tensor);
 
-/// Named tensors of Java during a call: it keeps the references to their memory.
+/// Named tensors of Java during a call. The array keeps their memory, so nothing else may change it. There is no
+/// reference to each one, because a call has room for few.
 class NamedTensors {
  public:
   NamedTensors(JNIEnv* env, jobjectArray names, jobjectArray tensors);
@@ -182,11 +183,10 @@ class NamedTensors {
 
  private:
   std::vector<std::string> names_;
-  std::vector<Local<>> held_;
   std::vector<View> views_;
 };
 
-/// The inputs of a call, during it.
+/// The inputs of a call, during it. The array keeps the memory of tensors, so nothing else may change it.
 class Inputs {
  public:
   Inputs(JNIEnv* env, jobjectArray values, const executorch::runtime::MethodMeta& method);
@@ -195,13 +195,11 @@ class Inputs {
 
  private:
   struct Place { // what an EValue refers to, at an address that stays
-    explicit Place(Local<> reference) : held(std::move(reference)) {}
-    Local<> held;
     View view;
     std::optional<executorch::runtime::etensor::TensorImpl> tensor;
   };
 
-  void take_tensor(JNIEnv* env, size_t index, Place& place);
+  void take_tensor(JNIEnv* env, size_t index, jobject value);
 
   std::vector<Place> places_;
   std::vector<executorch::runtime::EValue> list_;

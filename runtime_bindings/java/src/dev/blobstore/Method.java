@@ -51,7 +51,8 @@ public final class Method extends NativeObject {
    *     tensor is read-only. And as {@link #execute}.
    */
   public Outputs executeInto(Tensor[] results, Object... inputs) {
-    Tensor[] into = results == null ? null : results.clone(); // no other thread exchanges them
+    Object[] given = inputs.clone(); // no other thread exchanges them
+    Tensor[] into = results == null ? null : results.clone();
     for (int i = 0; into != null && i < into.length; ++i) {
       if (into[i] != null && into[i].data.isReadOnly()) {
         throw new BlobStoreException.UnsupportedData("", "the tensor for output " + i + " is read-only", 0);
@@ -59,7 +60,7 @@ public final class Method extends NativeObject {
     }
     long method = handle.lease();
     try {
-      return new Outputs(Native.execute(method, inputs, into));
+      return new Outputs(Native.execute(method, given, into));
     } finally {
       handle.release();
     }

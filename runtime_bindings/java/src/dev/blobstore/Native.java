@@ -2,7 +2,8 @@ package dev.blobstore;
 
 /**
  * The functions of libblobstore_jni, which are registered when it is loaded. Each long that stands for an object is a
- * share of which the caller holds a lease; 0 is none. Strings and arrays are read during the call only.
+ * share of which the caller holds a lease; 0 is none. Strings and arrays are read during the call only; arrays of objects
+ * are the call's own, and keep the memory of the tensors in them.
  */
 final class Native {
   static {

@@ -57,12 +57,13 @@ public final class TrainingProgram extends NativeObject {
    * @throws BlobStoreException NotFiniteLoss, Training; as {@link Method#execute}.
    */
   public Outputs step(Optimizer optimizer, OnNan onNan, Object... inputs) {
+    Object[] given = inputs.clone(); // no other thread exchanges them
     long training = handle.lease();
     try {
       long by = optimizer.handle.lease();
       try {
         synchronized (optimizer) { // the library's own are for one thread at a time
-          return new Outputs(Native.trainingStep(training, by, inputs, onNan.ordinal()));
+          return new Outputs(Native.trainingStep(training, by, given, onNan.ordinal()));
         }
       } finally {
         optimizer.handle.release();

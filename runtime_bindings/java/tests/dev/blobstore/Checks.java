@@ -14,6 +14,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.OptionalDouble;
@@ -47,6 +48,7 @@ final class Checks {
     check("bad inputs", all::badInputs);
     check("updates", all::updates);
     check("bad updates", all::badUpdates);
+    check("more tensors than references", all::many);
     check("adapters", all::adapters);
     check("merge", all::merge);
     check("packed", all::packed);
@@ -455,6 +457,24 @@ final class Checks {
           BlobStoreException.FileAccess.class, () -> tensors.updateStateDict(folder + "no.safetensors", true, false));
       same(cache.generation(), 0L);
       print("scores after errors", forward.execute(points()).tensor(0).floats());
+    }
+  }
+
+  /** A call of JNI has room for 65,520 references. */
+  private void many() {
+    Map<String, Tensor> missing = new HashMap<>();
+    Tensor zero = Tensor.zeros(DType.FLOAT32, 1);
+    for (int i = 0; i < 70_000; ++i) {
+      missing.put("missing" + i, zero);
+    }
+    try (BlobCache cache = xor();
+        LogicalTensors tensors = LogicalTensors.of(cache);
+        Method forward = serve(cache)) {
+      fails(BlobStoreException.KeyNotFound.class, () -> cache.update(missing), "missing");
+      fails(BlobStoreException.KeyNotFound.class, () -> tensors.update(missing), "missing");
+      fails(BlobStoreException.Update.class, () -> tensors.updateStateDict(missing, false, false));
+      Object[] inputs = missing.values().toArray();
+      fails(BlobStoreException.Input.class, () -> forward.execute(inputs), "70000 were given");
     }
   }
 
