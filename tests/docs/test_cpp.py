@@ -26,6 +26,13 @@ BEFORE = """
 #include <blobstore/releases.h>
 
 namespace et = executorch::runtime;
+struct Tokenizer {};
+namespace executorch::extension::llm { // the wheel does not have these headers
+struct Runner {
+  et::Error load();
+};
+std::unique_ptr<Runner> create_text_llm_runner(const std::string&, std::unique_ptr<Tokenizer>, const std::string&);
+} // namespace executorch::extension::llm
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::Module;
 
@@ -36,7 +43,10 @@ extern const std::vector<float> inputs;
 extern const std::vector<int64_t> labels;
 extern const std::shared_ptr<blobstore::BlobCache> cache, serving_cache;
 extern const blobstore::LogicalTensors &tensors, &plain;
+extern const executorch::extension::TensorPtr tokens, position;
+extern std::unique_ptr<Tokenizer> tokenizer;
 void log(const char*);
+void open_again(const std::vector<std::string>& reasons);
 void download(const std::string& url, const std::string& range, const std::string& file);
 """
 
