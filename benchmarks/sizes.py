@@ -56,7 +56,7 @@ TOOLS = (
         "aarch64, Clang, LLVM's linker",
         (f"-DCMAKE_TOOLCHAIN_FILE={LIBRARY / 'cmake' / 'aarch64-linux-gnu-clang.cmake'}",),
         "aarch64-linux-gnu-strip",
-        600_000,
+        700_000,
         "aarch64",
     ),
 )
