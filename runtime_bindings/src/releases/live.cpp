@@ -284,11 +284,11 @@ Followed LiveRelease::follow() {
   }
   ReleaseIndex index = installed_.index(done.sha256);
   done.version = index.version;
-  for (std::string& name : differing(index_, index, {"adapter", "other"})) {
-    if (!names_ || std::find(names_->begin(), names_->end(), name) == names_->end()) { // it is not in the cache
-      done.files.push_back(std::move(name));
-    }
-  }
+  const auto in_cache_by_name = [this](const std::string& name) {
+    return names_ && std::find(names_->begin(), names_->end(), name) != names_->end();
+  };
+  done.files = differing(index_, index, {"adapter", "other"});
+  done.files.erase(std::remove_if(done.files.begin(), done.files.end(), in_cache_by_name), done.files.end());
   for (const std::string& name : differing(index_, index, {"program"})) {
     done.reasons.push_back(format("the program '{}' changed", name));
   }
