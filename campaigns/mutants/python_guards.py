@@ -1127,9 +1127,9 @@ GUARDS = (
     ),
     Guard(
         "pool: a recipe fits its base",
-        f"{_POOL}/derived.py",
-        'if len(base) % 4 or len(base) // 4 % group or (form in "lhLH" and len(base) % 8):',
+        f"{_POOL}/quantized.py",
+        'if nbytes % 4 or nbytes // 4 % int(length) or (form in "lhLH" and nbytes % 8):',
         "if False:",
-        ("tests/pool/test_derived.py::test_any_bytes_are_weights_or_none",),
+        ("tests/pool/test_quantized.py::test_any_bytes_are_weights_or_none",),
     ),
 )
