@@ -258,12 +258,7 @@ def _finish(lowered: Lowered, table: NameTable, *, bears: bool) -> PreprocessRes
     """What ExecuTorch gets of a part: its payload in ours, and records."""
     result = lowered.result
     _add_records(result.data_store_output, table, lowered.records, bears)
-    return PreprocessResult(
-        processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
-        debug_handle_map=result.debug_handle_map,
-        data_store_output=result.data_store_output,
-        _delegate_info_meta=result._delegate_info_meta,
-    )
+    return replace(result, processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants))
 
 
 def _refuse_changed(table: NameTable, tensors: Mapping[str, torch.Tensor]) -> NameTable:

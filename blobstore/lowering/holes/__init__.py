@@ -9,6 +9,7 @@ the payload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from inspect import getattr_static
 
 from torch.export import ExportedProgram
@@ -82,12 +83,7 @@ class HolesLowering:
             origins.refuse(floats[name].sources, reason)
         output, own = _named_data(payload.result, blobs, len(constants))
         missing = _NAMED_DATA if own else f"it is not in the payload of {self.backend_id} as a tensor of floats"
-        result = PreprocessResult(
-            processed_bytes=payload.data,
-            debug_handle_map=payload.result.debug_handle_map,
-            data_store_output=output,
-            _delegate_info_meta=payload.result._delegate_info_meta,
-        )
+        result = replace(payload.result, processed_bytes=payload.data, data_store_output=output)
         return Lowered(result, [*constants.values(), *own], origins.records_of(records, missing))
 
     def preprocess_multimethod(self, parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]] | None:
@@ -148,12 +144,7 @@ class HolesLowering:
 def _kept(part: Part, result: PreprocessResult) -> Lowered:
     """A part as its backend lowered it together with others."""
     output, own = _named_data(result, [], 0)
-    kept = PreprocessResult(
-        processed_bytes=result.processed_bytes,
-        debug_handle_map=result.debug_handle_map,
-        data_store_output=output,
-        _delegate_info_meta=result._delegate_info_meta,
-    )
+    kept = replace(result, data_store_output=output)
     return Lowered(kept, own, Origins(part.table, part.program).records_of([], _TOGETHER))
 
 
