@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from benchmarks.harness import Row, show
-from benchmarks.starting import Application
+from benchmarks.starting import Application, Process
 from blobstore.lowering.export import lower
 from tests import native_build
 
@@ -36,39 +34,16 @@ def _library() -> Path:
         return directory / "_deps" / "blobstore_runtime-build" / "java"
 
 
-class _Java:
-    """The process of java/Calls.java. End it with `with`."""
+class _Java(Process):
+    """The process of java/Calls.java."""
 
     def __init__(self, results: str, program: Path) -> None:
-        folder = _library()
-        command = ["java", f"-Djava.library.path={folder}", "-cp", str(folder / "blobstore.jar")]
-        command += [str(Path(__file__).parent / "java" / "Calls.java"), results, str(program)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._line() == "ready"
-
-    def __enter__(self) -> _Java:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
+        source = Path(__file__).parent / "java" / "Calls.java"
+        super().__init__(*native_build.java(_library()), source, results, program)
 
     def run(self, times: int) -> float:
         """Call the method; the seconds of all calls together."""
-        assert self._process.stdin
-        self._process.stdin.write(f"run {times}\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit(f"{self._process.args!r} ended with {self._process.wait()}")
-        return line.strip()
+        return float(self.ask(f"run {times}"))
 
 
 def rows(folder: Path) -> Iterator[Row]:

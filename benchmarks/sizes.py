@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 from tests import machines, native_build
-from tests.native_build import LIBRARY
+from tests.native_build import LIBRARY, MOST_BYTES, stripped
 
 TITLE = "Sizes in bytes"
 
@@ -50,13 +50,13 @@ class Tools:
 
 CLANG = (f"-DCMAKE_CXX_COMPILER={shutil.which('clang++')}", "-DCMAKE_LINKER_TYPE=LLD")
 TOOLS = (
-    Tools("GCC, GNU ld", most=753_664),
+    Tools("GCC, GNU ld", most=MOST_BYTES["x86_64, GCC"]),
     Tools("Clang, LLVM's linker", CLANG),
     Tools(
         "aarch64, Clang, LLVM's linker",
         (f"-DCMAKE_TOOLCHAIN_FILE={LIBRARY / 'cmake' / 'aarch64-linux-gnu-clang.cmake'}",),
         "aarch64-linux-gnu-strip",
-        700_000,
+        MOST_BYTES["aarch64, Clang"],
         "aarch64",
     ),
 )
@@ -83,7 +83,8 @@ def _rows_of(tools: Tools, folder: Path) -> Iterator[Row]:
         native_build.build(LIBRARY, place / "library", *build)
         native_build.run("cmake", "--install", place / "library", "--prefix", place / "prefix")
         [library] = [path for path in (place / "prefix").rglob("libblobstore_runtime.so*") if not path.is_symlink()]
-        library = _stripped(tools, library)
+        (place / "stripped").mkdir()
+        library = stripped(library, place / "stripped", tools.strip)
         most = tools.most if kind == "MinSizeRel" else 0
         found = library.stat().st_size
         yield Row(
@@ -98,19 +99,13 @@ def _rows_of(tools: Tools, folder: Path) -> Iterator[Row]:
             Path(__file__).parent / "size_of_apps", place / "apps", *build, f"-DCMAKE_PREFIX_PATH={place / 'prefix'}"
         )
         sizes = {
-            name: _stripped(tools, place / "apps" / name).stat().st_size
+            name: stripped(place / "apps" / name, place / "stripped", tools.strip).stat().st_size
             for name in ("static", "static_drop_unused", "shared")
         }
         yield Row("  an application, static", f"{sizes['static']:,}", "", True)
         small = sizes["static_drop_unused"]
         yield Row("  … with `blobstore::drop_unused`", f"{small:,}", "", small < sizes["static"])
         yield Row("  … shared, without the library", f"{sizes['shared']:,}", "", True)
-
-
-def _stripped(tools: Tools, path: Path) -> Path:
-    out = path.with_name(f"{path.name}.stripped")
-    subprocess.run([tools.strip, "-o", str(out), str(path)], check=True)
-    return out
 
 
 def _parts(path: Path) -> dict[str, int]:

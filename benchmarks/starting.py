@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from tests import native_build
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @cache
@@ -25,23 +29,24 @@ def _executable() -> Path:
         return directory / "start"
 
 
-class Application:
-    """A process that waits for orders. End it with `with`.
+class Process:
+    """A process that says when it is ready, and then answers each order with a line. End it with `with`.
 
     Args:
-        how: "stock", ExecuTorch's `Module`, or "ours", a program on a cache.
-        program, data: the files.
-        packed: for "stock" the file of ExecuTorch's own `packed_cache_path`, for "ours" the folder of a packed store.
+        command: that starts it.
     """
 
-    def __init__(self, how: str, program: Path, data: Sequence[Path] = (), packed: Path | None = None) -> None:
-        command = [_executable(), how, packed or "-", program, *data]
+    def __init__(self, *command: object) -> None:
         self._process = subprocess.Popen(  # ExecuTorch's log is of no interest
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [str(part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self._line() == "ready"
 
-    def __enter__(self) -> Application:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,18 +55,44 @@ class Application:
         self._process.stdout.close()
         self._process.wait()
 
+    def ask(self, order: str) -> str:
+        """The answer to an order."""
+        assert self._process.stdin
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"{self._process.args!r} ended with {self._process.wait()}")
+        return line.strip()
+
+
+class Application(Process):
+    """The process of cpp/start.cpp.
+
+    Args:
+        how: "stock", ExecuTorch's `Module`, or "ours", a program on a cache.
+        program, data: the files.
+        packed: for "stock" the file of ExecuTorch's own `packed_cache_path`, for "ours" the folder of a packed store.
+    """
+
+    def __init__(self, how: str, program: Path, data: Sequence[Path] = (), packed: Path | None = None) -> None:
+        super().__init__(_executable(), how, packed or "-", program, *data)
+
     def load(self) -> float:
         """Load the method; the seconds that it took."""
-        return float(self._ask("load"))
+        return float(self.ask("load"))
 
     def run(self, times: int = 1) -> tuple[float, str]:
         """Call the method; the seconds of all calls together, and a digest of the outputs of the last one."""
-        seconds, digest = self._ask(f"run {times}").split()
+        seconds, digest = self.ask(f"run {times}").split()
         return float(seconds), digest
 
     def write(self, source: Path, target: Path) -> float:
         """Write the bytes of a file to another one and sync it; the seconds."""
-        return float(self._ask(f"write {source} {target}"))
+        return float(self.ask(f"write {source} {target}"))
 
     def anonymous(self) -> int:
         """Memory that is in no file, in bytes."""
@@ -86,18 +117,6 @@ class Application:
         found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
         assert found, field
         return int(found[1]) << 10
-
-    def _ask(self, order: str) -> str:
-        assert self._process.stdin
-        self._process.stdin.write(order + "\n")
-        self._process.stdin.flush()
-        return self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit(f"{self._process.args!r} ended with {self._process.wait()}")
-        return line.strip()
 
 
 @dataclass(frozen=True)

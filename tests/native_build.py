@@ -21,6 +21,10 @@ _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH"
 ENVIRONMENT = {**os.environ, "PATH": _PATH}
 
 
+MOST_BYTES = {"x86_64, GCC": 753_664, "aarch64, Clang": 700_000}
+"""Of the shared library as `MinSizeRel`, stripped; docs/platforms.md has what it has."""
+
+
 def missing() -> str | None:
     """Why nothing can be built here; None if it can."""
     if importlib.util.find_spec("executorch") is None:
@@ -107,6 +111,30 @@ def build_with_hooks(directory: Path, *targets: str) -> None:
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
         targets=targets or ("all",),
     )
+
+
+def java(folder: Path, *options: str, jars: Sequence[str] = ("blobstore.jar",)) -> list[str]:
+    """The command that starts Java with the library.
+
+    Args:
+        folder: where that and the jars were built.
+        options: of the JVM.
+        jars: in the folder.
+    """
+    return ["java", *options, f"-Djava.library.path={folder}", "-cp", ":".join(str(folder / jar) for jar in jars)]
+
+
+def stripped(path: Path, folder: Path, strip: str = "strip") -> Path:
+    """A copy of a library or an application without what only debuggers read.
+
+    Args:
+        path: of the file.
+        folder: another one, for the copy.
+        strip: the command, of the tools that built it.
+    """
+    copy = folder / path.name
+    run(strip, "-o", copy, path)
+    return copy
 
 
 def ctest(directory: Path, options: dict[str, str] | None = None) -> bool:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests import machines, native_build
-from tests.native_build import LIBRARY, ROOT
+from tests.native_build import LIBRARY, MOST_BYTES, ROOT
 
 # What zig calls a target, and the name for people
 COMPILED = {
@@ -34,9 +34,6 @@ REFUSED = {
     "arm-linux-gnueabihf": "blobstore_runtime needs a 64-bit system",
     "x86-linux-gnu": "blobstore_runtime needs a 64-bit system",
 }
-
-# Of the shared library for phones, stripped; docs/platforms.md says what it has
-MOST_BYTES = 700_000
 
 
 def here() -> None:
@@ -57,13 +54,12 @@ def aarch64() -> None:
             *options,
             f"-DBLOBSTORE_SHARED={'ON' if compiler else 'OFF'}",  # one compiler's shared library is measured below
         )
+    library = ROOT / "build" / "native-aarch64-clang" / "libblobstore_runtime.so"
     with tempfile.TemporaryDirectory() as folder:
-        stripped = Path(folder, "stripped")
-        library = ROOT / "build" / "native-aarch64-clang" / "libblobstore_runtime.so"
-        subprocess.run(["aarch64-linux-gnu-strip", "-o", stripped, library], check=True)
-        size = stripped.stat().st_size
-    say(f"the shared library has {size:,} bytes; at most {MOST_BYTES:,} are expected")
-    if size > MOST_BYTES:
+        size = native_build.stripped(library, Path(folder), "aarch64-linux-gnu-strip").stat().st_size
+    most = MOST_BYTES["aarch64, Clang"]
+    say(f"the shared library has {size:,} bytes; at most {most:,} are expected")
+    if size > most:
         sys.exit(1)
 
 

@@ -119,9 +119,7 @@ def test_the_life_of_a_device_in_java(device):
         pytest.skip(reason)
     with native_build.folder("native-tests") as directory:
         native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_jar")
-        java = directory / "java"
-        command = ["java", f"-Djava.library.path={java}", "-cp", java / "blobstore.jar"]
         shipped = contents(device)
-        done = run(*command, ROOT / "examples" / "java" / "Device.java", device)
+        done = run(*native_build.java(directory / "java"), ROOT / "examples" / "java" / "Device.java", device)
     check_life(done, device, "trained-java.ptd")
     assert contents(device) == shipped

@@ -33,21 +33,20 @@ JAVA = LIBRARY / "java"
 
 
 @pytest.fixture(scope="module")
-def command() -> list[str]:
-    """The command that runs a class of the tests."""
+def library() -> Path:
+    """The folder with the library and the classes."""
     if reason := native_build.missing_java():
         pytest.skip(reason)
     with native_build.folder("native-tests") as directory:
         native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests", "java_text_test")
-        jars = f"{directory / 'java' / 'blobstore.jar'}:{directory / 'java' / 'blobstore_java_tests.jar'}"
-        library = f"-Djava.library.path={directory / 'java'}"
-        return ["java", "-Xcheck:jni", "-XX:-CreateCoredumpOnCrash", "-XX:+ErrorFileToStdout", library, "-cp", jars]
+        return directory / "java"
 
 
-def folder_of(command: list[str]) -> str:
-    """Where the library is."""
-    [folder] = [part.partition("=")[2] for part in command if part.startswith("-Djava.library.path")]
-    return folder
+@pytest.fixture(scope="module")
+def command(library: Path) -> list[str]:
+    """The command that runs a class of the tests."""
+    options = ("-Xcheck:jni", "-XX:-CreateCoredumpOnCrash", "-XX:+ErrorFileToStdout")
+    return native_build.java(library, *options, jars=("blobstore.jar", "blobstore_java_tests.jar"))
 
 
 @pytest.fixture(scope="module")
@@ -224,14 +223,14 @@ def test_releases_bring_their_weights(printed: list[list[str]]) -> None:
         assert found(printed, f"release {version}")[0] == expected
 
 
-def test_texts_that_are_no_utf_8(command: list[str]) -> None:
+def test_texts_that_are_no_utf_8(library: Path) -> None:
     """Bytes of file names, for example. Python says what of them is a character; all others are U+FFFD, one by one."""
     codecs.register_error("each byte", lambda error: ("\ufffd", error.start + 1))
     random = np.random.default_rng(0)
     texts = [bytes(random.choice([0x2E, 0x80, 0xBF, 0xC3, 0xE0, 0xED, 0xF0, 0xF4, 0x90, 0xA0], 6)) for _ in range(2000)]
     texts += [bytes([first]) + b"\x90\x80\x80" for first in range(256)]
     texts += ["\0 a\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff".encode()]
-    test = Path(folder_of(command)) / "java_text_test"
+    test = library / "java_text_test"
     lines = "".join(f"{text.hex()}\n" for text in texts)
     done = subprocess.run([test], input=lines, capture_output=True, text=True, check=True)
     *printed, refused = done.stdout.splitlines()
@@ -252,8 +251,8 @@ def test_the_process_ends_while_threads_are_in_calls(how: str, command: list[str
     assert run(command, "dev.blobstore.AtExit", folder, how) == "ending\n"
 
 
-def test_the_library_exports_what_java_calls_and_nothing_else(command: list[str]) -> None:
+def test_the_library_exports_what_java_calls_and_nothing_else(library: Path) -> None:
     """No second copy of a function of the runtime can be taken for that of another library (N4)."""
-    symbols = ["nm", "-D", "--defined-only", f"{folder_of(command)}/libblobstore_jni.so"]
+    symbols = ["nm", "-D", "--defined-only", library / "libblobstore_jni.so"]
     lines = subprocess.run(symbols, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[-1].partition("@")[0] for line in lines] == ["JNI_OnLoad"]
