@@ -190,7 +190,7 @@ def runner(program: Path, tokenizer: Path, data: Path | None = None) -> Any:
     return TextLLMRunner(*paths)
 
 
-def text(runner: Any, prompt: str = "once", tokens: int = 40) -> str:
+def text(runner: Any, prompt: Any = "once", tokens: int = 40) -> str:
     """What a runner generates, always taking the likeliest token."""
     from executorch.extension.llm.runner import GenerationConfig
 

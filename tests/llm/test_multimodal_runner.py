@@ -80,13 +80,9 @@ def exported(folder: Path) -> Path:
 
 
 def told(runner: Any) -> str:
-    from executorch.extension.llm.runner import GenerationConfig, make_text_input
+    from executorch.extension.llm.runner import make_text_input
 
-    pieces: list[str] = []
-    runner.reset()
-    config = GenerationConfig(max_new_tokens=TOKENS, temperature=0.0, echo=False)
-    runner.generate([make_text_input("a")], config, pieces.append)
-    return "".join(pieces)
+    return llama.text(runner, [make_text_input("a")], TOKENS)
 
 
 def test_its_delegates_follow_and_its_embedding_does_not(tmp_path: Path) -> None:
