@@ -118,8 +118,8 @@ class Objects:
                 self.folder.mkdir(parents=True, exist_ok=True)
 
     def name(self, path: str) -> str:
-        """An object, for messages."""
-        return f"{self.url}/{path}"
+        """An object, or all of them, for messages."""
+        return f"{self.url}/{path}" if path else self.url
 
     def get(self, path: str) -> bytes | None:
         """A whole small object; None if there is none."""
