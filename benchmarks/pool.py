@@ -168,7 +168,11 @@ def _speed(folder: Path) -> Iterator[Row]:
     for number, (_, model) in zip(range(5), checkpoints(folder), strict=False):
         (folder / f"{number}").mkdir()
         save_file(_eight(_half(model)), folder / f"{number}" / "model.ptd")
+        (folder / f"sharded{number}").mkdir()
+        for shard, one in enumerate(_rolled(_half(model))):
+            save_file(one, folder / f"sharded{number}" / f"model-{shard}.ptd")
     versions = [folder / f"{number}" / "model.ptd" for number in range(5)]
+    sharded = [folder / f"sharded{number}" for number in range(5)]
     size = versions[0].stat().st_size
     with Pool(folder / "pool", create=True) as pool, _Here() as executor:
         pool.add(versions[0], "encoders@0", executor=executor)
@@ -185,9 +189,9 @@ def _speed(folder: Path) -> Iterator[Row]:
         "at least 250 MB",
         rate >= 250,
     )
-    adding_alone = bare["SHA-256"] * 3 + bare["base"] + bare["encode"] + bare["decode"]
+    adding_alone = bare["SHA-256"] * 2 + bare["base"] + bare["encode"] + bare["decode"]
     yield Row(
-        "  the bare operations: SHA-256 three times, a base and a difference decoded, encoded",
+        "  the bare operations: SHA-256 of the file and of its tensors, a base and a difference decoded, encoded",
         f"{1 / adding_alone:.0f} MB",
         "",
         True,
@@ -213,7 +217,7 @@ def _speed(folder: Path) -> Iterator[Row]:
 
     context = get_context("spawn")
 
-    def added(workers: int) -> float:
+    def added(versions: Sequence[Path], workers: int) -> float:
         """Seconds for four versions beside one that is there."""
         shutil.rmtree(folder / "pool", ignore_errors=True)
         with Pool(folder / "pool", create=True) as pool, ProcessPoolExecutor(workers, mp_context=context) as executor:
@@ -223,22 +227,27 @@ def _speed(folder: Path) -> Iterator[Row]:
                 pool.add(path, f"encoders@{number}", executor=executor)
             return time.perf_counter() - start
 
-    alone, both = (statistics.median(added(workers) for _ in range(3)) for workers in (1, 2))
-    yield Row(
-        "adding them with two workers",
-        f"{alone / both:.2f} x as fast as with one",
-        "at least 1.8 x",
-        alone >= 1.8 * both,
-    )
+    for what, paths, bar in (("in eight files each", sharded, "at least 1.8 x"), ("in one file each", versions, "")):
+        alone, both = (statistics.median(added(paths, workers) for _ in range(3)) for workers in (1, 2))
+        yield Row(
+            f"adding them with two workers, {what}",
+            f"{alone / both:.2f} x as fast as with one",
+            bar,
+            not bar or alone >= 1.8 * both,
+        )
 
 
 def _eight(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Eight models as one."""
+    return {f"{number}.{name}": tensor for number, one in enumerate(_rolled(model)) for name, tensor in one.items()}
+
+
+def _rolled(model: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """Eight models, of which none is close to another one: the elements of each lie somewhere else."""
-    return {
-        f"{number}.{name}": tensor.flatten().roll(104_729 * number).reshape(tensor.shape)
+    return [
+        {name: tensor.flatten().roll(104_729 * number).reshape(tensor.shape) for name, tensor in model.items()}
         for number in range(8)
-        for name, tensor in model.items()
-    }
+    ]
 
 
 class _Here(Executor):
@@ -318,7 +327,7 @@ def _large(folder: Path) -> Iterator[Row]:
                     stored = ("planes:2", None) if number < 100 else ("near:f2:2", base)
                     sketches = (sketch, None) if number < 100 else (None, random.bytes(512))
                     place = (bytes(32), at << 12, 1 << 11)
-                    blobs.append(Stored(digest, 1 << 12, *kind, *stored, *place, number, *sketches).row())
+                    blobs.append(Stored(digest, 1 << 12, *kind, *stored, *place, number, b"", *sketches).row())
         tables.append(PARTS, parts)
         tables.append(BLOBS, blobs)
         tables.append(EVENTS, events)

@@ -35,6 +35,7 @@ except ImportError:
 
 __all__ = [
     "CHUNK",
+    "ENOUGH",
     "LARGEST_CHUNK",
     "DecodeError",
     "check_encoding",
@@ -51,6 +52,9 @@ CHUNK = 1 << 20
 
 LARGEST_CHUNK = CHUNK + CHUNK // 2 + 64
 """Bytes of an encoded chunk at the most: codes of half a byte, beside them all elements, and the heads of streams."""
+
+ENOUGH = 1 / 8
+"""Of a blob: where an encoding leaves no more, others are not tried."""
 
 _LENGTH = struct.Struct("<I")
 _NOTHING = memoryview(b"")
@@ -156,7 +160,6 @@ def decode(
 _SAMPLES = 4
 _SAMPLED = 1 << 14
 _LEAST = 1 << 12
-_ENOUGH = 1 / 8  # of a blob; where so little remains, others are not tried
 _SHARE = 64  # of a blob, in each sample: looking at a small one would take longer than encoding it
 
 
@@ -183,6 +186,6 @@ def sample(data: memoryview, encodings: Sequence[str], base: memoryview | None =
         )
         if stored / max(sampled, 1) < best[1]:
             best = (encoding, stored / sampled)
-        if best[1] < _ENOUGH:
+        if best[1] < ENOUGH:
             break
     return best

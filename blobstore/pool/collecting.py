@@ -77,7 +77,7 @@ A content that may be a base keeps a row in which it is whole; any other the sho
 """
 
 
-_COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.sketch, b.near_sketch'
+_COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.check, b.sketch, b.near_sketch'
 
 _STRANDED = f"""
     SELECT {_COLUMNS} FROM blobs b
@@ -190,10 +190,10 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
             "JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
             pack,
         )
-        _copy(objects, tables, [Stored(*row) for row in kept])
+        _copy(objects, tables, [Stored.read(row) for row in kept])
     tables.append(MARKS, [(None, pack, now) for pack in emptied])
     tables.fresh()
-    _copy(objects, tables, [Stored(*row) for row in tables.query(f"{_KEPT} {_STRANDED}")])
+    _copy(objects, tables, [Stored.read(row) for row in tables.query(f"{_KEPT} {_STRANDED}")])
     condemned = tables.query("SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL")
     for listed in _lists([pack for (pack,) in condemned]):
         tables.delete(BLOBS, f"pack IN ({listed})")

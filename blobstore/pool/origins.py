@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,7 @@ _SHAPE = re.compile(r"[0-9]{1,15}(,[0-9]{1,15})*", re.ASCII)
 _TYPES = ("float", *_NARROW, *sorted(BYTES))  # that opaque bytes may have
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):  # there are thousands
     """A blob that is stored whole, or will be, and can be a base.
 
     Attributes:
@@ -211,7 +211,8 @@ class _Set:
         width = element(self._way.target)[0]
         own = np.frombuffer(view, f"<u{width}")[places]
         samples = numbers(self._way.target, own.tobytes(), own.shape[1] * width)
-        sizes = np.stack([size(few(self._numbers), sample) for sample in few(samples)])
+        stored = few(self._numbers)
+        sizes = np.stack([size(stored, sample) for sample in few(samples).T])
         best, found = _HOPELESS, None
         for at in np.argsort(sizes, axis=None, kind="stable")[:_SHORT]:
             layout, row = divmod(int(at), len(self._bases))

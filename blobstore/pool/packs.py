@@ -14,17 +14,20 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
+from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool.codec import (
     CHUNK,
+    ENOUGH,
     DecodeError,
     check_encoding,
+    cut,
     decode,
     encode,
     near_encodings,
@@ -52,7 +55,7 @@ __all__ = [
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
 _NOTHING = memoryview(b"")
-_KEEP = 1 << 28
+_KEEP = 1 << 22  # bytes of bases that a worker has at hand
 _MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 _NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
@@ -62,13 +65,8 @@ Range = tuple[bytes, int, int]
 """Bytes of a pack: its name, an offset and a length."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where a content lies, and how: a row of the table of blobs, which anybody may have written who writes to the pool.
-
-    Raises:
-        PoolError: it is no such row.
-    """
+class Stored(NamedTuple):  # thousands are looked at for each new version
+    """Where a content lies, and how: a row of the table of blobs."""
 
     digest: bytes
     size: int
@@ -80,15 +78,23 @@ class Stored:
     offset: int
     length: int
     time: int
+    check: bytes = b""
     sketch: bytes | None = None
     near_sketch: bytes | None = None
 
-    def __post_init__(self) -> None:
-        numbers = (self.size, self.offset, self.length, self.time)
-        texts = (self.dtype, self.shape, self.encoding)
-        if any(value is None or value < 0 for value in numbers) or None in {*texts, self.digest, self.pack}:
+    @classmethod
+    def read(cls, row: tuple[Any, ...]) -> Stored:
+        """A row of the table, which anybody may have written who writes to the pool.
+
+        Raises:
+            PoolError: it has values that cannot be.
+        """
+        self = cls(*row)
+        needed = (*self[:5], *self[6:11])
+        if None in needed or min(self.size, self.offset, self.length, self.time) < 0:
             name = self.digest.hex() if self.digest else None
             raise PoolError(f"the table of blobs has a row with wrong values, of blob {name}")
+        return self
 
     @property
     def range(self) -> Range:
@@ -98,7 +104,7 @@ class Stored:
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
         base_key = None if self.base is None else short_key(self.base)
-        return (*vars(self).values(), short_key(self.digest), base_key)
+        return (*self, short_key(self.digest), base_key)
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,7 @@ class Reader:
         read: Mapping[Range, memoryview] = MappingProxyType({}),
         *,
         check: bool = True,
+        room: memoryview | None = None,
     ) -> memoryview:
         """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
 
@@ -166,6 +173,7 @@ class Reader:
             base: the bytes of its base.
             read: what packs have, if it was read before.
             check: compare them with their digest. If not, the caller proves them by what is made of them.
+            room: memory for them, if they have to be decoded; new memory if it is missing or too small.
 
         Raises:
             IntegrityError: they are damaged.
@@ -183,7 +191,7 @@ class Reader:
         if steps and not encoding and base is not None:
             data = base
         else:
-            data = self._decoded(blob, encoding, base, read, factors)
+            data = self._decoded(blob, encoding, base, read, factors, room)
         if len(data) != blob.size or (check and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
@@ -249,16 +257,24 @@ class Reader:
         return whole[start : start + length]
 
     def _decoded(
-        self, blob: Stored, encoding: str, base: memoryview | None, read: Mapping[Range, memoryview], skipped: int
+        self,
+        blob: Stored,
+        encoding: str,
+        base: memoryview | None,
+        read: Mapping[Range, memoryview],
+        skipped: int,
+        room: memoryview | None,
     ) -> memoryview:
         stored = self._stored(blob, encoding, None if base is None else len(base), read, skipped)
         if encoding == "raw":
             return stored
         try:
-            room = memoryview(np.empty(blob.size, np.uint8))  # type: ignore[arg-type]  # not written to before it is used
+            if room is None or len(room) < blob.size:
+                room = memoryview(np.empty(blob.size, np.uint8))  # type: ignore[arg-type]  # not written to before it is used
         except MemoryError:
             reason = f"there is no memory for the {blob.size} bytes of blob {blob.digest.hex()}"
             raise IntegrityError(self._place(blob), reason) from None
+        room = room[: blob.size]
         for _ in self._chunks(blob, encoding, base, stored, room):
             pass
         return room.toreadonly()
@@ -297,20 +313,30 @@ class Reader:
 
 @dataclass
 class _Bases:
-    """The bases of a worker, the last ones kept."""
+    """The bases of a worker, the last ones kept in memory that is used again: new memory takes as long as decoding."""
 
     reader: Reader
+    chunk: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
+    room: memoryview = field(default_factory=lambda: memoryview(np.empty(_KEEP, np.uint8)))  # type: ignore[arg-type]
     kept: dict[bytes, memoryview] = field(default_factory=dict)
 
     def get(self, digest: bytes, where: Source | Stored) -> memoryview | None:
-        """The bytes of a base; None if it was collected meanwhile or is damaged: then nothing is stored against it."""
+        """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
+        stored against it."""
+        if isinstance(where, Source):
+            return where.view()
         if digest not in self.kept:
-            if sum(map(len, self.kept.values())) > _KEEP:
+            used = sum(map(len, self.kept.values()))
+            if used + where.size > _KEEP:
                 self.kept.clear()
+                used = 0
             try:
-                self.kept[digest] = where.view() if isinstance(where, Source) else self.reader.read(where)
+                data = self.reader.read(where, check=False, room=self.room[used:])
             except (PoolError, IntegrityError):
                 return None
+            if checked(cut(data), where.check[:SEED]) != where.check:
+                return None
+            self.kept[digest] = data
         return self.kept[digest]
 
 
@@ -332,7 +358,11 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
     """
     objects = Objects(url, options)
     bases = _Bases(Reader(objects))
-    return _packed(objects, jobs, lambda job, at, write: _store(job, bases, at, write))
+    maps = [map_file(path) for path in {job.source.path for job in jobs}]  # each is mapped once, not for each job
+    try:
+        return _packed(objects, jobs, lambda job, at, write: _store(job, bases, at, write))
+    finally:
+        del maps
 
 
 def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
@@ -346,7 +376,7 @@ def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
 
     def copy(row: Stored, at: int, write: _Write) -> Stored:
         write(reader.stored(row))
-        return replace(row, offset=at)
+        return row._replace(offset=at)
 
     return _packed(objects, rows, copy)
 
@@ -375,7 +405,7 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
             os.fsync(file.fileno())
         pack = hasher.digest()
         objects.place(spooled, pack_path(pack))
-    return [replace(row, pack=pack) for row in rows]
+    return [row._replace(pack=pack) for row in rows]
 
 
 def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
@@ -398,7 +428,8 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         encodings = [*encodings, encoding] if is_near else [encoding]
         base = base if is_near else None
         stored = b"".join(encode(data, encoding, base))
-        if checked(decode(encoding, len(data), memoryview(stored), base), job.check[:SEED]) != job.check:
+        decoded = decode(encoding, len(data), memoryview(stored), base, bases.chunk)
+        if checked(decoded, job.check[:SEED]) != job.check:
             raise DataChangedError(f"{job.source.path}: the file changed while it was added")
     stored = factors + stored if base is not None else stored
     write(stored)
@@ -413,6 +444,7 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         offset=at,
         length=len(stored),
         time=int(time.time()),
+        check=job.check,
         sketch=None if base is not None else job.sketch or None,
         # what is scaled or in another order says nothing about what is near to the base
         near_sketch=job.sketch or None
@@ -422,12 +454,13 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
 
 
 def _choice(data: memoryview, job: Job, base: memoryview | None, beside: float) -> str:
-    encoding, share = best_planes(data, job.dtype)
+    near, remains = "raw", 1.0
     if base is not None and len(base) == len(data):
         near, remains = best_difference(data, job.dtype, base)
-        if near != "raw" and beside + remains < share * job.spare:
+        if beside + remains < ENOUGH:
             return near
-    return encoding
+    encoding, share = best_planes(data, job.dtype)
+    return near if near != "raw" and beside + remains < share * job.spare else encoding
 
 
 def best_planes(data: memoryview, dtype: str) -> tuple[str, float]:

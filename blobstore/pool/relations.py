@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blobstore.pool.derived import QUANT, cast
-from blobstore.pool.distances import Numbers, bits, few, numbers, size
+from blobstore.pool.distances import Few, Numbers, bits, few, numbers, size
 from blobstore.pool.origins import Candidate, Origins, base_kinds
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.quantized import BYTES
@@ -27,8 +27,7 @@ _EARLIER = 32  # differences against a base, the newest
 _CLEARLY = 0.8  # what is nearer by less may be so by the chance of the samples
 _FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
-_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time"
-_UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
+_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time, b.check"
 
 _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
@@ -65,15 +64,13 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
     found: dict[str, list[int]] = defaultdict(list)
     for file, row in tables.query(where, wanted=keys):
         found[file].append(row)
+    condition = _unmarked(tables) if unmarked else "true"
     rows: list[Stored] = []
     for file, places in found.items():
         for first in range(0, len(places), _PUSHED):
             listed = ", ".join(map(str, places[first : first + _PUSHED]))
-            condition = f"b.file_row_number IN ({listed})" + (f" AND {_UNMARKED}" if unmarked else "")
-            rows += (
-                Stored(*row)
-                for row in tables.query(f"SELECT {_COLUMNS} FROM blobs b WHERE b.filename = ? AND {condition}", file)
-            )
+            where = f"b.filename = ? AND b.file_row_number IN ({listed}) AND {condition}"
+            rows += (Stored.read(row) for row in tables.query(f"SELECT {_COLUMNS} FROM blobs b WHERE {where}", file))
     return sorted((row for row in rows if row.digest in digests), key=lambda row: (-row.length, row.pack))
 
 
@@ -102,7 +99,9 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     for part in sorted(parts, key=_rank):
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch, part.check)
         if part.sketch:
-            found = short[part.digest].joined(_short(part, _set(part, new)))
+            found = short[part.digest]
+            if (among := _set(part, new)).bases:
+                found = found.joined(_short(part, among))
             nearest = found.nearest
             origin = origins.find(part) if found.is_far else None
             differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
@@ -141,6 +140,13 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[Candi
     return found
 
 
+def _unmarked(tables: Tables) -> str:
+    """The condition that no collection found a row `b` of blobs unused; where nothing is marked, it costs nothing."""
+    if not tables.query("SELECT 1 FROM marks LIMIT 1"):
+        return "true"
+    return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
+
+
 def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
     """The newest blobs that are whole, of each kind.
 
@@ -155,16 +161,16 @@ def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str 
     rows = tables.query(
         f"""
         WITH newest AS (
-            SELECT b.digest, b.pack FROM blobs b JOIN kinds k ON {matching}
-            WHERE b.base IS NULL AND {_UNMARKED}
+            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN kinds k ON {matching}
+            WHERE b.base IS NULL AND {_unmarked(tables)}
             QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
         )
-        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.digest = n.digest AND b.pack = n.pack
-        WHERE b.sketch IS NOT NULL AND b.base IS NULL
+        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.filename = n.file AND b.file_row_number = n.row
+        WHERE b.time >= (SELECT min(time) FROM newest) AND b.sketch IS NOT NULL
         """,
         kinds=kinds,
     )
-    blobs = [Stored(*row) for row in rows]
+    blobs = [Stored.read(row) for row in rows]
     return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]
 
 
@@ -173,13 +179,13 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
     found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
     if wanted := [(short_key(digest),) for digest in bases]:
         newest = f"""
-            SELECT b.key, b.pack, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {_UNMARKED}
+            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {_unmarked(tables)}
             QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
         """
         rows = tables.query(
             f"""
             WITH newest AS ({newest})
-            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.key = n.key AND b.pack = n.pack
+            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.filename = n.file AND b.file_row_number = n.row
             WHERE b.time >= (SELECT min(time) FROM newest) AND b.near_sketch IS NOT NULL AND b.base IS NOT NULL
             ORDER BY b.time
             """,
@@ -196,7 +202,7 @@ class _Set:
 
     bases: Sequence[Candidate]
     numbers: Numbers
-    few: Numbers
+    few: Few
 
 
 def _kind(blob: Part | Stored) -> _Kind:
@@ -212,10 +218,13 @@ def _set(part: Part, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
         wide = [
             one for one in candidates.get(("float", part.shape, 2 * part.size), ()) if len(one.sketch) == 2 * length
         ]
-        bases += [replace(one, steps=(f"cast:{part.dtype}",)) for one in wide]
+        bases += [one._replace(steps=(f"cast:{part.dtype}",)) for one in wide]
         sketches += cast(memoryview(b"".join(one.sketch for one in wide)), part.dtype)
+    if not bases:
+        rows = np.empty((0, length // element(part.dtype)[0]), np.float32)
+        return _Set((), rows, rows)
     rows = numbers(part.dtype, sketches, length)
-    return _Set(bases, rows, np.ascontiguousarray(few(rows)))
+    return _Set(bases, rows, few(rows))
 
 
 @dataclass(frozen=True)
@@ -274,7 +283,7 @@ def _short(part: Part, among: _Set) -> _Short:
     bases, rows = among.bases, among.numbers
     own = _in_rows(part, part.sketch)
     if len(bases) > _SHORT:
-        order = np.argpartition(size(among.few, few(own)), _SHORT)[:_SHORT]
+        order = np.argpartition(size(among.few, few(own)[:, 0]), _SHORT)[:_SHORT]
         bases, rows = [bases[at] for at in order], rows[order]
     return _Short(part, bases, rows, bits(rows, own))
 

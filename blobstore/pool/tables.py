@@ -68,6 +68,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "offset": _NUMBER,
         "length": _NUMBER,
         "time": _NUMBER,  # when it was stored, in seconds since 1970
+        "check": _BYTES,  # of the bytes, as `scan.checked` makes it, by which a base is compared faster than by its digest
         "sketch": _BYTES,  # some of its elements; null if it is small, or a difference
         "near_sketch": _BYTES,  # the same of a difference: apart, because few of them are read
         "key": _NUMBER,  # `short_key` of the digest: an engine reads these several times as fast

@@ -8,7 +8,6 @@ import itertools
 import math
 import shutil
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -398,11 +397,11 @@ def test_a_damaged_shape_is_no_reason_to_fail(tmp_path: Path, shape: str) -> Non
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
         (row,) = pool.tables.query(
-            'SELECT digest, size, dtype, shape, encoding, base, pack, "offset", length, time, sketch FROM blobs '
+            'SELECT digest, size, dtype, shape, encoding, base, pack, "offset", length, time, "check", sketch FROM blobs '
             "WHERE dtype = 'float'"
         )
         pool.tables.delete("blobs", "dtype = 'float'")
-        pool.tables.append("blobs", [replace(Stored(*row), shape=shape).row()])
+        pool.tables.append("blobs", [Stored(*row)._replace(shape=shape).row()])
         program = opaque(tmp_path / "program.ptd", {"constant": last(weight), "numbers": rows_int8(weight).tobytes()})
         pool.add(program, "program@1")
         assert back(pool, "program@1", program, tmp_path / "out")

@@ -9,7 +9,6 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -446,7 +445,7 @@ def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> 
 def test_rows_of_blobs_that_cannot_be(tmp_path: Path, column: str, value: object, message: str) -> None:
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "a.safetensors", {"w": np.zeros((64, 64), np.float32)}), "a@1")
-        columns = [field.name for field in fields(Stored)] + ["key", "base_key"]
+        columns = [*Stored._fields, "key", "base_key"]
         names = ", ".join(f'"{name}"' for name in columns)
         rows = pool.tables.query(f"SELECT {names} FROM blobs")  # noqa: S608
         pool.tables.delete("blobs", "true")
