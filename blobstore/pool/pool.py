@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
 
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
@@ -25,7 +24,7 @@ from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, rest
 from blobstore.pool.executors import open_executor
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.objects import Objects
-from blobstore.pool.scan import SKETCHED
+from blobstore.pool.scan import SKETCHED, ScannedFile
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables
 from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
 
@@ -196,7 +195,7 @@ class Pool:
         known = {file.name for file in before}
         with fetched([file for file in objects if file.name not in known], progress) as new:
             origins = {file.name: file.origin for file in objects}
-            return self._add([*files, *new], name, version, executor, progress, before=before, origins=origins)
+            return self._add([*files, *new], name, version, executor, progress, before, origins)
 
     def add_files(
         self,
@@ -216,12 +215,15 @@ class Pool:
         version: str,
         executor: Executor | str | None,
         progress: Progress | None,
-        **more: Any,
+        before: Sequence[ScannedFile] = (),
+        origins: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> Added:
         check_progress(progress)
         given = contextlib.nullcontext(executor) if isinstance(executor, Executor) else open_executor(executor)
         with given as workers:
-            added = add_version(self.objects, self.tables, files, name, version, workers, progress, **more)
+            added = add_version(
+                self.objects, self.tables, files, name, version, workers, progress, before=before, origins=origins
+            )
         with contextlib.suppress(BlobStoreError):  # the version is there; the next one tidies
             self.tables.tidy()
         return added

@@ -237,3 +237,16 @@ def test_ctrl_c_after_the_output(good: Path) -> None:
     """A signal that comes while Python exits changes nothing."""
     done = run("verify", good, setup="import atexit\natexit.register(interrupt)")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", ""], ["pool", "add", "", "a.ptd", "--as", "a@1"], ["report", "a", "-o", ""]]
+)
+def test_an_empty_argument_is_no_folder(tmp_path: Path, arguments: list[str]) -> None:
+    """`pool add "$POOL" ...` without the variable would make a pool in the folder where the shell is."""
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"blobstore: argument {arguments.index('') + 1} is empty; is a variable of the shell not set?\n"
+    )
+    assert not list(tmp_path.iterdir())

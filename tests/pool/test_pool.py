@@ -346,6 +346,25 @@ def test_what_is_damaged_is_named(pool: Pool, where: Place, tmp_path: Path, dama
         assert fresh.get("a@1", tmp_path / "out")
 
 
+def test_nothing_is_stored_against_a_damaged_base(pool: Pool, where: Place, tmp_path: Path) -> None:
+    """Else, a later repair of the base would damage what was stored against it (S1)."""
+    model = {"w": np.random.default_rng(7).standard_normal((400, 50)).astype(np.float32)}
+    pool.add(write(tmp_path / "a.safetensors", model), "a@1")
+    [(pack, offset, length)] = pool.tables.query('SELECT pack, "offset", length FROM blobs WHERE dtype = \'float\'')
+    path = f"packs/{pack.hex()[:2]}/{pack.hex()}"
+    good = where.read(path)
+    bad = bytearray(good)
+    bad[offset + length - 1] ^= 1  # of a plane that is stored as it is
+    where.write(path, bytes(bad))
+    model["w"][::3] += np.float32(1e-6)
+    tuned = write(tmp_path / "b.safetensors", model)
+    with where.open() as other:
+        other.add(tuned, "b@1")
+    where.write(path, good)
+    [restored] = where.open().get("b@1", tmp_path / "out")
+    assert restored.read_bytes() == tuned.read_bytes()
+
+
 def test_a_file_that_changes_while_it_is_added_is_refused(tmp_path: Path) -> None:
     """Between two readings: what was hashed is not what is there any more (S1)."""
     pool = Pool(tmp_path / "pool", create=True)

@@ -557,3 +557,5 @@ def test_paths_that_are_not_utf_8(foundation, tmp_path):
         BlobCache(f"{foundation}\0.ptd")
     with pytest.raises(errors.FileAccessError, match="null character"):
         cache.load(f"{foundation}\0.ptd")
+    with pytest.raises(errors.FileAccessError, match="''"):
+        cache.load("")

@@ -70,11 +70,13 @@ def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     """A caller's argument as a path.
 
     Raises:
-        FileAccessError: it has another type, or characters that no file name can have.
+        FileAccessError: it has another type, is empty, or has characters that no file name can have.
     """
     reason = "not a path"
     try:
         decoded = os.fsdecode(path)
+        if not decoded:  # for pathlib, the current folder
+            raise FileAccessError(repr(path), OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
         if b"\0" not in os.fsencode(decoded):
             return Path(decoded)
         reason = "not a path: it has a null character"
