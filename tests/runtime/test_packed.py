@@ -173,6 +173,29 @@ def test_the_file(mlp: Path, tmp_path: Path) -> None:
     assert all(re.fullmatch(name, entry.name) for entry in packed.entries)
 
 
+class Backwards(nn.Module):
+    """Layers whose names are in another order than they are executed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(16, 16) for name in ("b", "a", "d", "c")})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in ("d", "a", "c", "b"):
+            x = self.layers[name](x).relu()
+        return x
+
+
+def test_entries_are_in_the_order_of_execution(tmp_path: Path) -> None:
+    """So a pass over a file that memory cannot hold reads it from its beginning to its end (K1)."""
+    lower_through({"forward": (seeded(Backwards), inputs(2, 16))}, tmp_path / "model")
+    store = PackedStore(tmp_path / "packed")
+    Running.open(tmp_path / "model", ones(2, 16), store)()
+    entries = read(packed_files.only(store.folder)).entries
+    assert [entry.name.split(".")[1] for entry in entries] == ["d", "a", "c", "b"]
+    assert [entry.offset for entry in entries] == sorted(entry.offset for entry in entries)
+
+
 def test_counters_never_reach_the_disk(mlp: Path, tmp_path: Path) -> None:
     """A cache that had changed before the method was loaded has nothing to name its weights by (K2)."""
     store = PackedStore(tmp_path / "packed")

@@ -320,6 +320,10 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   gathered.contents.covers = std::move(made.covers);
   gathered.keys = std::move(made.keys);
   PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
+  // XNNPACK packs in the order of execution, in which a pass reads the file from its beginning to its end
+  std::sort(table.entries.begin(), table.entries.end(), [](const PackedEntry& a, const PackedEntry& b) {
+    return a.offset < b.offset;
+  });
   for (PackedEntry& entry : table.entries) {
     if (purpose.changes ? gathered.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
       const auto of_entry = made.maps.find(entry.name);
@@ -353,9 +357,6 @@ std::string PackedFolder::write(const PackedPurpose& purpose, Gathered& gathered
     contents.entries.push_back({{kPackedKeys, 0, keys.size()}, reinterpret_cast<const uint8_t*>(keys.data())});
     contents.entries.push_back({{kPackedState, 0, state.size()}, state.data()});
   }
-  std::sort(contents.entries.begin(), contents.entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
-    return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
-  });
   const uint64_t needed = packed_size(contents);
   if (needed > options_.limit) {
     throw_error_in(
