@@ -2,7 +2,7 @@
 // uses the network. docs/releases.md describes releases; `blobstore publish` makes them. And the current release in a
 // running program.
 //
-//   // INDEX was fetched from https://models.example.com/assistant/1.3/index.json, and beside it ways.json
+//   // INDEX was fetched from https://models.example.com/assistant/1.3/index.json, and beside it ways.json.zst
 //   auto todo = blobstore::missing(INDEX, "/data/app/model");
 //   while (!todo.fetches.empty()) {
 //     for (const auto& one : todo.fetches) {
