@@ -84,13 +84,6 @@ void leave(JNIEnv* env, const char* name, const char* message) noexcept {
   throw Error(ErrorKind::Input, "input " + std::to_string(index) + " " + reason);
 }
 
-Layout layout_of(const EtTensor& tensor) {
-  return {
-      static_cast<int8_t>(tensor.scalar_type()),
-      {tensor.sizes().begin(), tensor.sizes().end()},
-      internal::dim_order_of(tensor)};
-}
-
 } // namespace
 
 void find_classes(JNIEnv* env) {
@@ -264,7 +257,7 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
 }
 
 Local<> copy_to_java(JNIEnv* env, const EtTensor& tensor) {
-  NewTensor made = new_tensor(env, layout_of(tensor));
+  NewTensor made = new_tensor(env, internal::layout_of(tensor));
   if (const size_t size = tensor.nbytes(); size != 0) {
     std::memcpy(made.data, tensor.const_data_ptr(), size);
   }
@@ -401,7 +394,7 @@ namespace {
 /// Copy a result to the memory of a Tensor.
 void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {
   const View view = view_of(env, to);
-  if (const Layout found = layout_of(from); found != view.layout()) {
+  if (const Layout found = internal::layout_of(from); found != view.layout()) {
     throw Error(
         ErrorKind::Layout,
         "output " + std::to_string(index) + " is " + blobstore::to_string(found) + ", and the tensor for it is " +

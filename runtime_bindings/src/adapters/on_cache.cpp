@@ -122,12 +122,13 @@ std::set<std::string> foundations_of(const Files& files, const std::map<std::str
 
 /// The digests of the blobs that a cache has, itself or from its bases, and that differ from their files. The caller
 /// holds a Reading.
-std::map<std::string, Digest> changed_digests(const BlobCache& cache) {
-  std::map<std::string, Digest> changed;
+/// @param changed what is known already: these keys are not read.
+std::map<std::string, Digest> changed_digests(const BlobCache& cache, std::map<std::string, Digest> changed = {}) {
   for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
     for (const std::string& key : one->dirty()) {
       const Blob& blob = one->at(key);
-      if (&cache.at(key) == &blob) { // otherwise a cache above has the key, too, and programs take that one
+      if (changed.count(key) == 0 &&
+          &cache.at(key) == &blob) { // otherwise a cache above has the key, too, and programs take that one
         changed.emplace(key, digest(blob.data, blob.size));
       }
     }
@@ -227,11 +228,7 @@ void check_foundation_with(
     const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter) {
   check_records_foundation(adapter);
   const BlobCache::Reading reading(cache);
-  std::map<std::string, Digest> changed = changed_digests(cache);
-  for (const auto& [key, digest] : replaced) {
-    changed[key] = digest;
-  }
-  const std::set<std::string> foundations = foundations_of(all_files(cache), changed);
+  const std::set<std::string> foundations = foundations_of(all_files(cache), changed_digests(cache, replaced));
   if (foundations.count(*adapter.foundation()) == 0) {
     throw_other_foundation(adapter, format("{} with the new weights", cache.name()), foundations);
   }

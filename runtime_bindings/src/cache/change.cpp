@@ -22,10 +22,7 @@ Change::Change(std::string name, executorch::extension::TensorPtr tensor) : key(
   if (tensor == nullptr) {
     internal::throw_error(ErrorKind::UnsupportedData, "'{}' is no tensor", key);
   }
-  Layout found;
-  found.scalar_type = static_cast<int8_t>(tensor->scalar_type());
-  found.sizes.assign(tensor->sizes().begin(), tensor->sizes().end());
-  found.dim_order = internal::dim_order_of(*tensor);
+  Layout found = internal::layout_of(*tensor);
   data = tensor->const_data_ptr();
   size = tensor->nbytes();
   if (data == nullptr && size != 0) {

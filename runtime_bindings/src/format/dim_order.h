@@ -1,4 +1,4 @@
-// The order of a tensor's dimensions in memory.
+// The order of a tensor's dimensions in memory, and its layout.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include <vector>
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
+
+#include <blobstore/layout.h>
 
 namespace blobstore::internal {
 
@@ -18,6 +20,11 @@ inline std::vector<uint8_t> dim_order_of(const executorch::aten::Tensor& tensor)
   std::vector<uint8_t> order(static_cast<size_t>(tensor.dim()));
   std::iota(order.begin(), order.end(), uint8_t{0});
   return order;
+}
+
+inline Layout layout_of(const executorch::aten::Tensor& tensor) {
+  return {
+      static_cast<int8_t>(tensor.scalar_type()), {tensor.sizes().begin(), tensor.sizes().end()}, dim_order_of(tensor)};
 }
 
 } // namespace blobstore::internal

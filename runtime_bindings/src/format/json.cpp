@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "format/utf8.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -13,19 +14,6 @@ constexpr size_t kMostDigits = 4300; // of an integer, as Python reads
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
-}
-
-void append_utf8(std::string& text, uint32_t code) {
-  if (code < 0x80) {
-    text += static_cast<char>(code);
-    return;
-  }
-  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  constexpr uint8_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
-  text += static_cast<char>(kFirst[more] | code >> 6 * more);
-  for (int i = more - 1; i >= 0; --i) {
-    text += static_cast<char>(0x80 | (code >> 6 * i & 0x3f));
-  }
 }
 
 /// Deeper by one level while it lives.

@@ -1,7 +1,8 @@
-// Whether bytes are text.
+// Bytes as text, and text as bytes.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace blobstore::internal {
@@ -47,6 +48,20 @@ inline bool is_utf8(std::string_view text) {
     }
   }
   return true;
+}
+
+/// @param code of a character; at most 0x1fffff.
+inline void append_utf8(std::string& text, uint32_t code) {
+  if (code < 0x80) {
+    text += static_cast<char>(code);
+    return;
+  }
+  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+  constexpr uint8_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
+  text += static_cast<char>(kFirst[more] | code >> 6 * more);
+  for (int i = more - 1; i >= 0; --i) {
+    text += static_cast<char>(0x80 | (code >> 6 * i & 0x3f));
+  }
 }
 
 } // namespace blobstore::internal

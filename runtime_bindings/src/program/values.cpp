@@ -136,16 +136,6 @@ std::vector<ValueInfo> output_infos(const et::MethodMeta& method) {
   return infos;
 }
 
-Layout layout_of(const EtTensor& tensor) {
-  Layout layout;
-  layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
-  layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  if (tensor.dim_order().data() != nullptr) {
-    layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
-  }
-  return layout;
-}
-
 bool same_order(const EtTensor& one, const EtTensor& other) {
   const auto a = one.dim_order();
   const auto b = other.dim_order();

@@ -29,7 +29,6 @@ std::string describe(executorch::runtime::Error error);
 std::vector<ValueInfo> input_infos(const executorch::runtime::MethodMeta& method);
 std::vector<ValueInfo> output_infos(const executorch::runtime::MethodMeta& method);
 
-Layout layout_of(const executorch::aten::Tensor& tensor);
 /// Whether both tensors, of equal sizes, have their elements in the same order in memory.
 bool same_order(const executorch::aten::Tensor& one, const executorch::aten::Tensor& other);
 /// Append a copy of a value. @throws std::bad_alloc.

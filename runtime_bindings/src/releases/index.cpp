@@ -231,8 +231,23 @@ uint64_t ReleaseIndex::size() const {
   return sum;
 }
 
-bool ReleaseIndex::has_programs() const {
-  return std::any_of(files.begin(), files.end(), [](const ReleaseFile& file) { return file.kind == "program"; });
+bool ReleaseFile::is_data() const {
+  return kind == "data" || kind == "adapter";
+}
+
+void ReleaseIndex::check_executorch(const std::string& has, const std::string& where) const {
+  const bool has_programs =
+      std::any_of(files.begin(), files.end(), [](const ReleaseFile& file) { return file.kind == "program"; });
+  if (has_programs && !has.empty() && is_older(has, executorch) != false) {
+    throw_error_in(
+        ErrorKind::Release,
+        where,
+        "the programs of {} {} need ExecuTorch {}, this device has {}",
+        name,
+        version,
+        executorch,
+        has);
+  }
 }
 
 const ReleaseFile* ReleaseIndex::find(std::string_view name_of_file) const {

@@ -28,6 +28,9 @@ struct ReleaseFile {
   std::string kind; // "program", "data", "adapter" or "other"
   ReleaseObject object;
   std::vector<std::string> data; // of a program: the names of the data files that it takes
+
+  /// Whether a cache can have it.
+  bool is_data() const;
 };
 
 /// What an index says of the age of its release.
@@ -48,7 +51,10 @@ struct ReleaseIndex {
   bool plain = false; // every file is also an object of its own
 
   uint64_t size() const;
-  bool has_programs() const;
+  /// @param has the version of ExecuTorch on the device; if it is empty, nothing is checked.
+  /// @param where the release is, for messages.
+  /// @throws Error Release: the programs need a newer one.
+  void check_executorch(const std::string& has, const std::string& where) const;
   /// The file of a name; null if there is none. Valid as long as this object.
   const ReleaseFile* find(std::string_view name_of_file) const;
   /// The files with different contents, each the first of its content.

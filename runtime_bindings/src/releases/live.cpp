@@ -62,7 +62,7 @@ class Data {
   Data(const Installed& installed, const ReleaseIndex& index, const std::optional<std::vector<std::string>>& names) {
     for (const std::string& name : names ? *names : all_of(index)) {
       const ReleaseFile* const file = index.find(name);
-      if (file == nullptr || (file->kind != "data" && file->kind != "adapter")) {
+      if (file == nullptr || !file->is_data()) {
         throw_unknown(installed, index, name);
       }
       if (digests_.emplace(name, file->object.sha256).second) {
@@ -197,17 +197,7 @@ class LiveRelease final : public Release, private ForkAware {
   LiveRelease(const std::string& directory, const OpenOptions& options)
       : installed_(directory), names_(options.data), held_(hold_current(installed_)) {
     index_ = installed_.index(digest_of(held_));
-    if (index_.has_programs() && !options.executorch.empty() &&
-        is_older(options.executorch, index_.executorch) != false) {
-      throw_error_in(
-          ErrorKind::Release,
-          installed_.name(),
-          "the programs of {} {} need ExecuTorch {}, this device has {}",
-          index_.name,
-          index_.version,
-          index_.executorch,
-          options.executorch);
-    }
+    index_.check_executorch(options.executorch, installed_.name());
     cache_ =
         BlobCache::open(Data(installed_, index_, names_).paths(), BlobCache::Mode::Private, nullptr, options.packed);
     enter();
@@ -296,7 +286,7 @@ Followed LiveRelease::follow() {
     const Data old(installed_, index_, names_); // the lock keeps its files
     for (const auto& [name, digest] : old.digests()) {
       const ReleaseFile* const file = index.find(name);
-      if (file == nullptr || (file->kind != "data" && file->kind != "adapter")) {
+      if (file == nullptr || !file->is_data()) {
         done.reasons.push_back(format("the data file '{}' is gone", name));
       }
     }

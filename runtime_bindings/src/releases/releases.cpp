@@ -44,7 +44,7 @@ class Delivery {
     index_ = read_index(bytes_, index);
     check_identity(index, options);
     device_.emplace(directory);
-    check_device(index, options);
+    index_.check_executorch(options.executorch, index);
     check_successor(index, options);
     fetched_.emplace(device_->incoming());
     list_.path = options.ways.empty() ? index.substr(0, index.rfind('/') + 1).append(kWays) : options.ways;
@@ -58,7 +58,6 @@ class Delivery {
  private:
   bool is_current() const;
   void check_identity(const std::string& where, const ReleaseOptions& options) const;
-  void check_device(const std::string& where, const ReleaseOptions& options) const;
   void check_successor(const std::string& where, const ReleaseOptions& options) const;
   std::vector<const ReleaseFile*> wanted() const;
   std::optional<std::string> parts_bytes() const;
@@ -91,20 +90,6 @@ void Delivery::check_identity(const std::string& where, const ReleaseOptions& op
     if (!expected.empty() && said != expected) {
       throw_error_in(ErrorKind::Trust, where, "expected the {} '{}', found '{}'", part, expected, said);
     }
-  }
-}
-
-void Delivery::check_device(const std::string& where, const ReleaseOptions& options) const {
-  if (index_.has_programs() && !options.executorch.empty() &&
-      is_older(options.executorch, index_.executorch) != false) {
-    throw_error_in(
-        ErrorKind::Release,
-        where,
-        "the programs of {} {} need ExecuTorch {}, this device has {}",
-        index_.name,
-        index_.version,
-        index_.executorch,
-        options.executorch);
   }
 }
 
