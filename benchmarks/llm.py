@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness import Row, ratio_row, settle, show, side_by_side
 from blobstore.adapters import load_adapter, read_adapter, save_adapter
-from blobstore.llm import export_llm
+from blobstore.llm import Conversation, Runners, export_llm
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, serving
 from tests.llm.llama import LORA_ALPHA, RANK, Llama, config, runner, text, write_model, write_peft
@@ -23,6 +24,7 @@ TITLE = "A language model in ExecuTorch's runner"
 _MODEL = Llama(dim=384, n_layers=8, n_heads=6, n_kv_heads=6, vocab_size=62 + 62 * 62, hidden_dim=1408)
 _TOKENS = 16
 _EXCHANGE_MS = 5
+_SAID = 24
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -84,6 +86,47 @@ def rows(folder: Path) -> Iterator[Row]:
     with _silent():
         ours, theirs = side_by_side(_loading(folder), load, rounds=15, before=settle)
     yield ratio_row("load the program on a new cache, against stock", ours, theirs, at_most=1.25)
+    yield from _requests(folder)
+
+
+def _requests(folder: Path) -> Iterator[Row]:
+    """What it costs that each request names its adapter, on one runner."""
+    live = folder / "live"
+    layer = BlobCache(live / "model_lora.ptd", base=BlobCache(live / "foundation.ptd"))
+    with _silent():
+        one = runner(live / "model.pte", folder / "model" / "tokenizer.json", live / "foundation.ptd")
+        runners = Runners([(one, layer)], {str(number): folder / f"{number}.ptd" for number in range(2)})
+
+    def twice(adapter: str, strength: float, conversation: Conversation | None = None) -> list[float]:
+        """The seconds of a request for one token, and of the same request again."""
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            options: Any = {"max_new_tokens": 1, "temperature": 0, "conversation": conversation}
+            runners.generate("once", adapter, strength, **options)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    with _silent():
+        twice("0", 1)
+        adapters = [twice(str((number + 1) % 2), 1) for number in range(31)]
+        strengths = [twice("0", 0.5 + number % 2 / 2) for number in range(31)]
+        talks = [twice("0", 1, Conversation("once" * _SAID)) for _ in range(31)]
+    for what, pairs in (("adapter than the one before it", adapters), ("strength", strengths)):
+        other, same = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        yield Row(
+            f"what a request costs that has another {what}, its first token, beyond one that has the same",
+            f"{show(max(other - same, 0))} ({show(other)} against {show(same)})",
+            f"at most {_EXCHANGE_MS} ms",
+            other - same <= _EXCHANGE_MS / 1000,
+        )
+    again, kept = (statistics.median(seconds) for seconds in zip(*talks, strict=True))
+    yield ratio_row(
+        f"answer in a conversation of {2 * _SAID} tokens on its key/value cache, first token, against reading it again",
+        kept,
+        again,
+        at_least=2,
+    )
 
 
 def _write(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""Language models: ExecuTorch's `export_llm`, with weights that can be changed by name; see docs/language-models.md.
+"""Language models: ExecuTorch's `export_llm`, with weights that can be changed by name, and its runners, each request with
+an adapter of its own; see docs/language-models.md.
 
 Importing this package needs neither torch nor executorch. Both are imported when one of its names is first used.
 """
@@ -14,8 +15,9 @@ from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
     from blobstore.llm.export import export_llm
+    from blobstore.llm.runners import Conversation, Runners, RunnersStats, Stop
 
-__all__ = ["export_llm"]
+__all__ = ["Conversation", "Runners", "RunnersStats", "Stop", "export_llm"]
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
@@ -23,6 +25,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name != "export_llm":
+            return getattr(importlib.import_module(f"{__name__}.runners"), name)
         check_lowering("export_llm")
         try:
             module = importlib.import_module(f"{__name__}.export")

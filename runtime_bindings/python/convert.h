@@ -130,6 +130,7 @@ void add_files(nb::module_& module);
 void add_packed(nb::module_& module);
 void add_programs(nb::module_& module);
 void add_releases(nb::module_& module);
+void add_requests(nb::module_& module);
 void add_training(nb::module_& module);
 void add_tensors(nb::module_& module);
 

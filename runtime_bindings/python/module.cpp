@@ -134,6 +134,7 @@ NB_MODULE(_native, module) {
   add_files(module);
   add_programs(module);
   add_releases(module);
+  add_requests(module);
   add_training(module);
   add_tensors(module);
 }

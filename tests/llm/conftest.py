@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.llm import llama
+from tests.llm import letters, llama
 from tests.llm.llama import Llama
 
 
@@ -93,6 +93,14 @@ export:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tests.llm.letters.write` writes."""
+    folder = tmp_path_factory.mktemp("letters")
+    letters.write(folder)
+    return folder
 
 
 class silent:  # noqa: N801

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,7 @@
 #include <blobstore/reading.h>
 #include <blobstore/releases.h>
 #include <blobstore/result.h>
+#include <blobstore/runners.h>
 #include <blobstore/tensors.h>
 #include <blobstore/training.h>
 #include <blobstore/version.h>
@@ -148,6 +150,47 @@ Result<uint64_t> publish(
     const std::shared_ptr<BlobCache>& target,
     bool strict = true,
     bool finite = false) noexcept;
+
+// Requests to language models: <blobstore/runners.h>
+
+Result<std::unique_ptr<RunnerQueue>> runner_queue(
+    const std::vector<std::shared_ptr<BlobCache>>& caches, std::optional<double> program_scale = std::nullopt) noexcept;
+/// The value is null if the request was stopped while it waited.
+Result<std::unique_ptr<RunnerQueue::Turn>> begin(
+    RunnerQueue& queue, const std::string& prompt, const RequestOptions& options = RequestOptions()) noexcept;
+Result<void> set_adapter(RunnerQueue& queue, const std::string& name, const std::string& path) noexcept;
+Result<void> remove_adapter(RunnerQueue& queue, const std::string& name) noexcept;
+/// The constructor of `Runners`.
+template <typename Runner>
+Result<std::unique_ptr<Runners<Runner>>> make_runners(
+    std::vector<RunnerOnCache<Runner>> runners, std::optional<double> program_scale = std::nullopt) {
+  Result<std::unique_ptr<RunnerQueue>> queue = runner_queue(Runners<Runner>::caches_of(runners), program_scale);
+  if (!queue.ok()) {
+    return queue.error();
+  }
+  auto made = std::make_unique<Runners<Runner>>(std::move(queue).get(), std::move(runners));
+  if (const Result<void> loaded = made->load(); !loaded.ok()) {
+    return loaded.error();
+  }
+  return made;
+}
+/// `Runners::generate`.
+template <typename Runner, typename Config>
+Result<std::string> generate(
+    Runners<Runner>& runners,
+    const std::string& prompt,
+    const Config& config,
+    const RequestOptions& options = RequestOptions(),
+    const std::function<void(const std::string&)>& on_token = nullptr) {
+  const Result<std::unique_ptr<RunnerQueue::Turn>> turn = begin(runners.queue(), prompt, options);
+  if (!turn.ok()) {
+    return turn.error();
+  }
+  if (*turn == nullptr) {
+    return std::string();
+  }
+  return internal::answer(**turn, runners.runner((*turn)->runner()), config, on_token);
+}
 
 // Releases: <blobstore/releases.h>
 

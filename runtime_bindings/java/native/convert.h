@@ -218,6 +218,7 @@ void add_cache(std::vector<JNINativeMethod>& functions);
 void add_packed(std::vector<JNINativeMethod>& functions);
 void add_programs(std::vector<JNINativeMethod>& functions);
 void add_releases(std::vector<JNINativeMethod>& functions);
+void add_requests(std::vector<JNINativeMethod>& functions);
 void add_tensors(std::vector<JNINativeMethod>& functions);
 void add_training(std::vector<JNINativeMethod>& functions);
 

@@ -45,6 +45,7 @@ extern "C" JNIEXPORT jint JNI_OnLoad(JavaVM* machine, void*) {
     add_packed(functions);
     add_programs(functions);
     add_releases(functions);
+    add_requests(functions);
     add_tensors(functions);
     add_training(functions);
     const Local<jclass> native(env, checked(env, env->FindClass("dev/blobstore/Native")));

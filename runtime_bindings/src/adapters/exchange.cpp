@@ -288,13 +288,23 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
 
 uint64_t load_adapters(
     const CacheTensors& tensors, const std::vector<AdapterShare>& shares, std::optional<double> program_scale) {
+  tensors.cache()->check_open();
+  std::vector<OpenShare> open;
+  for (const AdapterShare& share : shares) {
+    open.push_back({Adapter::read(share.path), share.strength});
+  }
+  return load_adapters(tensors, open, program_scale);
+}
+
+uint64_t load_adapters(
+    const CacheTensors& tensors, const std::vector<OpenShare>& shares, std::optional<double> program_scale) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
   cache->check_open();
   auto loaded = std::make_shared<LoadedAdapters>();
   loaded->combined = true;
   std::vector<double> strengths;
-  for (const AdapterShare& share : shares) {
-    loaded->adapters.push_back({Adapter::read(share.path), 1});
+  for (const OpenShare& share : shares) {
+    loaded->adapters.push_back({share.adapter, 1});
     strengths.push_back(share.strength);
   }
   const auto state = AdaptersOfCache::of(cache);

@@ -154,4 +154,42 @@ final class Native {
   static native Object[] trainingStep(long training, long optimizer, Object[] inputs, int onNan);
 
   static native long trainingPublish(long training, long tensors, boolean strict, boolean finite);
+
+  // native/requests.cpp
+  static native long makeQueue(long[] caches, boolean hasScale, double scale);
+
+  static native void queueSetAdapter(long queue, String name, String path);
+
+  static native void queueRemoveAdapter(long queue, String name);
+
+  static native String[] queueAdapters(long queue);
+
+  static native long[] queueStats(long queue);
+
+  static native void queueClose(long queue);
+
+  static native long queueBegin(
+      long queue, String prompt, String adapter, double strength, long conversation, long stop);
+
+  static native int turnRunner(long turn);
+
+  static native boolean turnResets(long turn);
+
+  static native String turnPrompt(long turn);
+
+  static native boolean turnStopped(long turn);
+
+  static native void turnFinish(long turn, String answer, String last);
+
+  static native long enterScope(long cache);
+
+  static native long makeConversation(String text);
+
+  static native String conversationText(long conversation);
+
+  static native long makeStop();
+
+  static native void setStop(long stop);
+
+  static native boolean isStopSet(long stop);
 }

@@ -1,0 +1,25 @@
+package dev.blobstore;
+
+/**
+ * Ends a request early, from any thread. One that waits never begins, and its answer is empty; one that runs ends after its
+ * next token, and its answer is what was generated so far. Stays set; may be given to several requests.
+ */
+public final class Stop extends NativeObject {
+  public Stop() {
+    super(Native.makeStop());
+  }
+
+  /** End the requests that this was given to. */
+  public void set() {
+    number(
+        on -> {
+          Native.setStop(on);
+          return 0;
+        });
+  }
+
+  /** Whether {@link #set} was called. */
+  public boolean isSet() {
+    return number(on -> Native.isStopSet(on) ? 1 : 0) != 0;
+  }
+}

@@ -1,0 +1,165 @@
+// Requests to a language model, each with an adapter of its own.
+//
+//   requests_with_adapters STEP FOLDER
+//
+// FOLDER has live/model.pte with its data files, and the adapters one.ptd and two.ptd. Each line that is printed is a
+// text, or why the library refused.
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <blobstore/adapters.h>
+#include <blobstore/nothrow.h>
+#include <blobstore/runners.h>
+
+#include "letter_runner.h"
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::Conversation;
+using blobstore::RequestOptions;
+using Runners = blobstore::Runners<LetterRunner>;
+using Pairs = std::vector<blobstore::RunnerOnCache<LetterRunner>>;
+
+GenerationConfig config(int32_t tokens = 12) {
+  GenerationConfig made;
+  made.max_new_tokens = tokens;
+  return made;
+}
+
+Pairs pairs(const std::string& folder, size_t count) {
+  const std::string live = folder + "/live/";
+  const auto foundation = BlobCache::open({live + "foundation.ptd"});
+  Pairs made;
+  for (size_t i = 0; i < count; ++i) {
+    made.push_back(
+        {std::make_shared<LetterRunner>(live + "model.pte", live + "foundation.ptd"),
+         BlobCache::open({live + "model_lora.ptd"}, BlobCache::Mode::Private, foundation)});
+  }
+  return made;
+}
+
+std::unique_ptr<Runners> open(const std::string& folder, size_t count) {
+  auto runners = std::make_unique<Runners>(pairs(folder, count));
+  runners->set_adapter("one", folder + "/one.ptd");
+  runners->set_adapter("two", folder + "/two.ptd");
+  return runners;
+}
+
+void print(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+}
+
+template <typename Function>
+void attempt(const Function& function) {
+  try {
+    print(function());
+  } catch (const blobstore::Error& error) {
+    print("refused " + std::to_string(static_cast<int>(error.kind())) + ": " + error.what());
+  }
+}
+
+void texts(const std::string& folder) {
+  const auto runners = open(folder, 1);
+  std::string heard;
+  print(runners->generate("once", config(), {"one"}, [&](const std::string& piece) { heard += piece; }));
+  print(heard);
+  print(runners->generate("once", config(), {"two"}));
+  print(runners->generate("once", config(), {"two", 0.5}));
+  print(runners->generate("once", config()));
+}
+
+void at_once(const std::string& folder) {
+  const auto runners = open(folder, 2);
+  const std::vector<std::string> adapters{"one", "two", ""};
+  std::vector<std::string> answers(12);
+  std::vector<std::thread> users;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    users.emplace_back([&, i] {
+      answers[i] = runners->generate("user" + std::to_string(i % 10), config(), {adapters[i % adapters.size()]});
+    });
+  }
+  for (std::thread& user : users) {
+    user.join();
+  }
+  for (const std::string& answer : answers) {
+    print(answer);
+  }
+}
+
+void conversation(const std::string& folder) {
+  const auto runners = open(folder, 1);
+  const auto talk = std::make_shared<Conversation>();
+  for (const char* adapter : {"one", "one", "two", "two"}) {
+    print(runners->generate("hi", config(), {adapter, 1, talk}));
+  }
+  print(talk->text());
+  print(std::to_string(runners->stats().continued));
+  const auto stop = std::make_shared<blobstore::Stop>();
+  print(runners->generate("hi", config(), {"two", 1, nullptr, stop}, [&](const std::string&) { stop->set(); }));
+  print("'" + runners->generate("hi", config(), {"two", 1, nullptr, stop}) + "'");
+}
+
+void refusals(const std::string& folder) {
+  const auto runners = open(folder, 1);
+  attempt([&] { return runners->generate("", config()); });
+  attempt([&] { return runners->generate("once", config(), {"nobody"}); });
+  attempt([&] { return runners->generate("once", config(), {"one", std::nan("")}); });
+  attempt([&] { return runners->generate(std::string(200, 'x'), config(), {"two"}); });
+  attempt([&] { return runners->generate("once", config(), {"one"}); });
+  attempt([&] {
+    Pairs twice = pairs(folder, 1);
+    twice.push_back(twice.front());
+    return std::to_string(Runners(std::move(twice)).adapters().size());
+  });
+  attempt([&] {
+    Pairs bad = pairs(folder, 1);
+    bad.front().runner = std::make_shared<LetterRunner>(folder + "/nothing.pte", folder + "/nothing.ptd");
+    return std::to_string(Runners(std::move(bad)).adapters().size());
+  });
+  runners->close();
+  attempt([&] { return runners->generate("once", config(), {"one"}); });
+}
+
+/// As an application does that is compiled without exceptions.
+void without_exceptions(const std::string& folder) {
+  const auto runners = blobstore::nothrow::make_runners(pairs(folder, 1));
+  if (!runners.ok() || !blobstore::nothrow::set_adapter((*runners)->queue(), "two", folder + "/two.ptd").ok()) {
+    print("refused");
+    return;
+  }
+  print(blobstore::nothrow::generate(**runners, "once", config(), {"two"}).get());
+  print(blobstore::nothrow::generate(**runners, "once", config(), {"one"}).error().what());
+  print(blobstore::nothrow::generate(**runners, std::string(200, 'x'), config()).error().what());
+  print(blobstore::nothrow::set_adapter((*runners)->queue(), "x", folder + "/x.ptd").ok() ? "done" : "refused");
+  print(blobstore::nothrow::make_runners(Pairs()).error().what());
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    return 64;
+  }
+  const std::string step = argv[1];
+  const std::string folder = argv[2];
+  if (step == "texts") {
+    texts(folder);
+  } else if (step == "at_once") {
+    at_once(folder);
+  } else if (step == "conversation") {
+    conversation(folder);
+  } else if (step == "refusals") {
+    refusals(folder);
+  } else if (step == "without_exceptions") {
+    without_exceptions(folder);
+  } else {
+    return 64;
+  }
+  return 0;
+}

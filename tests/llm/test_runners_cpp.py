@@ -1,0 +1,66 @@
+"""Requests with adapters in C++: each text is that of eager PyTorch with these weights (L3, N1)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.llm.letters import eager
+from tests.runtime.application import ROOT, build
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def application() -> Path:
+    return build(ROOT / "tests" / "llm" / "runners", "requests_with_adapters")
+
+
+def step(application: Path, name: str, folder: Path) -> list[str]:
+    """What a step of the application prints."""
+    done = subprocess.run([str(application), name, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_each_request_has_its_adapter(application: Path, exported: Path) -> None:
+    one, heard, *others = step(application, "texts", exported)
+    assert one == heard == eager("once", "one")
+    assert others == [eager("once", "two"), eager("once", "two", 0.5), eager("once")]
+
+
+def test_users_at_the_same_time(application: Path, exported: Path) -> None:
+    """Twelve threads on two runners (D2)."""
+    expected = [eager(f"user{i % 10}", ("one", "two", None)[i % 3]) for i in range(12)]
+    assert step(application, "at_once", exported) == expected
+
+
+def test_a_conversation(application: Path, exported: Path) -> None:
+    """On its key/value cache while the adapter stays, and read again when it changes; then stopping."""
+    *answers, text, continued, stopped, never = step(application, "conversation", exported)
+    said = ""
+    for adapter, answer in zip(("one", "one", "two", "two"), answers, strict=True):
+        assert answer == eager(said + "hi", adapter)
+        said += "hi" + answer
+    assert text == said and continued == "2"
+    assert stopped == eager("hi", "two")[0] and never == "''"
+
+
+def test_what_is_refused(application: Path, exported: Path) -> None:
+    """One error for each, and the next request is answered."""
+    empty, unknown, strength, long, answer, twice, load, closed = step(application, "refusals", exported)
+    assert "the prompt is empty" in empty and "'nobody'; there are 'one', 'two'" in unknown
+    assert "strength nan is not a finite number" in strength
+    assert "generate of ExecuTorch's runner ended with error 18; the text may be too long" in long
+    assert answer == eager("once", "one")
+    assert "two runners have this cache" in twice and "load of ExecuTorch's runner ended with error" in load
+    assert "the runners are closed" in closed
+
+
+def test_errors_as_values(application: Path, exported: Path) -> None:
+    answer, unknown, long, file, none = step(application, "without_exceptions", exported)
+    assert answer == eager("once", "two")
+    assert "no adapter is called 'one'; there are 'two'" in unknown and "error 18" in long
+    assert file == "refused" and none == "there is no runner"

@@ -1,0 +1,40 @@
+"""Requests with adapters in Java: each text is that of eager PyTorch with these weights (L3, N1)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import native_build
+from tests.llm.letters import eager
+
+pytestmark = pytest.mark.long
+
+
+def test_requests(exported: Path) -> None:
+    """All checks of the class `Requests` pass, under those of JNI."""
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    with native_build.folder("native-tests") as directory:
+        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests")
+        jars = ("blobstore.jar", "blobstore_java_tests.jar")
+        command = native_build.java(directory / "java", "-Xcheck:jni", jars=jars)
+    done = subprocess.run(
+        [*command, "dev.blobstore.Requests", str(exported)],
+        env=native_build.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("WARNING", "FATAL", "JNI"):
+        assert word not in done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len([line for line in lines if line[:1] == ["ok"]]) == 6
+    texts = [line[1:] for line in lines if line[:1] == ["text"]]
+    assert len(texts) == 20
+    for adapter, strength, prompt, answer in texts:
+        assert answer == eager(prompt, None if adapter == "-" else adapter, float(strength))
