@@ -24,14 +24,24 @@ BEFORE = """
 #include <blobstore/delegate.h>
 #include <blobstore/nothrow.h>
 #include <blobstore/releases.h>
+#include <blobstore/runners.h>
 
 namespace et = executorch::runtime;
 struct Tokenizer {};
 namespace executorch::extension::llm { // the wheel does not have these headers
-struct Runner {
-  et::Error load();
+struct GenerationConfig {
+  bool echo;
+  int32_t num_bos, num_eos;
 };
-std::unique_ptr<Runner> create_text_llm_runner(const std::string&, std::unique_ptr<Tokenizer>, const std::string&);
+struct TextLLMRunner {
+  et::Error load();
+  et::Error generate(const std::string&, const GenerationConfig&, std::function<void(const std::string&)>);
+  void reset();
+  void stop();
+};
+std::unique_ptr<TextLLMRunner> create_text_llm_runner(
+    const std::string&, std::unique_ptr<Tokenizer>, const std::string&);
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string&);
 } // namespace executorch::extension::llm
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::Module;
@@ -45,6 +55,9 @@ extern const std::shared_ptr<blobstore::BlobCache> cache, serving_cache;
 extern const blobstore::LogicalTensors &tensors, &plain;
 extern const executorch::extension::TensorPtr tokens, position;
 extern std::unique_ptr<Tokenizer> tokenizer;
+extern std::unique_ptr<executorch::extension::llm::TextLLMRunner> runner;
+extern const std::shared_ptr<blobstore::BlobCache> foundation;
+extern const executorch::extension::llm::GenerationConfig config;
 void log(const char*);
 void open_again(const std::vector<std::string>& reasons);
 void download(const std::string& url, const std::string& range, const std::string& file);

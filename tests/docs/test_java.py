@@ -23,6 +23,7 @@ abstract class Page {
   BlobCache cache, foundation;
   LogicalTensors tensors;
   Method forward;
+  TextRunner runner;
   String folder, index, trustedDigest;
   abstract void download(String url, String range, String file);
 """

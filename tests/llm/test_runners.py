@@ -70,11 +70,11 @@ class Held:
         self.go, self.began = threading.Event(), threading.Event()
         self.pool = ThreadPoolExecutor(1)
         self.text = self.pool.submit(ask, runners, "hold", on_token=self._token, **options)
-        assert self.began.wait(60)
+        until(self.began.is_set)
 
     def _token(self, _: str) -> None:
         self.began.set()
-        assert self.go.wait(60)
+        until(self.go.is_set)
 
     def end(self) -> str:
         self.go.set()

@@ -3,7 +3,9 @@
 //   using executorch::extension::llm::TextLLMRunner;
 //   auto foundation = blobstore::BlobCache::open({"foundation.ptd"});
 //   auto layer = blobstore::BlobCache::open({"llama_lora.ptd"}, blobstore::BlobCache::Mode::Private, foundation);
-//   blobstore::Runners<TextLLMRunner> runners({{std::move(runner), layer}}); // one layer for each runner
+//   std::vector<blobstore::RunnerOnCache<TextLLMRunner>> pairs;
+//   pairs.push_back({std::move(runner), layer}); // one layer for each runner
+//   blobstore::Runners<TextLLMRunner> runners(std::move(pairs));
 //   runners.set_adapter("support", "support.ptd");
 //   auto answer = runners.generate("My invoice is wrong.", config, {"support", 0.8});
 //
