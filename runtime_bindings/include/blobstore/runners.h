@@ -39,8 +39,9 @@ class Requests;
 struct StopState;
 } // namespace internal BLOBSTORE_HIDDEN
 
-/// Ends a request early, from any thread. One that waits never begins, and its answer is empty; one that runs ends
-/// after its next token, and its answer is what was generated so far. Stays set; may be given to several requests.
+/// Ends a request early, from any thread. One that waits never begins, and its answer is empty; one that runs ends at
+/// one of its next two tokens, and its answer is what was generated so far. Stays set; may be given to several
+/// requests.
 class Stop {
  public:
   Stop();

@@ -1,8 +1,9 @@
 package dev.blobstore;
 
 /**
- * Ends a request early, from any thread. One that waits never begins, and its answer is empty; one that runs ends after its
- * next token, and its answer is what was generated so far. Stays set; may be given to several requests.
+ * Ends a request early, from any thread. One that waits never begins, and its answer is empty; for one that runs, {@link
+ * TextRunner#stop} is called at its next tokens, and its answer is what was generated so far. Stays set; may be given to
+ * several requests.
  */
 public final class Stop extends NativeObject {
   public Stop() {
