@@ -22,7 +22,8 @@ from blobstore.adapters.fit import AdapterInfo, AdaptersInfo, FoundationInfo, in
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint
 from blobstore.adapters.lora_names import AdapterTags, Pair
 from blobstore.adapters.merge import MergedAdapter, merge_adapter
-from blobstore.adapters.peft import export_peft, import_peft
+from blobstore.adapters.peft import import_peft
+from blobstore.adapters.peft_export import export_peft
 from blobstore.adapters.stock import import_for_program
 
 __all__ = [

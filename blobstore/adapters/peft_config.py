@@ -220,7 +220,9 @@ def _pattern(
     fields: Mapping[str, Any], name: str, path: Path, key_of: Callable[[str], Any], *, whole: bool = False
 ) -> list[tuple[Any, Any]]:
     """The entries of rank_pattern or alpha_pattern."""
-    pattern = fields.get(name) or {}
+    pattern = fields.get(name)
+    if pattern is None:
+        return []
     if not isinstance(pattern, dict):
         raise InvalidFileError(path, f"{name} must map names of modules to numbers, found {pattern!r}")
     return [(key_of(key), _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in pattern.items()]

@@ -23,7 +23,7 @@ from blobstore.adapters.peft_config import check_flag, read_json
 from blobstore.core.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.core.memory.mapped_file import as_path
 
-__all__ = ["PREFIX", "Names", "are_heads", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
+__all__ = ["PREFIX", "Names", "are_heads", "fused_parts", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
 __all__ += ["rows_as_hf", "rows_as_llama"]
 
 PREFIX = "base_model.model."
@@ -38,6 +38,11 @@ _LLAMA = {
     "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
 }
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Modules of Hugging Face's models whose rows are those of several, such as Phi's, one after the other."""
 _HF = {llama: hf for hf, llama in _LLAMA.items()}
 _IN_LAYER = re.compile(r"(?:model\.)?(layers\.\d+)\.(\w+\.\w+)", re.ASCII)
 _WRAPPERS = 16  # names of modules that an exporter puts before those of the model
@@ -71,19 +76,41 @@ class Names:
             KeyNotFoundError: no tensor fits.
             AdapterError: there are several.
         """
-        forms = list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
-        for form in forms:
+        found = self._found(name)
+        if found is None:
+            listed = " or ".join(map(repr, self._forms(name)))
+            raise KeyNotFoundError(f"module '{name}' is not in {self._what}, which has no {listed}")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether `find` finds a module, or several."""
+        try:
+            return self._found(name) is not None
+        except AdapterError:
+            return True
+
+    @staticmethod
+    def _forms(name: str) -> list[str]:
+        return list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
+
+    def _found(self, name: str) -> str | None:
+        for form in self._forms(name):
             if form in self._modules:
                 return form
             ends = self._ends.get(form, []) if _LAYER.search(form) else []
             if len(ends) > 1:
                 raise AdapterError(
-                    f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names="
+                    f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names= (--names)"
                 )
             if ends:
                 return ends[0]
-        listed = " or ".join(map(repr, forms))
-        raise KeyNotFoundError(f"module '{name}' is not in {self._what}, which has no {listed}")
+        return None
+
+
+def fused_parts(name: str) -> tuple[str, ...]:
+    """The modules that a fused one consists of, in the order of their rows; none for another module."""
+    before, dot, last = name.rpartition(".")
+    return tuple(f"{before}{dot}{part}" for part in _FUSED.get(last, ()))
 
 
 def llama_name(name: str) -> str:

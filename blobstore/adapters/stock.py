@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.adapters.peft import PeftPair, read_peft
+from blobstore.adapters.peft_folder import PeftPair, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim, rows_as_llama
+from blobstore.adapters.peft_places import found_adapter
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, LayoutError, UpdateError
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
@@ -50,7 +51,7 @@ def import_for_program(
     and rounded once. Smaller ranks and missing modules are filled up with zeros.
 
     Args:
-        source: the folder that PEFT wrote.
+        source: the folder that PEFT wrote, or its name on the Hub, as in `import_peft`.
         target: the .ptd to write; an existing one is replaced.
         program: the `.pte`, with its adapter in a data file of its own.
         exported_with: the folder of the adapter that the program was exported with.
@@ -70,7 +71,7 @@ def import_for_program(
         OutputPathError: the target is one of the inputs.
         MissingDependencyError: the native package is not installed.
     """
-    output, folder, old_folder = as_path(target), as_path(source), as_path(exported_with)
+    output, folder, old_folder = as_path(target), found_adapter(source), found_adapter(exported_with)
     head_dim = None if params is None else params_head_dim(params)
     opened = read_program(program)
     refuse_inputs([output], [opened.path])

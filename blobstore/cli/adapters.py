@@ -11,7 +11,7 @@ import typer.core
 from blobstore.cli import ERROR, exits
 from blobstore.cli.options import AsJson
 from blobstore.cli.output import counted, out, print_error, print_json, print_table, say
-from blobstore.core.errors import AdapterError, BlobStoreError
+from blobstore.core.errors import AdapterError, BlobStoreError, InvalidFileError
 from blobstore.core.memory.mapped_file import same_file
 from blobstore.core.tools.folders import files_of
 
@@ -131,7 +131,9 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
 @app.command("import")
 @exits.handled
 def from_peft(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.", readable=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder that PEFT wrote, or USER/NAME in the Hub's local cache.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
     foundation: Annotated[
         list[Path] | None,
@@ -155,8 +157,20 @@ def from_peft(
             help="The params.json of a Llama's export, if the foundation has no rotary tables.", readable=False
         ),
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE=MODULE",
+            help="A module of PEFT and that of the programs, if it is not found by itself; repeat it, or give a .json file "
+            "that maps them.",
+        ),
+    ] = None,
     round_values: Annotated[
-        bool, typer.Option("--round", help="Allow numbers to be rounded to the dtype of the programs.")
+        bool,
+        typer.Option(
+            "--round",
+            help="Allow numbers to be rounded to the dtype of the programs, or for modules with scales of their own.",
+        ),
     ] = False,
     program: Annotated[
         Path | None,
@@ -179,16 +193,41 @@ def from_peft(
     from blobstore.adapters import import_for_program, import_peft
 
     if program is not None:
-        if exported_with is None or foundation or like is not None or round_values:
+        if exported_with is None or foundation or like is not None or round_values or names:
             raise typer.BadParameter(
-                "needs --exported-with, and neither --foundation nor --like nor --round", param_hint="--program"
+                "needs --exported-with, and neither --foundation nor --like nor --names nor --round",
+                param_hint="--program",
             )
         nbytes = import_for_program(source, output, program=program, exported_with=exported_with, params=params)
     else:
         if not foundation or exported_with is not None:
             raise typer.BadParameter("give --foundation, or --program and --exported-with", param_hint="--foundation")
-        nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
+        nbytes = import_peft(
+            source,
+            output,
+            foundation=foundation,
+            like=like,
+            params=params,
+            names=_names(names or []),
+            round_values=round_values,
+        )
     say(f"{output}: {nbytes:,} bytes")
+
+
+def _names(given: list[str]) -> dict[str, str]:
+    """What `--names` maps: pairs, and the contents of files."""
+    from blobstore.adapters.peft_config import read_json
+
+    names: dict[str, str] = {}
+    for one in given:
+        module, equals, other = one.partition("=")
+        found = {module: other} if equals else read_json(one)
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise InvalidFileError(one, "expected a JSON object that maps names of modules to names of modules")
+        if twice := names.keys() & found.keys():
+            raise typer.BadParameter(f"module {min(twice)!r} occurs twice", param_hint="--names")
+        names |= found
+    return names
 
 
 @app.command("export")

@@ -15,7 +15,7 @@ from blobstore import save_file
 from blobstore.adapters import foundation_fingerprint, read_adapter, save_adapter
 from blobstore.cli.app import app
 from tests.adapters.llama import hf_llama, save_peft
-from tests.adapters.nets import adapter_of
+from tests.adapters.nets import adapter_of, write_peft
 
 
 @pytest.fixture
@@ -149,6 +149,27 @@ def test_import_and_export(run: Any, tmp_path: Path) -> None:
     run("import", "peft", "-o", "c.ptd", "--program", "x.pte", code=2)
     run("import", "peft", "-o", "c.ptd", "--foundation", "f.ptd", "--exported-with", "peft", code=2)
     assert not (tmp_path / "c.ptd").exists()
+
+
+def test_names_of_modules(run: Any, tmp_path: Path) -> None:
+    """Pairs and files of them; what is no map of names is an error (L2)."""
+    write_peft(tmp_path / "peft", adapter_of(1))
+    weights = {f"net.{name}.weight": torch.ones(*sizes) for name, sizes in {"a": (24, 16), "b": (8, 24)}.items()}
+    save_file(weights, tmp_path / "f.ptd")
+    common = ("import", "peft", "-o", "a.ptd", "--foundation", "f.ptd", "--names")
+    run(*common, "l.0=net.a", "--names", "base_model.model.l.1=net.b")
+    assert [pair.module for pair in read_adapter(tmp_path / "a.ptd").pairs] == ["net.a", "net.b"]
+    (tmp_path / "names.json").write_text('{"l.0": "net.a"}')
+    (tmp_path / "a.ptd").unlink()
+    run(*common, "names.json", "--names", "l.1=net.b")
+    assert [pair.module for pair in read_adapter(tmp_path / "a.ptd").pairs] == ["net.a", "net.b"]
+    for text in ("[]", "{", '{"l.0": 3}'):
+        (tmp_path / "bad.json").write_text(text)
+        assert "bad.json" in run(*common, "bad.json", code=3)
+    assert "none.json" in run(*common, "none.json", code=3)
+    assert "names has 'nothing'" in run(*common, "nothing=net.a", code=3)
+    run(*common, "l.0=net.a", "--names", "names.json", code=2)
+    run("import", "peft", "-o", "a.ptd", "--program", "x.pte", "--exported-with", "peft", "--names", "a=b", code=2)
 
 
 def test_combine(run: Any, files: None, tmp_path: Path) -> None:

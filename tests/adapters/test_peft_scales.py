@@ -244,10 +244,75 @@ def test_expressions_are_refused(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("alpha", [3.0000001, 5, -7, 1e-300])
 def test_scales_that_only_look_alike_are_refused(tmp_path: Path, alpha: float) -> None:
-    """Only the rounding of a division is overlooked."""
-    source = write_peft(tmp_path / "peft", {SELF_Q: 2, WI: 2}, r=2, lora_alpha=3, alpha_pattern={"wi": alpha})
-    with pytest.raises(AdapterError, match="quotient is no power of two"):
+    """Only the rounding of a division is overlooked; more must be allowed."""
+    ranks = {SELF_Q: 2, CROSS_Q: 2, WI: 2}
+    source = write_peft(tmp_path / "peft", ranks, r=2, lora_alpha=3, alpha_pattern={"wi": alpha})
+    with pytest.raises(AdapterError, match=r"DenseReluDense\.wi' the scale .* would be rounded .*--round"):
         import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+    assert not (tmp_path / "a.ptd").exists()
+    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path), round_values=True)
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    products(source, tmp_path / "again", rtol=1e-6)
+
+
+def tensor_of(tensor: Any) -> Tensor:
+    """A copy of an array, or a torch tensor of bfloat16."""
+    return tensor if isinstance(tensor, Tensor) else torch.tensor(tensor)
+
+
+def products(one: Path, other: Path, **tolerance: float) -> None:
+    """Compare what two adapters add to each weight, in float64, with the scales that PEFT's own layers have."""
+    sums = []
+    for folder in (one, other):
+        tensors = {
+            name: tensor.double() for name, tensor in load_safetensors(folder / "adapter_model.safetensors").items()
+        }
+        path = "base_model.model."
+        sums.append(
+            {
+                module: scale * tensors[f"{path}{module}.lora_B.weight"] @ tensors[f"{path}{module}.lora_A.weight"]
+                for module, scale in peft_scales(folder).items()
+            }
+        )
+    assert sums[0].keys() == sums[1].keys()
+    for module, product in sums[0].items():
+        torch.testing.assert_close(product, sums[1][module], atol=1e-30, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_quotients_that_float32_has_room_for(tmp_path: Path, dtype: torch.dtype) -> None:
+    """1.5 times a number of 16 bits is exact in float32: nothing is asked, and PEFT's files come back to the bit (L2)."""
+    source = write_peft(tmp_path / "peft", {SELF_Q: 2, CROSS_Q: 2, WI: 2}, r=2, lora_alpha=3, alpha_pattern={"wi": 4.5})
+    chance = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=chance).to(dtype)
+        for name, tensor in load_safetensors(source / "adapter_model.safetensors").items()
+    }
+    save_safetensors(tensors, source / "adapter_model.safetensors")
+    if dtype is torch.float32:
+        with pytest.raises(AdapterError, match="would be rounded"):
+            import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+        import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path), round_values=True)
+        export_peft(tmp_path / "a.ptd", tmp_path / "again")
+        products(source, tmp_path / "again", rtol=1e-6)
+        return
+    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+    adapter = read_adapter(tmp_path / "a.ptd")
+    assert adapter.scale == 1.5
+    made = tensor_of(adapter.tensors[f"{WI}.lora_b.weight"])
+    assert made.dtype is torch.float32
+    assert torch.equal(made.double(), 1.5 * tensors[f"base_model.model.{WI}.lora_B.weight"].double())
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    again = load_safetensors(tmp_path / "again/adapter_model.safetensors")
+    assert all(torch.equal(again[name], tensor) and again[name].dtype is dtype for name, tensor in tensors.items())
+    assert config_of(tmp_path / "again") == config_of(source)
+    numbers = {name: tensor_of(tensor) + 1 / 3 for name, tensor in adapter.tensors.items()}
+    options = {"scale": adapter.scale, "metadata": dict(adapter.metadata)}
+    save_adapter(tmp_path / "trained.ptd", numbers, foundation=tmp_path / "f.ptd", **options)
+    export_peft(tmp_path / "trained.ptd", tmp_path / "trained")
+    out = load_safetensors(tmp_path / "trained/adapter_model.safetensors")
+    assert torch.equal(out[f"base_model.model.{WI}.lora_B.weight"], numbers[f"{WI}.lora_b.weight"])
+    assert peft_scales(tmp_path / "trained")[WI] == 1.5
 
 
 HUGE = "1" + "0" * 400

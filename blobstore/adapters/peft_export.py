@@ -1,0 +1,320 @@
+"""Adapters on their way to PEFT: names, ranks, dtypes and configuration as they came in, or as they must be now."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobstore.adapters.adapter_file import Adapter, read_adapter
+from blobstore.adapters.foundation import is_text
+from blobstore.adapters.lora_names import Pair
+from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA, PeftConfig
+from blobstore.adapters.peft_folder import MODEL_NAME, half_of
+from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated, params_head_dim, rows_as_hf
+from blobstore.adapters.peft_record import RECORD, Origin, Record
+from blobstore.adapters.peft_scales import divided, same_scale
+from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging, refuse_inputs
+from blobstore.core.errors import AdapterError, InvalidFileError, LayoutError, UnsupportedDataError
+from blobstore.core.formats.safetensors import write_safetensors
+from blobstore.core.memory.arrays import Plain, raw, same_tensors
+from blobstore.core.memory.dtypes import SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import as_path
+
+__all__ = ["export_peft"]
+
+
+def export_peft(
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    base_model: str | None = None,
+    params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+) -> int:
+    """Write an adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`.
+
+    An adapter of `import_peft` becomes what was imported, to the bit: names, ranks, dtypes and configuration. If it was
+    trained since, and uses room that was filled up with zeros, the ranks become those of the program, with
+    `rank_pattern` and `alpha_pattern` so that the scale stays, up to one unit in the last place: not every scale is alpha
+    divided by a rank. The same if the file records another scale than it was imported with.
+
+    Args:
+        source: an adapter that records its scale.
+        directory: the folder to write to; it is made if it is missing, and the two files are replaced together.
+        base_model: what the configuration names as its base; the default is what was imported.
+        params: as in `import_peft`, for an adapter that was not imported and has the q or k of a Llama.
+
+    Returns:
+        The size of both files in bytes.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened, trusted or written.
+        AdapterError: the file records no scale, or one that is too large for an alpha; it has tensors that belong to no
+            pair, or is incomplete; or the order of the rows of q and k is not known.
+        UpdateError: a tensor is quantized, or has infinities or NaN.
+        LayoutError: the rows of q or k are no heads of the size in `params`.
+        UnsupportedDataError: `base_model` is not a str, or .safetensors has no name for a dtype.
+        OutputPathError: a file of another format is in the way.
+        MissingDependencyError: the native package is not installed.
+    """
+    if not (base_model is None or is_text(base_model)):
+        raise UnsupportedDataError(f"base_model must be a str, found {base_model!r}")
+    head_dim = None if params is None else params_head_dim(params)
+    adapter = read_adapter(source)
+    adapter.check()
+    if adapter.scale is None:
+        raise AdapterError(f"{adapter.path}: records no scale; bind_adapter() adds it")
+    halves = {name for pair in adapter.pairs for name in (pair.a, pair.b)}
+    if others := [name for name in adapter.contents if name not in halves]:
+        raise AdapterError(f"{adapter.path}: {', '.join(map(repr, others))} belong to no pair, which PEFT cannot name")
+    # Without a record, PEFT did not write it, and the configuration is made of the tensors.
+    record = Record.of(adapter)
+    config = dict(record.config) if record is not None else _new_config(adapter)
+    if base_model is not None:
+        config["base_model_name_or_path"] = base_model
+    pieces, added = _pieces(adapter, record, head_dim)
+    tensors: dict[str, Plain] = {}
+    used: dict[str, tuple[int, float]] = {}
+    grown = False
+    for (a_key, b_key), parts in pieces.items():
+        made = _joined(adapter, parts)
+        halves_of_pair = {
+            a_key: _narrowed(made.a, made.origin.kinds[0]),
+            b_key: _narrowed(made.b, made.origin.kinds[1]),
+        }
+        # The metadata is text of a file: two of its modules may claim the same keys.
+        if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
+            raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{made.module}'")
+        tensors |= halves_of_pair
+        rank = made.a[0].shape[0]
+        used[_module_of(a_key)] = rank, adapter.scale * made.factor
+        grown = grown or rank != made.origin.rank
+    if not tensors:
+        raise AdapterError(f"{adapter.path}: all its tensors are zero")
+    _note_ranks(adapter.path, config, used, always=record is None or added or grown)
+    if added and record is not None:
+        config |= {"target_modules": sorted({_module_of(key) for key in tensors})}
+        config |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
+    return _write(as_path(directory), config, tensors, adapter)
+
+
+def _pieces(
+    adapter: Adapter, record: Record | None, head_dim: int | None
+) -> tuple[dict[tuple[str, str], list[_Piece]], bool]:
+    """What each two keys of PEFT's file consist of, and whether a module was not imported."""
+    pieces: dict[tuple[str, str], list[_Piece]] = {}
+    added = False
+    for pair in adapter.pairs:
+        recorded = None if record is None else record.modules.get(pair.module)
+        rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if recorded is None else recorded.rank)
+        if rank == 0:
+            continue  # the program has room for a module that PEFT's adapter has not
+        origin = recorded or _new_origin(adapter, pair, rank, head_dim)
+        pieces.setdefault((origin.a_key, origin.b_key), []).append(_as_imported(adapter, pair, origin, rank))
+        added = added or recorded is None
+    return pieces, added
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The two tensors of a module of the program on their way out, or of several that are fused in PEFT's model.
+
+    Attributes:
+        module: the module of the program.
+        origin: where they came from.
+        a, b: the tensors, in the rank and the order of rows that they came in.
+        factor: what they must still be multiplied with, beside the scale of the adapter.
+    """
+
+    module: str
+    origin: Origin
+    a: Plain
+    b: Plain
+    factor: float = 1.0
+
+    def divided(self) -> _Piece | None:
+        """The piece with the `lora_b` that was imported; None if numbers would be rounded."""
+        b = divided(self.b, self.origin.factor)
+        return None if b is None else replace(self, b=b, factor=self.origin.factor)
+
+
+def _as_imported(adapter: Adapter, pair: Pair, origin: Origin, rank: int) -> _Piece:
+    if origin.head_dim and not are_heads(pair.out_features, origin.head_dim):
+        raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{pair.module}'")
+    a, b = (adapter.value(name) for name in (pair.a, pair.b))
+    b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
+    if origin.head_dim:
+        b = (rows_as_hf(b[0], origin.head_dim), b[1])
+    return _Piece(pair.module, origin, (np.ascontiguousarray(a[0][:rank]), a[1]), b)
+
+
+def _joined(adapter: Adapter, pieces: list[_Piece]) -> _Piece:
+    """The pieces of one module of PEFT. If they were trained apart since, their ranks lie behind each other.
+
+    Raises:
+        InvalidFileError: they are not all of its rows.
+    """
+    from blobstore.logical.steps import cast
+
+    pieces = sorted(pieces, key=lambda piece: piece.origin.first)
+    row = 0
+    for piece in pieces:
+        if piece.origin.first != row:
+            raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{piece.module}'")
+        row += piece.b[0].shape[0]
+    exact = [piece.divided() for piece in pieces]
+    pieces = [piece for piece in exact if piece is not None] if None not in exact else pieces
+    if len({piece.b[1] for piece in pieces}) > 1:  # rounding nothing took more bits in some of them
+        pieces = [replace(piece, b=cast(piece.b, ScalarType.DOUBLE)) for piece in pieces]
+    first = pieces[0]
+    if all(same_tensors(piece.a, first.a) for piece in pieces):
+        return replace(first, b=(np.concatenate([piece.b[0] for piece in pieces]), first.b[1]))
+    if len({(piece.a[0].shape[1], piece.a[1]) for piece in pieces}) != 1:
+        raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{first.module}'")
+    wide = np.zeros((row, sum(piece.a[0].shape[0] for piece in pieces)), first.b[0].dtype)
+    column = 0
+    for piece in pieces:
+        rows, rank = piece.b[0].shape
+        wide[piece.origin.first : piece.origin.first + rows, column : column + rank] = piece.b[0]
+        column += rank
+    a = np.concatenate([piece.a[0] for piece in pieces])
+    return replace(first, a=(a, first.a[1]), b=(wide, first.b[1]))
+
+
+def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:
+    """The rank without what is filled up with zeros; that of the program if it is not."""
+    a, b = (adapter.value(name)[0] for name in (pair.a, pair.b))
+    if rank > pair.rank:
+        raise InvalidFileError(
+            adapter.path, f"module '{pair.module}' has rank {pair.rank}, but was imported with {rank}"
+        )
+    # +0.0 only, by its bits: import writes no other zero
+    filled = not a[rank:].tobytes().strip(b"\0") and not np.ascontiguousarray(b[:, rank:]).tobytes().strip(b"\0")
+    return rank if filled else pair.rank
+
+
+def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
+    """A tensor in the dtype that it was imported from, if no number needs more."""
+    from blobstore.logical.steps import cast
+
+    made = cast(tensor, kind)
+    return made if same_tensors(cast(made, tensor[1]), tensor) else tensor
+
+
+def _new_config(adapter: Adapter) -> dict[str, Any]:
+    """A configuration for an adapter that PEFT did not write."""
+    widest = max(adapter.pairs, key=lambda pair: pair.rank)
+    modules = sorted(hf_name(_program_name(pair.module)) for pair in adapter.pairs)
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "r": widest.rank,
+        "lora_alpha": _alpha(adapter.path, widest.module, adapter.scale or 0.0, widest.rank, widest.rank),
+        "target_modules": modules,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> Origin:
+    module = _program_name(pair.module)
+    name = hf_name(module)
+    head_dim = 0
+    if name != module and is_rotated(module):
+        if size_of_head is None:
+            raise AdapterError(
+                f"{adapter.path}: the rows of module '{pair.module}' lie in another order for PEFT if the program rotates "
+                "neighbouring elements; give the params.json of its export as params= (--params)"
+            )
+        head_dim = size_of_head
+        if head_dim and not are_heads(pair.out_features, head_dim):
+            raise LayoutError(
+                f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}"
+            )
+    kinds = adapter.value(pair.a)[1], adapter.value(pair.b)[1]
+    return Origin(f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", rank, kinds, 1.0, head_dim)
+
+
+def _program_name(module: str) -> str:
+    return module.removeprefix(PREFIX)
+
+
+def _note_ranks(path: Path, config: dict[str, Any], used: Mapping[str, tuple[int, float]], *, always: bool) -> None:
+    """Write the patterns of a configuration anew if it does not give each module of PEFT its scale, or always.
+
+    The first entry that matches counts, and PEFT sorts them when it saves an adapter again. So none of the older entries is
+    kept, and a new one matches one module only.
+
+    Args:
+        path: the adapter, for messages.
+        config: the configuration, which is changed.
+        used: for each module its rank and its scale.
+        always: write them also if the scales are right, because the ranks may not be.
+
+    Raises:
+        AdapterError: an alpha would be too large.
+    """
+    said = PeftConfig.of(config, path)
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    for module, (rank, scale) in used.items():
+        key = "^" + re.sub(r"[^\w-]", lambda match: "\\" + match[0], module)
+        alpha = said.alpha_of(module)
+        if not same_scale(alpha / said.divisor(rank), scale):
+            alpha, always = _alpha(path, module, scale, rank, said.divisor(rank)), True
+        if rank != said.rank:
+            ranks[key] = rank
+        if alpha != said.alpha:
+            alphas[key] = alpha
+    if always:
+        for name, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+            if pattern or config.get(name):
+                config[name] = pattern
+
+
+def _alpha(path: Path, module: str, scale: float, rank: int, divisor: float) -> float | int:
+    alpha = scale * divisor
+    if abs(alpha) > MOST_ALPHA:
+        raise AdapterError(
+            f"{path}: module '{module}' with scale {scale!r} and rank {rank} needs an alpha of {alpha!r}, expected at most "
+            f"{MOST_ALPHA:g}"
+        )
+    return _tidy(alpha)
+
+
+def _module_of(key: str) -> str:
+    """The module of a tensor in PEFT's file, as its configuration names it."""
+    match = half_of(key)
+    return (key if match is None else match[1]).removeprefix(PREFIX)
+
+
+def _tidy(number: float) -> float | int:
+    """A whole number as PEFT writes it."""
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain], adapter: Adapter) -> int:
+
+    layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
+    if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:
+        raise UnsupportedDataError(f"{adapter.path}: a .safetensors cannot name {unknown[0]}")
+    # sorted as PEFT does, but for the patterns, where the first entry that matches counts
+    text = json.dumps(dict(sorted(config.items())), indent=2).encode()
+    total = sum(layout.nbytes for layout in layouts.values())
+    refuse_inputs([folder / MODEL_NAME, folder / CONFIG_NAME], [adapter.path])
+    with folders([folder]), Staging() as staging:
+        with staging.open(folder / MODEL_NAME, total, kind=Format.SAFETENSORS) as file:
+            write_safetensors(file, layouts, lambda key: raw(tensors[key][0]), {"format": "pt"})
+            size = file.tell()
+        with staging.open(folder / CONFIG_NAME, len(text)) as file:
+            file.write(text)
+    return size + len(text)

@@ -1,0 +1,87 @@
+"""What the metadata of an imported adapter says of PEFT's files, so that export gives back what was imported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from blobstore.adapters.adapter_file import Adapter
+from blobstore.adapters.foundation import is_text
+from blobstore.adapters.peft_config import PeftConfig
+from blobstore.adapters.peft_scales import is_factor
+from blobstore.core.constants import PEFT_KEY
+from blobstore.core.errors import AdapterError, InvalidFileError
+from blobstore.core.memory.dtypes import FLOATS
+from blobstore.core.memory.layout import ScalarType
+
+__all__ = ["RECORD", "Origin", "Record"]
+
+RECORD = PEFT_KEY
+"""The metadata of an adapter that was imported: JSON."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the tensors of a module came from: their keys, rank and dtypes in PEFT's file, and what was done to lora_b.
+    `first` is its first row there."""
+
+    a_key: str
+    b_key: str
+    rank: int
+    kinds: tuple[ScalarType, ScalarType]
+    factor: float
+    head_dim: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the metadata of an imported adapter says: PEFT's configuration, and each module of the program that has one."""
+
+    config: dict[str, Any]
+    modules: dict[str, Origin]
+
+    def to_json(self) -> str:
+        modules = {
+            module: [
+                *(one.a_key, one.b_key, one.rank, *(kind.name for kind in one.kinds), one.factor, one.head_dim),
+                *([one.first] if one.first else []),
+            ]
+            for module, one in self.modules.items()
+        }
+        return json.dumps({"config": self.config, "modules": modules}, separators=(",", ":"))
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Record | None:
+        """That of an adapter; None if it has none.
+
+        Raises:
+            InvalidFileError: it is malformed.
+        """
+        text = adapter.metadata.get(RECORD)
+        if text is None:
+            return None
+        try:
+            record = json.loads(text)
+            config, modules = PeftConfig.of(record["config"], adapter.path), record["modules"]
+            return cls(dict(config.fields), {str(module): _origin(*fields) for module, fields in modules.items()})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdapterError) as error:
+            raise InvalidFileError(adapter.path, f"the metadata {RECORD} is malformed: {error}") from None
+
+
+def _origin(
+    a_key: str, b_key: str, rank: int, a_kind: str, b_kind: str, factor: float, head_dim: int, first: int = 0
+) -> Origin:
+    if not (is_text(a_key) and is_text(b_key) and all(type(number) is int for number in (rank, head_dim, first))):
+        raise TypeError("the fields of a module have other types")
+    if rank <= 0 or head_dim < 0 or head_dim % 2 or first < 0:
+        raise ValueError(
+            f"the rank {rank}, the size of a head {head_dim} or the row {first} of '{a_key}' is impossible"
+        )
+    if not is_factor(factor):
+        raise ValueError(f"the factor of '{b_key}' must be a number other than 0, found {factor!r}")
+    kinds = ScalarType[a_kind], ScalarType[b_kind]
+    if not FLOATS.issuperset(kinds):
+        raise ValueError("the dtypes of a module are no floats")
+    return Origin(a_key, b_key, rank, kinds, float(factor), head_dim, first)
