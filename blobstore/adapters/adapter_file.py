@@ -62,7 +62,7 @@ class Adapter:
 
     @functools.cached_property
     def blobs(self) -> PtdDataMap:
-        """The file."""
+        """The file. A folder of PEFT has none: AdapterError."""
         return PtdDataMap(self.path, data=memoryview(self._native.file()))
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class Adapter:
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """Read an adapter: a file of `save_adapter`, or the `.ptd` that lowering with `AdapterTags` wrote.
+    """Read an adapter: a file of `save_adapter`, the `.ptd` that lowering with `AdapterTags` wrote, or a folder of PEFT.
 
     If the file has digests, all blobs are compared with them. `Adapter.problems` lists what is wrong with the tensors.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blobstore.adapters.adapter_file import check_scale
 from blobstore.adapters.foundation import library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.core.memory.mapped_file import as_path
+from blobstore.adapters.peft_places import found_adapter
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -29,9 +29,15 @@ def load_adapter(
     programs, delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache
     computes the fingerprint of its foundation; only files without digests are read whole for that.
 
+    PEFT's folders are taken as they are, as by `import_peft`: modules get the names of the programs, smaller ranks and
+    missing modules are filled up with zeros, fused modules are split, and rows of q and k are reordered if the rotary tables
+    in the foundation say so. Scales are made up for in `lora_b`, rounded once. Such a folder does not record what it was
+    made for, so only names and shapes are compared.
+
     Args:
         cache: must already have the tensors of an adapter: that of the lowering or any other.
-        path: an adapter that records its foundation; see `save_adapter` and `bind_adapter`.
+        path: an adapter that records its foundation; see `save_adapter` and `bind_adapter`. Or an adapter as PEFT saved it: a
+            folder, or its name on Hugging Face's Hub, if it is in the local cache; see below.
         program_scale: the factor that the program multiplies the product with. If it is not given, the scale of the
             adapter must be the one that the cache's files record, if they record any. If it differs from the adapter's
             scale, the adapter's `lora_b` is multiplied so that the program computes what the adapter was trained for.
@@ -54,7 +60,7 @@ def load_adapter(
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
     tensors = native_tensors_of(cache)
-    name = os.fsencode(as_path(path))
+    name = os.fsencode(found_adapter(path))
     scale = None if program_scale is None else check_scale(program_scale, "program_scale")
     return int(library().load_adapter(tensors, name, scale, check_scale(strength, "strength")))
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from blobstore.adapters.adapter_file import check_scale, native_tensors
 from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
+from blobstore.adapters.peft_places import found_adapter
 from blobstore.core.errors import UnsupportedDataError
-from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.reprs import count, line
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ def merge_adapter(
 
     Args:
         cache: must own the weights; weights of its `base` are changed through the base.
-        adapter: a file that records its foundation; or tensors by name, of which only the shapes are checked.
+        adapter: a file that records its foundation; a folder of PEFT, or its name on the Hub, as for `load_adapter`; or
+            tensors by name, of which only the shapes are checked.
         alpha: how much of the adapter to add: 1 adds all of it, a negative number subtracts.
         scale: alpha / rank of the adapter; the default is what the file records, and 1 for tensors.
-        names: maps modules to the names of their weights, for those other than `<module>.weight`,
+        names: maps modules, in a folder those of PEFT, to the names of their weights, for those other than `<module>.weight`,
             `<module>.linear.weight`, `<module>.base.weight` and `<module>.base_layer.weight`.
         weights: maps names in the cache to the float tensors to start from, for weights that the cache stores quantized
             or combined with others. They are quantized again with the recorded scales.
@@ -105,7 +106,7 @@ def merge_adapter(
     if isinstance(adapter, Mapping):
         source = native_tensors(adapter)
     elif isinstance(adapter, str | os.PathLike):
-        source = os.fsencode(as_path(adapter))
+        source = os.fsencode(found_adapter(adapter))
     else:
         raise UnsupportedDataError(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"

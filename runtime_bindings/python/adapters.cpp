@@ -201,13 +201,13 @@ void add_adapters(nb::module_& module) {
             return rows;
           })
       .def_prop_ro(
-          "nbytes", [](const Adapter& adapter) { return internal::content_size(AdapterAccess::impl(adapter).file); })
+          "nbytes", [](const Adapter& adapter) { return AdapterAccess::impl(adapter).nbytes(); })
       .def("unpaired", [](const Adapter& adapter) { return to_python(AdapterAccess::impl(adapter).unpaired); })
       .def("problems", [](const Adapter& adapter) { return to_python(adapter.problems()); })
       .def(
           "file",
           [](const std::shared_ptr<Adapter>& adapter) {
-            const auto [data, size] = AdapterAccess::impl(*adapter).file.bytes();
+            const auto [data, size] = AdapterAccess::impl(*adapter).data_file().bytes();
             return to_array(data, size, adapter);
           })
       .def("value", &value, "name"_a);

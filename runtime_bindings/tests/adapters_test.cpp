@@ -5,6 +5,7 @@
 //
 // FOLDER has foundation.ptd with a float tensor "m.weight" of shape (7, 5); adapter.ptd with "m.lora_a" (2, 5) and
 // "m.lora_b" (7, 2), all zero; and adapters 1.ptd and 2.ptd for this foundation whose tensors are 1 or 2 everywhere.
+// peft is a folder of PEFT with rank 1 and scale 0.5, whose lora_A is 3 and lora_B 4 everywhere.
 // tuned.ptd is a fine-tune whose weight is 9 everywhere, and of_tuned.ptd an adapter for it whose tensors are 2.
 
 #include <atomic>
@@ -272,6 +273,54 @@ void test_fine_tune(const std::string& folder) {
   CHECK(blobstore::load_adapter(above, of_tuned) == 2); // a generation of the base counts, too
 }
 
+/// The bytes of a tensor as numbers.
+std::vector<float> floats(const BlobCache& cache, const char* key) {
+  const blobstore::Blob& blob = cache.at(key);
+  std::vector<float> numbers(blob.size / sizeof(float));
+  std::memcpy(numbers.data(), blob.data, blob.size);
+  return numbers;
+}
+
+/// A folder of PEFT is taken as it is: its rank is filled up with zeros, and its scale made up for.
+void test_peft_folder(const std::string& folder) {
+  const std::string peft = folder + "/peft";
+  const auto adapter = blobstore::Adapter::read(peft);
+  CHECK(adapter->path() == peft && adapter->scale() == 0.5 && !adapter->foundation());
+  CHECK(adapter->pairs().size() == 1 && adapter->pairs()[0].rank == 1 && adapter->problems().empty());
+  CHECK(adapter->tensor("base_model.model.m.lora_B.weight")->const_data_ptr<float>()[6] == 4);
+  const auto foundation = BlobCache::open({folder + "/foundation.ptd"});
+  const auto cache = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, foundation);
+  const LogicalTensors tensors(cache);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapter(tensors, peft); })); // nobody says the program's scale
+  blobstore::AdapterOptions options;
+  options.program_scale = 0.25;
+  blobstore::load_adapter(tensors, peft, options);
+  CHECK((floats(*cache, "m.lora_a") == std::vector<float>{3, 3, 3, 3, 3, 0, 0, 0, 0, 0}));
+  const std::vector<float> b{8, 0, 8, 0, 8, 0, 8, 0, 8, 0, 8, 0, 8, 0};
+  CHECK(floats(*cache, "m.lora_b") == b);
+  blobstore::set_adapter_strength(tensors, 0.5);
+  CHECK(floats(*cache, "m.lora_b")[12] == 4);
+  blobstore::load_adapters(tensors, {{peft, 1}, {peft, -1}}, 0.5);
+  CHECK(
+      floats(*cache, "m.lora_a")[9] == 3 && floats(*cache, "m.lora_b")[12] == 4 &&
+      floats(*cache, "m.lora_b")[13] == -4);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapters(tensors, {{peft, 1}, {peft, 1}, {peft, 1}}, 1.0); }));
+
+  const auto plain = BlobCache::open({folder + "/foundation.ptd"});
+  const auto merged = blobstore::merge_adapter(LogicalTensors(plain), peft);
+  CHECK(floats(*plain, "m.weight")[34] == 34 + 6);
+  merged->undo();
+  CHECK(floats(*plain, "m.weight")[34] == 34);
+
+  const auto both = BlobCache::open({folder + "/foundation.ptd", folder + "/adapter.ptd"});
+  options.fine_tune = blobstore::load_state_dict(folder + "/tuned.ptd");
+  CHECK(blobstore::load_adapter(LogicalTensors(both), peft, options) == 1);
+  CHECK(first(*both, "m.weight") == 9 && first(*both, "m.lora_a") == 3 && first(*both, "m.lora_b") == 8);
+
+  const auto result = blobstore::nothrow::load_adapter(tensors, folder + "/none");
+  CHECK(!result.ok() && result.error().kind() == ErrorKind::FileAccess);
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
@@ -289,6 +338,7 @@ int main(int count, char** arguments) {
   test_merges_in_threads(folder);
   test_covered_base(folder);
   test_fine_tune(folder);
+  test_peft_folder(folder);
   std::puts("passed");
   return 0;
 }

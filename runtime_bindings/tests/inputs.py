@@ -13,6 +13,7 @@ from pathlib import Path
 import flatbuffers
 import numpy as np
 import xxhash
+from safetensors.numpy import save_file as save_safetensors
 
 from blobstore import BlobStore, save_file
 from blobstore.adapters import save_adapter
@@ -58,7 +59,8 @@ def write_program(folder: Path) -> None:
 
 
 def write_adapters(folder: Path) -> None:
-    """A foundation, the file of a program's adapter, and two adapters; a fine-tune with an adapter of its own."""
+    """A foundation, the file of a program's adapter, and two adapters; a fine-tune with an adapter of its own; and a folder
+    of PEFT with rank 1."""
     folder.mkdir()
     save_file({"m.weight": np.arange(35, dtype=np.float32).reshape(7, 5)}, folder / "foundation.ptd")
     shapes = {"m.lora_a": (2, 5), "m.lora_b": (7, 2)}
@@ -68,6 +70,12 @@ def write_adapters(folder: Path) -> None:
         save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=1)
     save_file({"m.weight": np.full((7, 5), 9, np.float32)}, folder / "tuned.ptd")
     save_adapter(folder / "of_tuned.ptd", tensors, foundation=folder / "tuned.ptd", scale=1)
+    peft = folder / "peft"
+    peft.mkdir()
+    (peft / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 0.5}')
+    halves = {"A": np.full((1, 5), 3, np.float32), "B": np.full((7, 1), 4, np.float32)}
+    named = {f"base_model.model.m.lora_{half}.weight": tensor for half, tensor in halves.items()}
+    save_safetensors(named, peft / "adapter_model.safetensors")
 
 
 def write_delegates(folder: Path) -> None:

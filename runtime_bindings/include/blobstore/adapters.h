@@ -4,10 +4,19 @@
 //   load_adapter(tensors, "german.ptd");              // the next call uses it
 //   set_adapter_strength(tensors, 0.5);               // half of it; 0 turns it off
 //
+//   load_adapter(tensors, "polite");                  // a folder as PEFT saved it, without an import
+//
 //   auto merged = merge_adapter(plain, "german.ptd"); // into the weights of a program without an adapter
 //   merged->undo();                                   // exactly the bytes from before
 //
 // docs/format.md describes the files. After an error nothing was changed.
+//
+// Where a path of an adapter is taken, it may also be a folder that PEFT wrote, with adapter_config.json and
+// adapter_model.safetensors. Its modules get the names of the programs, fused ones (`qkv_proj`, `gate_up_proj`) are split,
+// smaller ranks and missing modules are filled up with zeros, and its scales are made up for in `lora_b`, rounded once. The
+// rows of q and k of a Llama are reordered if the rotary tables in the foundation say so. It does not record what it was
+// made for: only names and shapes are compared. What a program cannot compute, such as DoRA, is an Error Adapter that names
+// it.
 #pragma once
 
 #include <cstddef>
@@ -61,14 +70,16 @@ struct LoraPair {
   int64_t out_features = 0;
 };
 
-/// An adapter that was read from a file, which it maps: the file may be renamed, replaced or deleted later, but not
+/// An adapter that was read from a file or a folder, which it maps: the file may be renamed, replaced or deleted later, but not
 /// truncated or overwritten. Never changes: any thread may use it at any time, and nothing blocks.
 class Adapter {
  public:
-  /// Read a file and compare its blobs with their digests, if it has any.
+  /// Read a file and compare its blobs with their digests, if it has any; or a folder of PEFT, whose tensors have the names
+  /// that PEFT gave them.
   ///
   /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. Adapter: it has no LoRA
-  ///   tensors.
+  ///   tensors, or something in PEFT's files cannot be honoured. Layout, UnsupportedData: PEFT's tensors make no pairs of
+  ///   floats.
   static std::shared_ptr<const Adapter> read(const std::string& path);
   ~Adapter();
   Adapter(const Adapter&) = delete;
@@ -103,7 +114,7 @@ class Adapter {
 /// How an adapter is loaded.
 struct AdapterOptions {
   /// The factor that the program multiplies the product with. If it is not given, the scale of the adapter must be the
-  /// one that the cache's files record, if they record any. If it differs from the adapter's scale, the adapter's
+  /// one that the cache's files record, if they record any; that of a folder of PEFT may differ. If it differs from the adapter's scale, the adapter's
   /// `lora_b` is multiplied so that the program computes what the adapter was trained for.
   std::optional<double> program_scale;
   /// How much of the adapter the program uses: 1 is what it was trained for, 0 turns it off.
@@ -127,7 +138,7 @@ struct AdapterOptions {
 /// between the comparison of foundations and the commit; the caller must prevent them.
 ///
 /// @param tensors of a cache that already has the tensors of an adapter: that of the lowering or any other.
-/// @param path an adapter that records its foundation.
+/// @param path an adapter that records its foundation, or a folder of PEFT.
 /// @returns the new generation of the cache. `BlobCache::revert` restores the adapter in the cache's file.
 /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. DataChanged: a file of the
 ///   cache was overwritten in place after it was opened, so its foundation is unknown. Adapter: the adapter is for
@@ -153,7 +164,7 @@ uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 
 /// An adapter among several, and how much of it.
 struct AdapterShare {
-  std::string path; // records its foundation
+  std::string path; // records its foundation, or is a folder of PEFT
   double strength = 1; // 1 is what it was trained for
 };
 
@@ -234,7 +245,8 @@ class MergedAdapter {
 /// read; otherwise it blocks as `BlobCache::update` does.
 ///
 /// @param tensors of a cache that owns the weights; weights of its base are changed through the base.
-/// @param path an adapter that records its foundation.
+/// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of PEFT,
+///   without `base_model.model.`.
 /// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged.
 ///   KeyNotFound: a module has no weight in the cache's files. Layout: a weight has another shape. Update: a weight is
 ///   quantized or combined with others, and `options.weights` lacks it; a loaded program has the weight where no update

@@ -11,6 +11,7 @@
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
 #include "logical/tensor_over.h"
+#include "os/folders.h"
 #include "os/text.h"
 
 namespace blobstore BLOBSTORE_API {
@@ -50,45 +51,106 @@ bool has_digests_as_keys(const PtdFile& file) {
 
 } // namespace
 
-Adapter::Impl::Impl(PtdFile opened)
-    : file(std::move(opened)),
-      updates(file),
-      foundation(recorded_foundation(file)),
-      scale(recorded_scale(file)),
-      metadata(file.metadata()),
-      tensors(named_tensors(updates.index())) {
+Adapter::Impl::Impl(const std::string& path) : name(path), file(std::make_unique<const PtdFile>(path)) {
+  file->verify();
+  updates.emplace(*file);
+  foundation = recorded_foundation(*file);
+  scale = recorded_scale(*file);
+  metadata = file->metadata();
+  tensors = named_tensors(updates->index());
   metadata.erase(kFoundationKey);
   metadata.erase(kScaleKey);
   std::vector<NameAndSizes> shapes;
   for (const NamedTensor& tensor : tensors) {
     shapes.emplace_back(tensor.name, tensor.sizes);
   }
-  FoundPairs found = find_pairs(shapes, file.name());
+  FoundPairs found = find_pairs(shapes, name);
   if (found.pairs.empty() && found.problems.empty()) {
-    if (has_digests_as_keys(file)) {
+    if (has_digests_as_keys(*file)) {
       throw_error_in(
           ErrorKind::Adapter,
-          file.name(),
+          name,
           "its keys are digests, as ExecuTorch's own exporter makes them, and no names; adapters for its programs are "
           "imported with `blobstore adapters import --program`");
     }
-    throw no_adapter(file.name());
+    throw no_adapter(name);
   }
   pairs = std::move(found.pairs);
   unpaired = std::move(found.problems);
+}
+
+Adapter::Impl::Impl(
+    std::string path,
+    std::shared_ptr<const PeftFolder> folder,
+    std::vector<NamedTensor> named,
+    std::map<std::string, TensorView, std::less<>> of_tensors,
+    std::map<std::string, double> of_pairs)
+    : name(std::move(path)),
+      peft(std::move(folder)),
+      values(std::move(of_tensors)),
+      factors(std::move(of_pairs)),
+      scale(peft->scale()),
+      tensors(std::move(named)) {
+  std::vector<NameAndSizes> shapes;
+  for (const NamedTensor& tensor : tensors) {
+    shapes.emplace_back(tensor.name, tensor.sizes);
+  }
+  FoundPairs found = find_pairs(shapes, name);
+  pairs = std::move(found.pairs);
+  unpaired = std::move(found.problems);
+}
+
+uint64_t Adapter::Impl::nbytes() const {
+  uint64_t size = file ? content_size(*file) : 0;
+  for (const auto& [key, value] : values) {
+    size += value.nbytes;
+  }
+  return size;
+}
+
+void Adapter::Impl::check_unchanged() const {
+  if (file) {
+    file->verify();
+  } else {
+    peft->check_length();
+  }
+}
+
+double Adapter::Impl::factor(const std::string& b) const {
+  const auto found = factors.find(b);
+  return found == factors.end() ? 1 : found->second;
+}
+
+const PtdFile& Adapter::Impl::data_file() const {
+  if (!file) {
+    throw_error_in(ErrorKind::Adapter, name, "this is a folder of PEFT, and no data file; import it first");
+  }
+  return *file;
 }
 
 Adapter::Adapter(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 Adapter::~Adapter() = default;
 
 std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
-  PtdFile file(path);
-  file.verify();
-  return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(std::move(file))));
+  if (!leads_to_folder(path)) {
+    return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(path)));
+  }
+  const auto folder = std::make_shared<const PeftFolder>(path);
+  std::vector<NamedTensor> tensors;
+  std::map<std::string, TensorView, std::less<>> values;
+  std::map<std::string, double> factors;
+  for (const PeftPair& pair : folder->pairs()) {
+    for (const auto& [key, value] : {std::pair(pair.a_key, pair.a), std::pair(pair.b_key, pair.b)}) {
+      tensors.push_back({key, value.scalar_type, value.sizes, value.nbytes, {key}, {}});
+      values.emplace(key, value);
+    }
+    factors.emplace(pair.b_key, folder->factor(pair));
+  }
+  return AdapterAccess::of_peft(path, folder, std::move(tensors), std::move(values), std::move(factors));
 }
 
 const std::string& Adapter::path() const {
-  return impl_->file.name();
+  return impl_->name;
 }
 
 const std::optional<std::string>& Adapter::foundation() const {
@@ -141,12 +203,26 @@ std::vector<Error> Adapter::problems() const {
 
 namespace blobstore::internal {
 
+std::shared_ptr<const Adapter> AdapterAccess::of_peft(
+    std::string path,
+    std::shared_ptr<const PeftFolder> folder,
+    std::vector<NamedTensor> named,
+    std::map<std::string, TensorView, std::less<>> values,
+    std::map<std::string, double> factors) {
+  return std::shared_ptr<const Adapter>(new Adapter(
+      std::make_shared<const Adapter::Impl>(
+          std::move(path), std::move(folder), std::move(named), std::move(values), std::move(factors))));
+}
+
 TensorView AdapterAccess::stored(const Adapter::Impl& impl, const NamedTensor& tensor) {
-  TensorView value = impl.updates.value(tensor.name);
+  if (impl.peft) {
+    return impl.values.at(tensor.name);
+  }
+  TensorView value = impl.updates->value(tensor.name);
   if (value.sizes != tensor.sizes) {
     throw_error_in(
         ErrorKind::Layout,
-        impl.file.name(),
+        impl.name,
         "'{}' is {} by its record, but {} by its key",
         tensor.name,
         to_string(tensor.sizes),

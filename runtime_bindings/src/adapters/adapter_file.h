@@ -1,6 +1,9 @@
 // What the rest of this room needs of an adapter's file.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +13,7 @@
 #include <blobstore/adapters.h>
 
 #include "adapters/lora_names.h"
+#include "adapters/peft_folder.h"
 #include "format/ptd_file.h"
 #include "format/tensor_view.h"
 #include "logical/updates.h"
@@ -17,10 +21,30 @@
 namespace blobstore {
 
 struct Adapter::Impl {
-  explicit Impl(internal::PtdFile opened);
+  explicit Impl(const std::string& path);
+  /// As PEFT saves it. @param values, factors of the tensors, by name.
+  Impl(
+      std::string path,
+      std::shared_ptr<const internal::PeftFolder> folder,
+      std::vector<NamedTensor> named,
+      std::map<std::string, internal::TensorView, std::less<>> values,
+      std::map<std::string, double> factors);
 
-  internal::PtdFile file;
-  internal::Updates updates; // of the file, for reading only
+  /// The size of its blobs.
+  uint64_t nbytes() const;
+  /// @throws Error Integrity: a blob is damaged; FileAccess: a file was truncated.
+  void check_unchanged() const;
+  /// What the product of a pair must be multiplied with, beside the scale. @param b the name of its lora_b.
+  double factor(const std::string& b) const;
+  /// The file of a data file. @throws Error Adapter: it is a folder of PEFT.
+  const internal::PtdFile& data_file() const;
+
+  std::string name;
+  std::unique_ptr<const internal::PtdFile> file; // these two are empty for a folder of PEFT
+  std::optional<internal::Updates> updates; // of the file, for reading only
+  std::shared_ptr<const internal::PeftFolder> peft; // these three are empty for a file
+  std::map<std::string, internal::TensorView, std::less<>> values;
+  std::map<std::string, double> factors;
   std::optional<std::string> foundation;
   std::optional<double> scale;
   std::map<std::string, std::string> metadata; // without these two
@@ -36,6 +60,13 @@ namespace blobstore::internal {
 /// Lets this room and the Python module see what an adapter is made of.
 struct AdapterAccess {
   static const Adapter::Impl& impl(const Adapter& adapter) { return *adapter.impl_; }
+  /// An adapter of PEFT whose tensors have these names.
+  static std::shared_ptr<const Adapter> of_peft(
+      std::string path,
+      std::shared_ptr<const PeftFolder> folder,
+      std::vector<NamedTensor> named,
+      std::map<std::string, TensorView, std::less<>> values,
+      std::map<std::string, double> factors);
   /// A tensor in the dtype that it is stored in.
   /// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
   static TensorView stored(const Adapter::Impl& impl, const NamedTensor& tensor);

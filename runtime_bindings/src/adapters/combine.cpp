@@ -175,10 +175,11 @@ NamedViews combined(
             target,
             room.pair.rank - both.rank);
       }
+      const double factor = one.factor * AdapterAccess::impl(adapter).factor(pair.b);
       if (!halves) {
         place(cast(AdapterAccess::value(adapter, pair.a), room.a_type), both.a, both.rank, 0);
       }
-      place(scaled(AdapterAccess::value(adapter, pair.b), one.factor, room.b_type), both.b, 0, both.rank);
+      place(scaled(AdapterAccess::value(adapter, pair.b), factor, room.b_type), both.b, 0, both.rank);
       both.rank += pair.rank;
     }
   }

@@ -10,6 +10,7 @@
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
+#include "adapters/peft_names.h"
 #include "format/constants.h"
 #include "logical/numbers.h"
 #include "os/text.h"
@@ -19,7 +20,8 @@ namespace {
 
 /// @throws Error Adapter: nothing tells the factor of the programs, and the adapter need not have been trained with it.
 void check_known_scale(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
-  if (known.scales.empty() && adapter.scale() && adapter.metadata().count(kPeftKey) != 0) {
+  const bool from_peft = AdapterAccess::impl(adapter).peft != nullptr || adapter.metadata().count(kPeftKey) != 0;
+  if (known.scales.empty() && adapter.scale() && from_peft) {
     throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
@@ -120,20 +122,21 @@ uint64_t commit_adapter(const CacheTensors& tensors, const Adapter& adapter, dou
     if (error.kind() != ErrorKind::Update || factor != 1) {
       throw;
     }
-    return tensors.cache()->update(stored_in(AdapterAccess::impl(adapter).file));
+    return tensors.cache()->update(stored_in(AdapterAccess::impl(adapter).data_file()));
   }
   return commit(tensors, values);
 }
 
 /// Commit new weights of the foundation and tensors of an adapter for it.
+/// @param values the tensors. @param adapter compared with the new foundation, if it records its own.
 uint64_t commit_with_fine_tune(
-    const CacheTensors& tensors, const Adapter& adapter, double factor, const StateDict& fine_tune) {
+    const CacheTensors& tensors, const NamedViews& values, const Adapter& adapter, const StateDict& fine_tune) {
   const Index& index = tensors.updates().index();
   const auto name_of = [&](const std::string& name) {
     const Tensor* const tensor = index.find(name);
     return tensor != nullptr ? tensor->name() : name;
   };
-  std::vector<Given> given = all_given(values_of(adapter, factor, /*halves=*/false));
+  std::vector<Given> given = all_given(values);
   std::set<std::string> of_adapter;
   for (const Given& one : given) {
     of_adapter.insert(name_of(one.name));
@@ -163,7 +166,7 @@ uint64_t commit_with_fine_tune(
     fits = fits && old != nullptr && old->size == blob.bytes.nbytes && (!blob.has_layout || old->layout == blob.layout);
     digests.emplace(blob.key, digest(blob.bytes.data, blob.bytes.nbytes));
   }
-  if (fits) {
+  if (fits && !AdapterAccess::impl(adapter).peft) {
     check_foundation_with(cache, digests, adapter);
   }
   return tensors.update(given, /*finite=*/true);
@@ -215,6 +218,16 @@ double scale_of_programs(
   return *scales.begin();
 }
 
+/// A folder of PEFT as an adapter with the names of the programs.
+std::shared_ptr<const Adapter> adapter_for_rooms(
+    const BlobCache& cache, const KnownOfCache& known, const std::vector<Room>& rooms, const Adapter& folder) {
+  PeftTarget target{cache.name(), {}, known.head_dim, {}};
+  for (const Room& room : rooms) {
+    target.rows.emplace(room.pair.module, room.pair.out_features);
+  }
+  return adapter_for(folder, target);
+}
+
 /// What the programs have for adapters.
 std::vector<Room> rooms_in(const CacheTensors& tensors, const KnownOfCache& known) {
   const std::string& name = tensors.cache()->name();
@@ -259,6 +272,46 @@ std::vector<ScaledAdapter> with_strengths(
   return adapters;
 }
 
+/// Run the programs with the sum of adapters.
+/// @param fine_tune see `AdapterOptions`; only with one adapter.
+uint64_t load_sum(
+    const CacheTensors& tensors,
+    const std::vector<OpenShare>& shares,
+    std::optional<double> program_scale,
+    const StateDict& fine_tune) {
+  const std::shared_ptr<BlobCache>& cache = tensors.cache();
+  const auto state = AdaptersOfCache::of(cache);
+  const auto turn = state->take_turn(*cache);
+  const auto known = state->known(tensors);
+  for (const OpenShare& share : shares) {
+    if (!AdapterAccess::impl(*share.adapter).peft) {
+      check_foundation(*cache, *known, *share.adapter);
+      raise_first(AdapterAccess::impl(*share.adapter).unpaired);
+    }
+  }
+  const std::vector<Room> rooms = rooms_in(tensors, *known);
+  auto loaded = std::make_shared<LoadedAdapters>();
+  loaded->combined = true;
+  std::vector<double> strengths;
+  for (const auto& [adapter, strength] : shares) {
+    const bool peft = AdapterAccess::impl(*adapter).peft != nullptr;
+    loaded->adapters.push_back({peft ? adapter_for_rooms(*cache, *known, rooms, *adapter) : adapter, 1});
+    strengths.push_back(strength);
+  }
+  const double scale = scale_of_programs(*cache, *known, loaded->adapters, program_scale);
+  for (ScaledAdapter& one : loaded->adapters) {
+    one.factor = one.adapter->scale() ? *one.adapter->scale() / scale : 1;
+  }
+  const auto strong = with_strengths(*cache, loaded->adapters, strengths);
+  const NamedViews values = combined(rooms, strong, /*halves=*/false, cache->name());
+  const uint64_t generation = fine_tune.empty()
+      ? commit(tensors, values)
+      : commit_with_fine_tune(tensors, values, *shares.front().adapter, fine_tune);
+  loaded->after = digests_of_adapter(tensors, known->lora);
+  state->set_loaded(std::move(loaded));
+  return generation;
+}
+
 } // namespace
 
 uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, const AdapterOptions& options) {
@@ -266,6 +319,9 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
   cache->check_open();
   check_scale(options.strength, "strength");
   const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
+  if (AdapterAccess::impl(*adapter).peft) { // its ranks and modules may be fewer than those of the programs
+    return load_sum(tensors, {{adapter, options.strength}}, options.program_scale, options.fine_tune);
+  }
   const auto state = AdaptersOfCache::of(cache);
   const auto turn = state->take_turn(*cache);
   const auto known = state->known(tensors);
@@ -280,7 +336,7 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
   const double strong = factor * options.strength;
   const uint64_t generation = options.fine_tune.empty()
       ? with_origin(path, [&] { return commit_adapter(tensors, *adapter, strong); })
-      : commit_with_fine_tune(tensors, *adapter, strong, options.fine_tune);
+      : commit_with_fine_tune(tensors, values_of(*adapter, strong, /*halves=*/false), *adapter, options.fine_tune);
   loaded->after = digests_of_adapter(tensors, adapter->tensors());
   state->set_loaded(std::move(loaded));
   return generation;
@@ -298,32 +354,8 @@ uint64_t load_adapters(
 
 uint64_t load_adapters(
     const CacheTensors& tensors, const std::vector<OpenShare>& shares, std::optional<double> program_scale) {
-  const std::shared_ptr<BlobCache>& cache = tensors.cache();
-  cache->check_open();
-  auto loaded = std::make_shared<LoadedAdapters>();
-  loaded->combined = true;
-  std::vector<double> strengths;
-  for (const OpenShare& share : shares) {
-    loaded->adapters.push_back({share.adapter, 1});
-    strengths.push_back(share.strength);
-  }
-  const auto state = AdaptersOfCache::of(cache);
-  const auto turn = state->take_turn(*cache);
-  const auto known = state->known(tensors);
-  for (const ScaledAdapter& one : loaded->adapters) {
-    check_foundation(*cache, *known, *one.adapter);
-    raise_first(AdapterAccess::impl(*one.adapter).unpaired);
-  }
-  const std::vector<Room> rooms = rooms_in(tensors, *known);
-  const double scale = scale_of_programs(*cache, *known, loaded->adapters, program_scale);
-  for (ScaledAdapter& one : loaded->adapters) {
-    one.factor = one.adapter->scale() ? *one.adapter->scale() / scale : 1;
-  }
-  const auto strong = with_strengths(*cache, loaded->adapters, strengths);
-  const uint64_t generation = commit(tensors, combined(rooms, strong, /*halves=*/false, cache->name()));
-  loaded->after = digests_of_adapter(tensors, known->lora);
-  state->set_loaded(std::move(loaded));
-  return generation;
+  tensors.cache()->check_open();
+  return load_sum(tensors, shares, program_scale, {});
 }
 
 uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<double>& strengths) {
@@ -338,7 +370,7 @@ uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<do
   const auto strong = with_strengths(*cache, before->adapters, strengths);
   check_unchanged(*cache, *before);
   for (const ScaledAdapter& one : strong) {
-    AdapterAccess::impl(*one.adapter).file.verify();
+    AdapterAccess::impl(*one.adapter).check_unchanged();
   }
   auto loaded = std::make_shared<LoadedAdapters>(*before);
   uint64_t generation = 0;

@@ -5,13 +5,12 @@
 #include <optional>
 #include <utility>
 
+#include "adapters/peft_folder.h"
 #include "logical/numbers.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
-
-constexpr std::string_view kPeft = "base_model.model.";
 
 char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -133,8 +132,8 @@ Error no_adapter(const std::string& origin) {
 
 std::vector<std::string> weight_names(const std::string& module) {
   std::vector<std::string> modules{module};
-  if (module.compare(0, kPeft.size(), kPeft) == 0) {
-    modules.push_back(module.substr(kPeft.size()));
+  if (module.compare(0, kPeftPrefix.size(), kPeftPrefix) == 0) {
+    modules.push_back(module.substr(kPeftPrefix.size()));
   }
   std::vector<std::string> names;
   for (const std::string& one : modules) {

@@ -11,8 +11,11 @@
 #include <blobstore/reading.h>
 
 #include "adapters/adapter_file.h"
+#include "adapters/combine.h"
+#include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
+#include "adapters/peft_names.h"
 #include "adapters/product.h"
 #include "format/dim_order.h"
 #include "logical/numbers.h"
@@ -49,6 +52,26 @@ TensorView widened(const TensorView& tensor, int8_t wide) {
 }
 
 } // namespace
+
+/// The modules whose weights an index has, and the rows of these.
+std::map<std::string, int64_t> rows_of_modules(const Index& index) {
+  std::map<std::string, int64_t> rows;
+  for (const NamedTensor& tensor : named_tensors(index)) {
+    if (tensor.sizes.size() != 2) {
+      continue;
+    }
+    std::vector<std::string> names = tensor.aliases;
+    names.push_back(tensor.name);
+    for (const std::string& name : names) {
+      for (const char* end : {".linear.weight", ".base.weight", ".base_layer.weight", ".weight"}) {
+        if (ends_with(name, end)) {
+          rows.emplace(name.substr(0, name.size() - std::strlen(end)), tensor.sizes[0]);
+        }
+      }
+    }
+  }
+  return rows;
+}
 
 /// One merge, step by step.
 class Merge {
@@ -318,16 +341,25 @@ std::unique_ptr<MergedAdapter> merge_adapter(
     const CacheTensors& tensors, const std::string& path, const MergeChoices& choices) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
   cache->check_open();
-  const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
+  std::shared_ptr<const Adapter> adapter = Adapter::read(path);
   {
     const auto state = AdaptersOfCache::of(cache);
     const auto turn = state->take_turn(*cache);
-    check_foundation(*cache, *state->known(tensors), *adapter);
+    const auto known = state->known(tensors);
+    if (AdapterAccess::impl(*adapter).peft) {
+      adapter = adapter_for(
+          *adapter, {cache->name(), rows_of_modules(tensors.updates().index()), known->head_dim, choices.names});
+    } else {
+      check_foundation(*cache, *known, *adapter);
+    }
   }
   raise_first(adapter->problems());
   NamedViews values;
   for (const NamedTensor& tensor : adapter->tensors()) {
-    values.emplace_back(tensor.name, AdapterAccess::value(*adapter, tensor.name));
+    const TensorView value = AdapterAccess::value(*adapter, tensor.name);
+    const double factor = AdapterAccess::impl(*adapter).factor(tensor.name);
+    const int8_t wide = value.scalar_type == kDouble ? kDouble : kFloat;
+    values.emplace_back(tensor.name, factor == 1 ? value : scaled(value, factor, wide));
   }
   return Merge(tensors, path, values, choices).run(adapter->scale().value_or(1));
 }

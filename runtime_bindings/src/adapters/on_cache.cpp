@@ -1,6 +1,7 @@
 #include "adapters/on_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "adapters/lora_names.h"
 #include "cache/opened_files.h"
 #include "cache/thread_readings.h"
+#include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "os/fork.h"
 #include "os/text.h"
@@ -160,6 +162,34 @@ void check_records_foundation(const Adapter& adapter) {
   }
 }
 
+/// What the tables of the rotary embedding in these files say, as `KnownOfCache::head_dim`. Hugging Face's have the
+/// cosines of all elements of a head, twice the same half. Llama's have one for each two neighbours.
+std::optional<int64_t> rotary_head_dim(const Files& files) {
+  std::set<int64_t> found;
+  for (const auto& file : files) {
+    for (size_t i = 0; i < file->size(); ++i) {
+      const PtdEntry& entry = file->entry(i);
+      const bool is_table = entry.key == "freqs_cos" || ends_with(entry.key, ".freqs_cos");
+      if (!is_table || !entry.layout || entry.layout->scalar_type != kFloat || entry.layout->sizes.size() != 2) {
+        continue;
+      }
+      const auto rows = static_cast<size_t>(entry.layout->sizes[0]);
+      const auto columns = static_cast<size_t>(entry.layout->sizes[1]);
+      if (rows < 2 || columns < 2) { // one position, or one pair of elements, looks the same in both layouts
+        continue;
+      }
+      const size_t half = columns / 2 * sizeof(float);
+      const uint8_t* row = file->blob(i).data;
+      bool twice = columns % 2 == 0;
+      for (size_t j = 0; j < rows && twice; ++j, row += 2 * half) {
+        twice = std::memcmp(row, row + half, half) == 0;
+      }
+      found.insert(twice ? 0 : 2 * static_cast<int64_t>(columns));
+    }
+  }
+  return found.size() == 1 ? std::optional<int64_t>(*found.begin()) : std::nullopt;
+}
+
 KnownOfCache learn(const CacheTensors& tensors) {
   const BlobCache& cache = *tensors.cache();
   const BlobCache::Reading reading(cache);
@@ -171,6 +201,7 @@ KnownOfCache learn(const CacheTensors& tensors) {
     }
   }
   known.foundations = foundations_of(files, {});
+  known.head_dim = rotary_head_dim(files);
   for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
     if (is_lora(tensor.name)) {
       known.lora.push_back(tensor);

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct KnownOfCache {
   std::set<std::string> foundations; // the fingerprints that an adapter for this cache may record
   std::set<double> scales; // that adapters among its files record
   std::vector<NamedTensor> lora; // the LoRA tensors of its programs
+  /// From the tables of the rotary embedding: the size of a head if programs rotate neighbouring elements, as Llama's
+  /// own code does; 0 if they rotate halves; empty if there are no tables, or they contradict each other.
+  std::optional<int64_t> head_dim;
 };
 
 /// An adapter, and the factor of its lora_b, which makes up for the scale in the program.

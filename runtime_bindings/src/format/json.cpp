@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <locale>
+#include <sstream>
 
 #include "format/utf8.h"
 #include "os/text.h"
@@ -143,6 +145,18 @@ std::optional<uint64_t> JsonReader::size() {
     value = value * 10 + digit;
   }
   return value;
+}
+
+std::optional<double> JsonReader::real() {
+  const char first = peek();
+  if (!is_digit(first) && first != '-') {
+    skip();
+    return std::nullopt;
+  }
+  std::istringstream stream{std::string(number())};
+  stream.imbue(std::locale::classic());
+  double value = 0;
+  return stream >> value ? std::optional<double>(value) : std::nullopt; // -Infinity, or too large
 }
 
 /// The text of a number.

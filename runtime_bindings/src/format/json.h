@@ -34,6 +34,8 @@ class JsonReader {
   /// A number, if it is an integer in 0..2**63-1 without fraction or exponent; empty for another value, which is
   /// skipped.
   std::optional<uint64_t> size();
+  /// A finite number; empty for another value, which is skipped.
+  std::optional<double> real();
   void skip();
   /// Read null, true, false, or another word, if it is the next value.
   bool take_literal(std::string_view word);

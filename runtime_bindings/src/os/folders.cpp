@@ -28,12 +28,16 @@ std::vector<std::string> names_in(const std::string& folder, int& failed) {
   return names;
 }
 
+bool leads_to_folder(const std::string& path) {
+  struct stat status;
+  return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
 int make_folder(const std::string& path) {
   for (size_t end = path.find('/', 1); true; end = path.find('/', end + 1)) {
     if (mkdir(path.substr(0, end).c_str(), 0777) != 0 && errno != EEXIST) {
       const int number = errno;
-      struct stat status;
-      if (stat(path.substr(0, end).c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+      if (!leads_to_folder(path.substr(0, end))) {
         return number; // a folder that is there may also be reported as read-only
       }
     }

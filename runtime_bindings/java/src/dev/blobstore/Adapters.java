@@ -14,7 +14,11 @@ import java.util.OptionalDouble;
  * merged.undo();                                                 // exactly the bytes from before
  * }</pre>
  *
- * Any thread may call these at any time. They wait for each other on one cache, and as commits do. After an error
+ * <p>Where a path is taken, it may also be a folder that PEFT wrote, with {@code adapter_config.json} and {@code
+ * adapter_model.safetensors}: it gets the names, ranks and scale of the programs. It does not record its foundation, so
+ * only names and shapes are compared.
+ *
+ * <p>Any thread may call these at any time. They wait for each other on one cache, and as commits do. After an error
  * nothing was changed.
  */
 public final class Adapters {
@@ -31,7 +35,11 @@ public final class Adapters {
     return Native.foundationFingerprint(paths.toArray(new String[0]));
   }
 
-  /** Read an adapter's file. @throws BlobStoreException FileAccess, InvalidFile, Integrity; Adapter: it is none. */
+  /**
+   * Read an adapter's file, or a folder of PEFT.
+   *
+   * @throws BlobStoreException FileAccess, InvalidFile, Integrity; Adapter: it is none, or cannot be honoured.
+   */
   public static AdapterInfo read(String path) {
     return Native.readAdapter(path);
   }
@@ -45,7 +53,7 @@ public final class Adapters {
    * Exchange the adapter that the programs on a cache run with, in one commit.
    *
    * @param tensors of a cache that already has the tensors of an adapter.
-   * @param path an adapter that records its foundation.
+   * @param path an adapter that records its foundation, or a folder of PEFT.
    * @param programScale the factor that the program multiplies the product with, if the cache's files do not record it.
    * @param strength 1 is what it was trained for, 0 turns it off.
    * @return the new generation.

@@ -17,6 +17,7 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.OptionalDouble;
 import java.util.Set;
 
@@ -505,6 +506,16 @@ final class Checks {
       fails(BlobStoreException.Adapter.class, () -> Adapters.load(tensors, at + "adapter.ptd"), "foundation");
       fails(BlobStoreException.Adapter.class, () -> Adapters.read(at + "foundation.ptd"));
       fails(BlobStoreException.Adapter.class, () -> Adapters.fingerprint(List.of()));
+
+      AdapterInfo peft = Adapters.read(at + "peft"); // a folder of PEFT
+      same(peft.scale, OptionalDouble.of(0.5));
+      same(peft.foundation, Optional.empty());
+      Adapters.load(tensors, at + "peft", OptionalDouble.of(0.25), 1);
+      same(cache.blob("m.lora_b").floats()[12], 8f);
+      same(cache.blob("m.lora_b").floats()[13], 0f);
+      same(cache.blob("m.lora_a").floats()[4], 3f);
+      Adapters.loadAll(tensors, List.of(at + "peft", at + "peft"), new double[] {1, -1}, OptionalDouble.of(0.5));
+      same(cache.blob("m.lora_b").floats()[13], -4f);
 
       Adapters.loadAll(tensors, List.of(at + "1.ptd"), new double[] {1}, one); // both have the whole rank
       same(cache.blob("m.lora_b").floats()[13], 1f);

@@ -1,0 +1,395 @@
+#include "adapters/peft_folder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <blobstore/error.h>
+
+#include "format/format_error.h"
+#include "format/json.h"
+#include "format/safetensors.h"
+#include "format/utf8.h"
+#include "logical/numbers.h"
+#include "os/text.h"
+
+namespace blobstore::internal {
+namespace {
+
+constexpr uint64_t kMostConfig = 1 << 24; // bytes
+constexpr double kMostAlpha = 1e300;
+
+/// The fields that do not change what a trained adapter computes.
+constexpr std::string_view kNoEffect[] = {
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "lora_dropout",
+    "velora_config",
+    "inference_mode",
+    "runtime_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "loftq_config",
+    "megatron_core",
+    "qalora_group_size",
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision"};
+
+struct Stray {
+  std::string_view part;
+  const char* what;
+};
+constexpr Stray kStrays[] = {
+    {".lora_embedding_", "an adapter of an embedding"},
+    {".lora_magnitude_vector", "the magnitude of use_dora"},
+    {".lora_B.bias", "the bias of lora_bias"},
+    {".base_layer.", "a weight or a bias of the base model"},
+    {".modules_to_save", "a module of modules_to_save"}};
+
+/// An expression of alpha_pattern: characters, of which a plain dot stands for any.
+class Pattern {
+ public:
+  /// @param text letters, digits, `_`, `-`, dots, other characters behind a backslash, and anchors.
+  /// @returns empty for any other expression.
+  static std::optional<Pattern> of(std::string_view text) {
+    Pattern made;
+    made.at_start_ = !text.empty() && text.front() == '^';
+    text.remove_prefix(made.at_start_ ? 1 : 0);
+    for (size_t i = 0; i < text.size(); ++i) {
+      const char c = text[i];
+      if (c == '$' && i + 1 == text.size()) {
+        break;
+      }
+      if (c == '\\' && i + 1 < text.size() && !is_word(text[i + 1])) {
+        made.text_ += text[++i];
+        made.any_.push_back(false);
+      } else if (is_word(c) || c == '.' || c == '-') {
+        made.text_ += c;
+        made.any_.push_back(c == '.');
+      } else {
+        return std::nullopt;
+      }
+    }
+    return made.text_.empty() ? std::nullopt : std::optional<Pattern>(made);
+  }
+
+  /// As PEFT matches it: as the end of a module's name, behind a dot or as all of it.
+  bool matches(std::string_view module) const {
+    if (module.size() < text_.size()) {
+      return false;
+    }
+    const size_t start = module.size() - text_.size();
+    if (start > 0 && (at_start_ || module[start - 1] != '.')) {
+      return false;
+    }
+    for (size_t i = 0; i < text_.size(); ++i) {
+      if (!any_[i] && text_[i] != module[start + i]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static bool is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+        static_cast<uint8_t>(c) >= 0x80;
+  }
+
+  bool at_start_ = false;
+  std::string text_;
+  std::vector<bool> any_;
+};
+
+/// What adapter_config.json says of scales.
+class Config {
+ public:
+  explicit Config(std::string path) : path_(std::move(path)) {
+    const File file(path_, /*writable=*/false);
+    const uint64_t size = file.size();
+    if (size == 0 || size > kMostConfig) {
+      throw_error_in(ErrorKind::InvalidFile, path_, "{} bytes cannot be a configuration", size);
+    }
+    const Mapping map(file, 0, static_cast<size_t>(size), Mapping::Kind::ReadOnly);
+    const std::string_view text(reinterpret_cast<const char*>(map.data()), static_cast<size_t>(size));
+    try {
+      if (!is_utf8(text)) {
+        throw_format_error("not JSON: it is not UTF-8");
+      }
+      read(text);
+    } catch (const FormatError& error) {
+      throw_error_in(ErrorKind::InvalidFile, path_, "{}", error.what());
+    }
+    if (!is_lora_) {
+      throw_error_in(ErrorKind::Adapter, path_, "peft_type is not 'LORA', the only one that can be loaded");
+    }
+    ranks_.insert(rank_);
+  }
+
+  /// The factor of the product of a pair. @throws Error Adapter: the configuration has no such rank.
+  double scale(const std::string& module, int64_t rank) const {
+    if (ranks_.count(static_cast<uint64_t>(rank)) == 0) {
+      std::string listed;
+      for (const uint64_t one : ranks_) {
+        listed += (listed.empty() ? "" : ", ") + std::to_string(one);
+      }
+      throw_error_in(
+          ErrorKind::Adapter, path_, "module '{}' has rank {}, but r and rank_pattern have {}", module, rank, listed);
+    }
+    const auto known =
+        std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& one) { return one.first.matches(module); });
+    const double alpha = known == alphas_.end() ? alpha_ : known->second;
+    return alpha / (rslora_ ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank));
+  }
+
+ private:
+  void read(std::string_view text) {
+    JsonReader json(text, "the file");
+    if (!json.at_object()) {
+      throw_format_error("expected a JSON object");
+    }
+    json.object([&](const std::string& name) { read_field(json, name); });
+    json.end();
+  }
+
+  void read_field(JsonReader& json, const std::string& name) {
+    if (name == "peft_type") {
+      is_lora_ = json.at_string() ? json.string() == "LORA" : (json.skip(), false);
+    } else if (name == "r") {
+      rank_ = rank(json, name);
+    } else if (name == "lora_alpha") {
+      alpha_ = alpha(json, name);
+    } else if (name == "use_rslora") {
+      rslora_ = json.take_literal("true");
+      if (!rslora_ && !json.take_literal("false")) {
+        throw_format_error("use_rslora must be true or false");
+      }
+    } else if (name == "rank_pattern") {
+      pattern(json, name, [&](const std::string& key) { ranks_.insert(rank(json, key)); });
+    } else if (name == "alpha_pattern") {
+      pattern(json, name, [&](const std::string& key) {
+        const std::optional<Pattern> expression = Pattern::of(key);
+        if (!expression) {
+          throw_error_in(
+              ErrorKind::Adapter,
+              path_,
+              "alpha_pattern has the expression '{}'; only names of modules, or ends of them, can be honoured",
+              key);
+        }
+        alphas_.emplace_back(*expression, alpha(json, key));
+      });
+    } else if (name == "init_lora_weights") {
+      check_initial(json);
+    } else if (name == "bias") {
+      if (!json.at_string() || json.string() != "none") {
+        throw_error_in(ErrorKind::Adapter, path_, "bias is not 'none': biases of the base were trained");
+      }
+    } else if (std::find(std::begin(kNoEffect), std::end(kNoEffect), name) != std::end(kNoEffect)) {
+      json.skip();
+    } else if (is_on(json)) {
+      throw_error_in(
+          ErrorKind::Adapter,
+          path_,
+          "{} cannot be honoured: a program computes W x + scale * B (A x); merge the adapter into its base with PEFT",
+          name);
+    }
+  }
+
+  /// Initial values that leave the weights of the base as they are.
+  void check_initial(JsonReader& json) const {
+    std::string found = "something else";
+    if (json.at_string()) {
+      found = json.string();
+      if (found == "gaussian" || found == "eva" || found == "orthogonal") {
+        return;
+      }
+    } else if (json.take_literal("true") || json.take_literal("false") || json.take_literal("null")) {
+      return;
+    }
+    throw_error_in(
+        ErrorKind::Adapter, path_, "init_lora_weights is '{}', which changes the weights of the base, too", found);
+  }
+
+  /// Whether the next value is other than null, false, zero and empty.
+  static bool is_on(JsonReader& json) {
+    bool any = false;
+    if (json.at_object()) {
+      json.object([&](const std::string&) {
+        any = true;
+        json.skip();
+      });
+      return any;
+    }
+    if (json.at_array()) {
+      json.array([&] {
+        any = true;
+        json.skip();
+      });
+      return any;
+    }
+    if (json.at_string()) {
+      return !json.string().empty();
+    }
+    if (json.take_literal("null") || json.take_literal("false")) {
+      return false;
+    }
+    const std::optional<double> number = json.real();
+    return !number || *number != 0;
+  }
+
+  template <typename Entry>
+  static void pattern(JsonReader& json, const std::string& name, Entry entry) {
+    if (json.take_literal("null")) {
+      return;
+    }
+    if (!json.at_object()) {
+      throw_format_error("{} must map names of modules to numbers", name);
+    }
+    json.object(entry);
+  }
+
+  static uint64_t rank(JsonReader& json, const std::string& name) {
+    const std::optional<uint64_t> found = json.size();
+    if (!found || *found == 0 || *found >= uint64_t{1} << 31) {
+      throw_format_error("{} must be a positive integer", name);
+    }
+    return *found;
+  }
+
+  static double alpha(JsonReader& json, const std::string& name) {
+    const std::optional<double> found = json.real();
+    if (!found || std::abs(*found) > kMostAlpha) {
+      throw_format_error("{} must be a finite number", name);
+    }
+    return *found;
+  }
+
+  std::string path_;
+  bool is_lora_ = false;
+  uint64_t rank_ = 8;
+  double alpha_ = 8;
+  bool rslora_ = false;
+  std::set<uint64_t> ranks_; // all that modules may have
+  std::vector<std::pair<Pattern, double>> alphas_;
+};
+
+struct Halves {
+  const SafetensorsEntry* a = nullptr;
+  const SafetensorsEntry* b = nullptr;
+};
+
+/// The two keys of each module, in the order of the file.
+std::vector<std::pair<std::string, Halves>> halves_in(const SafetensorsTable& table, const std::string& path) {
+  std::vector<std::pair<std::string, Halves>> modules;
+  std::map<std::string, size_t> known;
+  for (const SafetensorsEntry& entry : table.entries) {
+    const std::string_view key = entry.key;
+    const bool is_a = ends_with(key, ".lora_A.weight");
+    if (!is_a && !ends_with(key, ".lora_B.weight")) {
+      const char* what = "no part of a LoRA pair";
+      for (const Stray& stray : kStrays) {
+        if (key.find(stray.part) != std::string_view::npos) {
+          what = stray.what;
+          break;
+        }
+      }
+      throw_error_in(ErrorKind::Adapter, path, "'{}' cannot be honoured: it is {}", key, what);
+    }
+    const std::string_view whole = key.substr(0, key.size() - std::string_view(".lora_A.weight").size());
+    const bool prefixed = whole.substr(0, kPeftPrefix.size()) == kPeftPrefix; // some files have the names without it
+    std::string module(prefixed ? whole.substr(kPeftPrefix.size()) : whole);
+    const auto [at, is_new] = known.emplace(module, modules.size());
+    if (is_new) {
+      modules.emplace_back(std::move(module), Halves{});
+    }
+    Halves& both = modules[at->second].second;
+    const SafetensorsEntry*& half = is_a ? both.a : both.b;
+    if (half != nullptr) {
+      throw_error_in(ErrorKind::Adapter, path, "'{}' and '{}' belong to one module", half->key, key);
+    }
+    half = &entry;
+  }
+  if (modules.empty()) {
+    throw_error_in(ErrorKind::Adapter, path, "there are no LoRA tensors");
+  }
+  return modules;
+}
+
+TensorView tensor_in(
+    const SafetensorsEntry& entry, const std::string& path, const std::shared_ptr<const Mapping>& map) {
+  if (!entry.layout || !is_floating(entry.layout->scalar_type)) {
+    throw_error_in(ErrorKind::UnsupportedData, path, "'{}' has dtype {}, expected a float", entry.key, entry.dtype);
+  }
+  return {
+      entry.layout->scalar_type,
+      {entry.layout->sizes.begin(), entry.layout->sizes.end()},
+      map->data() + entry.start,
+      static_cast<size_t>(entry.end - entry.start),
+      map};
+}
+
+/// The scale that most pairs have, the first of them if there are several, and not 0 if there is another.
+double common_scale(const std::vector<PeftPair>& pairs) {
+  double common = 0;
+  std::ptrdiff_t most = 0;
+  for (const PeftPair& pair : pairs) {
+    const auto same =
+        std::count_if(pairs.begin(), pairs.end(), [&](const PeftPair& one) { return one.scale == pair.scale; });
+    if (pair.scale != 0 && same > most) {
+      most = same;
+      common = pair.scale;
+    }
+  }
+  return common;
+}
+
+} // namespace
+
+PeftFolder::PeftFolder(const std::string& path) {
+  const Config config(path + "/adapter_config.json");
+  const std::string name = path + "/adapter_model.safetensors";
+  file_ = File(name, /*writable=*/false);
+  size_ = file_.size();
+  if (size_ == 0) {
+    throw_error_in(ErrorKind::InvalidFile, name, "the file is empty");
+  }
+  const auto map = std::make_shared<const Mapping>(file_, 0, static_cast<size_t>(size_), Mapping::Kind::ReadOnly);
+  const SafetensorsTable table = read_safetensors(name, map->data(), size_);
+  for (const auto& [module, both] : halves_in(table, name)) {
+    if (both.a == nullptr || both.b == nullptr) {
+      throw_error_in(
+          ErrorKind::Adapter,
+          name,
+          "'{}' has no {} beside it",
+          (both.a == nullptr ? both.b : both.a)->key,
+          both.a == nullptr ? "lora_A" : "lora_B");
+    }
+    PeftPair pair{module, both.a->key, both.b->key, tensor_in(*both.a, name, map), tensor_in(*both.b, name, map)};
+    if (pair.a.sizes.size() != 2 || pair.b.sizes.size() != 2 || pair.a.sizes[0] != pair.b.sizes[1]) {
+      throw_error_in(
+          ErrorKind::Layout,
+          name,
+          "'{}' {} and '{}' {} must be matrices with one rank",
+          pair.a_key,
+          to_string(pair.a.sizes),
+          pair.b_key,
+          to_string(pair.b.sizes));
+    }
+    pair.scale = config.scale(module, pair.a.sizes[0]);
+    pairs_.push_back(std::move(pair));
+  }
+  scale_ = common_scale(pairs_);
+}
+
+} // namespace blobstore::internal

@@ -1,0 +1,292 @@
+"""Folders of PEFT that programs take as they are, without an import. PEFT's own models are the oracles (L2, L3)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
+
+from blobstore.adapters import (
+    AdapterTags,
+    combine_adapters,
+    load_adapter,
+    load_adapters,
+    merge_adapter,
+    read_adapter,
+    save_adapter,
+    set_adapter_strength,
+    set_adapter_strengths,
+)
+from blobstore.adapters.peft_config import FIELDS
+from blobstore.adapters.peft_folder import read_peft
+from blobstore.errors import AdapterError, BlobStoreError, FileAccessError, InvalidFileError, KeyNotFoundError
+from blobstore.lowering.export import lower
+from blobstore.runtime import BlobCache, Program
+from tests.adapters.caches import X, bits, eager, merged, open_lora, open_plain
+from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, llama_names, neighbours, save_peft
+from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, make, with_adapter, write_peft
+from tests.lowering.live import plugin, write
+
+NAME = "adapter_model.safetensors"
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_folder_instead_of_a_file(lora: Any, tmp_path: Path) -> None:
+    """It is exchanged, scaled and taken back; the sum with another one has the strength of each (L2)."""
+    one = write_peft(tmp_path / "one", adapter_of(1))
+    cache, method = open_lora(lora)
+    first = method(*X).clone()
+    before = bits(cache)
+    load_adapter(cache, one, program_scale=SCALE)
+    assert torch.allclose(method(*X), eager(1), atol=1e-5)
+    set_adapter_strength(cache, 0)
+    assert torch.allclose(method(*X), merged(1, 0), atol=1e-5)
+    set_adapter_strength(cache, 1)
+    assert torch.allclose(method(*X), eager(1), atol=1e-5)
+    cache.revert()
+    assert bits(cache) == before
+    assert torch.equal(method(*X), first)
+    two = write_peft(tmp_path / "two", adapter_of(2, rank=1))
+    bound = tmp_path / "bound.ptd"
+    save_adapter(bound, adapter_of(3, rank=2), foundation=lora.foundation, scale=SCALE)
+    load_adapters(cache, [bound, (two, 0.5)], program_scale=SCALE)
+    both = {
+        name: torch.cat([adapter_of(3, rank=2)[name], tensor * (0.5 if "lora_b" in name else 1)], int("lora_b" in name))
+        for name, tensor in adapter_of(2, rank=1).items()
+    }
+    with torch.no_grad():
+        assert torch.allclose(method(*X), with_adapter(make(LoraNet), both)(*X), atol=1e-5)
+    set_adapter_strengths(cache, [0, 0])
+    assert torch.allclose(method(*X), merged(1, 0), atol=1e-5)
+
+
+def test_a_folder_is_merged_and_taken_out(plain: Any, tmp_path: Path) -> None:
+    """Into the weights of a program without branches, also under names that the caller gives (L2)."""
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+    cache, method = open_plain(plain)
+    before = bits(cache)
+    done = merge_adapter(cache, folder)
+    assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
+    done.undo()
+    assert bits(cache) == before
+    renamed = write_peft(tmp_path / "renamed", {name.replace("l.0", "x.y"): t for name, t in adapter_of(1).items()})
+    with pytest.raises(KeyNotFoundError, match=r"renamed: module 'x\.y' has no adapter in"):
+        merge_adapter(cache, renamed)
+    merge_adapter(cache, renamed, names={"x.y": "l.0.weight"})
+    assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
+def test_a_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool) -> None:
+    """Rank 2 in a program with rank 4, some modules, patterns of ranks and alphas, and rows in either order (L2)."""
+    patterns = {"rank_pattern": {"up_proj": 3}, "alpha_pattern": {"o_proj": 7, r"layers.1.self_attn\.q_proj": 5}}
+    want = save_peft(
+        tmp_path / "peft", r=2, lora_alpha=3, target_modules=["q_proj", "k_proj", "o_proj", "up_proj"], **patterns
+    )
+    tags = AdapterTags()
+    module = executorch_llama(hf_rope=hf_rope, alpha=6)
+    manager = lower({"forward": (module, (TOKENS,))}, partitioners=plugin(tags), external_constants=tags)
+    pte = write(manager, tmp_path / "out")
+    cache = BlobCache(tmp_path / "out/adapter.ptd", base=BlobCache(tmp_path / "out/foundation.ptd"))
+    method = Program(pte, cache).method()
+    with pytest.raises(AdapterError, match=r"peft: its scale is 1\.5, and no file of .* records that of the programs"):
+        load_adapter(cache, tmp_path / "peft")
+    load_adapter(cache, tmp_path / "peft", program_scale=6 / 4)
+    torch.testing.assert_close(method(TOKENS), want, rtol=1e-3, atol=1e-3)
+    assert (want - hf_logits(hf_llama())).abs().max() > 1
+
+
+@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
+def test_merging_into_the_weights_of_a_llama(tmp_path: Path, hf_rope: bool) -> None:
+    """The weights are those of PEFT's `merge_and_unload`, in the order of rows that the program has (L2)."""
+    save_peft(tmp_path / "peft", alpha_pattern={"v_proj": 5})
+    module = executorch_llama(hf_rope=hf_rope)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    from blobstore import save_file
+
+    save_file(
+        {n.replace(".linear.", "."): t.detach() for n, t in tensors if "lora_" not in n}, tmp_path / "foundation.ptd"
+    )
+    cache = BlobCache(tmp_path / "foundation.ptd")
+    merge_adapter(cache, tmp_path / "peft")
+    import copy
+    import warnings
+
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = PeftModel.from_pretrained(copy.deepcopy(hf_llama()), tmp_path / "peft").merge_and_unload().state_dict()
+    for name, tensor in want.items():
+        rotated = ("q_proj" in name or "k_proj" in name) and not hf_rope
+        found = torch.tensor(cache.numpy(llama_names(name)))
+        torch.testing.assert_close(found, neighbours(tensor) if rotated else tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_order_of_rows(tmp_path: Path) -> None:
+    """Without rotary tables the device cannot know it; nothing is changed, and other modules are taken."""
+    from blobstore import save_file
+
+    save_peft(tmp_path / "peft")
+    weights = {llama_names(name): tensor for name, tensor in hf_llama().state_dict().items()}
+    save_file(weights, tmp_path / "f.ptd")
+    cache = BlobCache(tmp_path / "f.ptd")
+    with pytest.raises(AdapterError, match=r"peft: the rows of module 'layers\.0\.attention\.w[qk]'.*--params"):
+        merge_adapter(cache, tmp_path / "peft")
+    assert cache.dirty == ()
+    save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
+    merge_adapter(cache, tmp_path / "v")
+    assert len(cache.dirty) == 4
+
+
+def test_what_it_says_of_itself(lora: Any, tmp_path: Path) -> None:
+    """Reading a folder gives PEFT's own names and numbers; what needs a file says so (L2)."""
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+    adapter = read_adapter(folder)
+    assert (adapter.scale, adapter.foundation, adapter.metadata) == (SCALE, None, {})
+    assert [pair.module for pair in adapter.pairs] == ["base_model.model.l.0", "base_model.model.l.1"]
+    tensors = load_safetensors(folder / NAME)
+    assert adapter.contents.keys() == tensors.keys()
+    assert all(torch.equal(torch.tensor(adapter.tensors[name]), tensor) for name, tensor in tensors.items())
+    assert adapter.nbytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert adapter.problems() == []
+    with pytest.raises(AdapterError, match="peft: this is a folder of PEFT"):
+        _ = adapter.blobs
+    with pytest.raises(AdapterError, match="peft: records no foundation"):
+        combine_adapters([folder], tmp_path / "sum.ptd", foundation=lora.foundation)
+
+
+VALUES = [None, False, 0, 0.0, "", [], {}, True, 1, "x", [1], {"a": 1}, "none", "gaussian", "pissa", 1.5]
+
+
+@pytest.mark.parametrize("field", [*sorted(FIELDS), "use_something_new"])
+def test_c_and_python_decide_alike(tmp_path: Path, field: str) -> None:
+    """Each field with values of every kind is taken by both, or refused by both for the same reason (L2, B5)."""
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+    text = (folder / "adapter_config.json").read_text()
+    for value in VALUES:
+        (folder / "adapter_config.json").write_text(json.dumps({**json.loads(text), field: value}))
+        assert outcome(lambda: read_peft(folder)) == outcome(lambda: read_adapter(folder)), value
+
+
+def outcome(function: Callable[[], Any]) -> type[BaseException] | None:
+    try:
+        function()
+    except BlobStoreError as error:
+        return type(error)
+    return None
+
+
+PATTERNS = {
+    "q_proj": "q_proj",
+    "0.l": "0.l",
+    "a0xq_proj": "other.0.q_proj",
+    "^b.q_proj": "b.q_proj",
+    r"a\.0\.q_proj$": "a.0.q_proj",
+    "roj": "q_proj",
+    "(x)": "x",
+    "a|b": "a",
+    ".*": "x",
+}
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, "^", "$", "\\", "a\\", "\\d", "a$b", ""])
+@pytest.mark.parametrize("module", ["a.0.q_proj", "b.q_proj", "a.b.q_proj", "q_proj", "x.0.l", "ab.0.l"])
+def test_patterns_match_alike(tmp_path: Path, pattern: str, module: str) -> None:
+    """The scale of a module is the same in both languages; which is PEFT's, by `test_scales_are_those_of_peft`."""
+    tensors = {f"{module}.lora_a.weight": torch.ones(2, 4), f"{module}.lora_b.weight": torch.ones(3, 2)}
+    folder = write_peft(tmp_path / "peft", tensors)
+    edit(folder, r=1, rank_pattern={pattern: 2}, alpha_pattern={pattern: 10})
+
+    def python() -> float:
+        return read_peft(folder)[1][0].scale
+
+    assert outcome(python) == outcome(lambda: read_adapter(folder))
+    if outcome(python) is None:
+        assert python() == read_adapter(folder).scale
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.l.0.lora_magnitude_vector",
+        "base_model.model.l.0.lora_B.bias",
+        "base_model.model.l.0.base_layer.bias",
+        "base_model.model.lm_head.weight",
+        "base_model.model.l.9.lora_A.weight",
+        "l.0.lora_A.weight",
+    ],
+)
+def test_tensors_that_cannot_be_honoured_are_refused_by_name(lora: Any, tmp_path: Path, key: str) -> None:
+    """As at import; nothing is changed (L2)."""
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+    save_safetensors({**load_safetensors(folder / NAME), key: torch.ones(RANK, 16)}, folder / NAME)
+    cache, _ = open_lora(lora)
+    with pytest.raises(AdapterError) as error:
+        load_adapter(cache, folder, program_scale=SCALE)
+    assert key in str(error.value)
+    assert cache.dirty == ()
+    with pytest.raises(AdapterError, match=str(error.value).rpartition("adapter_model")[2][:20]):
+        read_peft(folder)
+
+
+def test_folders_that_cannot_be_read(lora: Any, tmp_path: Path) -> None:
+    """The message names the file; what was loaded stays."""
+    cache, method = open_lora(lora)
+    first = method(*X).clone()
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+
+    def refused(error: type[BlobStoreError], match: str) -> None:
+        with pytest.raises(error, match=match):
+            load_adapter(cache, folder, program_scale=SCALE)
+        assert cache.dirty == ()
+        assert torch.equal(method(*X), first)
+
+    whole = (folder / NAME).read_bytes()
+    for bad in (b"", whole[:7], whole[:100], whole[:-1], b"\xff" * 64, whole + b"x"):
+        (folder / NAME).write_bytes(bad)
+        refused(InvalidFileError, rf"peft/{NAME}")
+    (folder / NAME).unlink()
+    refused(FileAccessError, rf"peft/{NAME}")
+    (folder / NAME).write_bytes(whole)
+    for text in ("", "[]", "{", '"LORA"', "[" * 100_000, "\xff", '{"peft_type": "LORA", "r": 1e3}', "{} x"):
+        (folder / "adapter_config.json").write_bytes(text.encode("latin-1"))
+        refused(BlobStoreError, r"peft/adapter_config\.json")
+    (folder / "adapter_config.json").unlink()
+    refused(FileAccessError, r"peft/adapter_config\.json")
+    shutil.rmtree(folder)
+    refused(FileAccessError, "peft")
+    write_peft(folder, adapter_of(1, rank=RANK + 1))
+    refused(AdapterError, r"peft: module 'l\.0' has rank 4, but of the 3 in")
+    shutil.rmtree(folder)
+    tensors = adapter_of(1)
+    tensors["l.0.lora_b.weight"][0, 0] = float("nan")
+    write_peft(folder, tensors)
+    refused(BlobStoreError, "not finite")
+    shutil.rmtree(folder)
+    write_peft(folder, {name: tensor.to(torch.int32) for name, tensor in adapter_of(1).items()})
+    refused(BlobStoreError, "has dtype I32, expected a float")
+
+
+def test_a_file_that_was_truncated_since(lora: Any, tmp_path: Path) -> None:
+    """The strength cannot be changed any more, and the process lives."""
+    folder = write_peft(tmp_path / "peft", adapter_of(1))
+    cache, method = open_lora(lora)
+    load_adapter(cache, folder, program_scale=SCALE)
+    (folder / NAME).write_bytes(b"")
+    with pytest.raises(FileAccessError, match=NAME):
+        set_adapter_strength(cache, 0.5)
+    assert torch.allclose(method(*X), eager(1), atol=1e-5)

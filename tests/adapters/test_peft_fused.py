@@ -1,0 +1,233 @@
+"""Adapters of Phi's fused modules, for programs that have their parts. PEFT's own Phi is the oracle (L2)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blobstore import save_file
+from blobstore.adapters import export_peft, import_peft, load_adapter, merge_adapter, read_adapter, save_adapter
+from blobstore.errors import InvalidFileError, KeyNotFoundError, LayoutError
+from blobstore.runtime import BlobCache
+from tests.adapters.llama import TOKENS, hf_logits
+from tests.adapters.test_peft import check_same, edit, safetensors_of
+from tests.models import quiet
+
+FUSED = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"]
+Q, KV, HIDDEN = 32, 16, 48
+
+
+@functools.cache
+def phi() -> Any:
+    """Hugging Face's Phi-3, whose layout Phi-4 mini has, with random weights."""
+    with quiet():
+        from transformers import Phi3Config, Phi3ForCausalLM
+    config = Phi3Config(
+        vocab_size=32,
+        hidden_size=Q,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Phi3ForCausalLM(config).eval()
+
+
+def parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The rows of a fused weight, as ExecuTorch's `convert_weights` splits them, under its names."""
+    layer = name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0]
+    layer = layer.removeprefix("model.")
+    if "qkv_proj" in name:
+        split = tensor.split([Q, KV, KV])
+        return {f"{layer}.attention.{part}.weight": rows for part, rows in zip(("wq", "wk", "wv"), split, strict=True)}
+    if "gate_up_proj" in name:
+        return {
+            f"{layer}.feed_forward.{part}.weight": rows
+            for part, rows in zip(("w1", "w3"), tensor.chunk(2), strict=True)
+        }
+    if "o_proj" in name:
+        return {f"{layer}.attention.wo.weight": tensor}
+    return {f"{layer}.feed_forward.w2.weight": tensor} if "down_proj" in name else {}
+
+
+def foundation(folder: Path) -> Path:
+    """With the tables of a program that rotates halves, as all programs for Phi do."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in phi().state_dict().items():
+        weights |= parts(name, tensor)
+    table = torch.outer(torch.arange(8), torch.arange(1, 5)).float().cos()
+    save_file({**weights, "freqs_cos": torch.cat([table, table], 1)}, folder / "f.ptd")
+    return folder / "f.ptd"
+
+
+def save_peft(folder: Path, **config: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Have PEFT save a random adapter; returns the logits and the weights with the adapter merged."""
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        options = {"r": 3, "lora_alpha": 6, "target_modules": FUSED, "task_type": "CAUSAL_LM", **config}
+        model = get_peft_model(copy.deepcopy(phi()), LoraConfig(**options)).eval()
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+        model.save_pretrained(folder)
+        logits = hf_logits(model)
+        return logits, model.merge_and_unload().state_dict()
+
+
+def check_merged(cache: BlobCache, weights: dict[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        for part, rows in parts(name, tensor).items():
+            torch.testing.assert_close(torch.tensor(cache.numpy(part)), rows, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("imported", [True, False], ids=["imported", "as it is"])
+def test_fused_modules_are_split_by_rows(tmp_path: Path, imported: bool) -> None:
+    """The weights of the parts are the rows of what PEFT merges; exporting gives PEFT's files again (L2)."""
+    _, want = save_peft(tmp_path / "peft", alpha_pattern={"gate_up_proj": 3})
+    base = foundation(tmp_path)
+    source = tmp_path / "peft"
+    if imported:
+        import_peft(source, tmp_path / "a.ptd", foundation=base)
+        assert len(read_adapter(tmp_path / "a.ptd").pairs) == 2 * 7
+        export_peft(tmp_path / "a.ptd", tmp_path / "again")
+        check_same(source, tmp_path / "again")
+        source = tmp_path / "a.ptd"
+    cache = BlobCache(base)
+    merge_adapter(cache, source)
+    check_merged(cache, want)
+
+
+def test_the_parts_as_rows_of_a_program(tmp_path: Path) -> None:
+    """With room for rank 8 in each part, by `like` and as it is: the same tensors (L2)."""
+    save_peft(tmp_path / "peft")
+    base = foundation(tmp_path)
+    ins, outs = {"w2": HIDDEN}, {"wk": KV, "wv": KV, "w1": HIDDEN, "w3": HIDDEN}
+    modules = [f"layers.{n}.attention.{m}" for n in (0, 1) for m in ("wq", "wk", "wv", "wo")]
+    modules += [f"layers.{n}.feed_forward.{m}" for n in (0, 1) for m in ("w1", "w2", "w3")]
+    room = {}
+    for module in modules:
+        last = module.rpartition(".")[2]
+        room[f"{module}.lora_a.weight"] = torch.ones(8, ins.get(last, Q))
+        room[f"{module}.lora_b.weight"] = torch.ones(outs.get(last, Q), 8)
+    save_adapter(tmp_path / "room.ptd", room, foundation=base, scale=2)
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=base, like=tmp_path / "room.ptd")
+    adapter = read_adapter(tmp_path / "a.ptd")
+    source = safetensors_of(tmp_path / "peft")
+    for first, last, part in ((0, Q, "wq"), (Q, Q + KV, "wk"), (Q + KV, Q + 2 * KV, "wv")):
+        path = "base_model.model.model.layers.1.self_attn.qkv_proj"
+        b = torch.tensor(adapter.tensors[f"layers.1.attention.{part}.lora_b.weight"])
+        a = torch.tensor(adapter.tensors[f"layers.1.attention.{part}.lora_a.weight"])
+        assert torch.equal(b[:, :3], source[f"{path}.lora_B.weight"][first:last])
+        assert torch.equal(a[:3], source[f"{path}.lora_A.weight"])
+        assert not b[:, 3:].any() and not a[3:].any()
+    cache = BlobCache(tmp_path / "room.ptd", base=BlobCache(base))
+    load_adapter(cache, tmp_path / "peft")
+    for name, tensor in adapter.tensors.items():
+        assert torch.equal(torch.tensor(cache.numpy(name)), torch.tensor(tensor))
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again")
+
+
+def test_parts_that_were_trained_apart_go_out(tmp_path: Path) -> None:
+    """PEFT computes with the exported adapter what the parts do: the ranks lie behind each other (L2)."""
+    save_peft(tmp_path / "peft")
+    base = foundation(tmp_path)
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=base)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    generator = torch.Generator().manual_seed(4)
+    trained = {n: torch.tensor(t) + 0.1 * torch.randn(t.shape, generator=generator) for n, t in adapter.tensors.items()}
+    options = {"foundation": base, "scale": adapter.scale or 0, "metadata": dict(adapter.metadata)}
+    save_adapter(tmp_path / "b.ptd", trained, **options)
+    export_peft(tmp_path / "b.ptd", tmp_path / "out")
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import PeftModel
+
+        want = PeftModel.from_pretrained(copy.deepcopy(phi()), tmp_path / "out").merge_and_unload().state_dict()
+    cache = BlobCache(base)
+    merge_adapter(cache, tmp_path / "b.ptd")
+    check_merged(cache, want)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert sorted(set(config["rank_pattern"].values())) == [6, 9]
+    record = json.loads(adapter.metadata["blobstore.adapter.peft"])
+    del record["modules"]["layers.0.attention.wk"]
+    options["metadata"] = {"blobstore.adapter.peft": json.dumps(record)}
+    kept = {name: tensor for name, tensor in trained.items() if "layers.0.attention.wk" not in name}
+    save_adapter(tmp_path / "c.ptd", kept, **options)
+    with pytest.raises(InvalidFileError, match=r"does not fit module 'layers\.0\.attention\.wv'"):
+        export_peft(tmp_path / "c.ptd", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("imported", [True, False], ids=["imported", "as it is"])
+def test_parts_that_do_not_fit(tmp_path: Path, imported: bool) -> None:
+    """The message names the part that is missing, or the features of all; a program with the fused module takes it whole."""
+    save_peft(tmp_path / "peft", target_modules=["qkv_proj"])
+
+    def use(weights: dict[str, Tensor]) -> BlobCache:
+        save_file(weights, tmp_path / "f.ptd")
+        if imported:
+            import_peft(
+                tmp_path / "peft", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", params={"use_hf_rope": True}
+            )
+        cache = BlobCache(tmp_path / "f.ptd")
+        merge_adapter(cache, tmp_path / ("a.ptd" if imported else "peft"))
+        return cache
+
+    whole = {}
+    for name, tensor in phi().state_dict().items():
+        whole |= parts(name, tensor)
+    table = torch.cos(torch.ones(4, 4))
+    whole["freqs_cos"] = table
+    with pytest.raises(KeyNotFoundError, match=r"'layers\.0\.self_attn\.k_proj'.*'layers\.0\.attention\.wk'"):
+        use({name: tensor for name, tensor in whole.items() if "layers.0.attention.wk" not in name})
+    with pytest.raises(LayoutError, match=r"qkv_proj\.lora_B\.weight' gives 64 features, and its parts in"):
+        use({**whole, "layers.0.attention.wk.weight": torch.ones(KV - 8, Q)})
+    cache = use(dict(phi().state_dict()))
+    assert set(cache.dirty) == {f"model.layers.{n}.self_attn.qkv_proj.weight" for n in (0, 1)}
+
+
+def test_a_llama_with_names_of_a_fused_module(tmp_path: Path) -> None:
+    """`names` maps a fused module as a whole, or its parts."""
+    save_peft(tmp_path / "peft", target_modules=["gate_up_proj"])
+    other = nn.ModuleDict({"a": nn.Linear(Q, HIDDEN), "b": nn.Linear(Q, HIDDEN), "whole": nn.Linear(Q, 2 * HIDDEN)})
+    save_file({f"{n}.{k}": t for n in (0, 1) for k, t in other.state_dict().items()}, tmp_path / "f.ptd")
+    names = {}
+    for number in (0, 1):
+        names[f"model.layers.{number}.mlp.gate_proj"] = f"{number}.a"
+        names[f"model.layers.{number}.mlp.up_proj"] = f"{number}.b"
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
+    assert [pair.module for pair in read_adapter(tmp_path / "a.ptd").pairs] == ["0.a", "0.b", "1.a", "1.b"]
+    names = {f"model.layers.{number}.mlp.gate_up_proj": f"{number}.whole" for number in (0, 1)}
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
+    assert [pair.module for pair in read_adapter(tmp_path / "a.ptd").pairs] == ["0.whole", "1.whole"]
+
+
+def test_logits_of_phi(tmp_path: Path) -> None:
+    """A Phi of Hugging Face with the merged weights computes what PEFT does: the oracle of these tests holds (L2)."""
+    want, _ = save_peft(tmp_path / "peft")
+    save_file(dict(phi().state_dict()), tmp_path / "f.ptd")
+    cache = BlobCache(tmp_path / "f.ptd")
+    merge_adapter(cache, tmp_path / "peft")
+    module = copy.deepcopy(phi())
+    module.load_state_dict({name: torch.tensor(cache.numpy(name)) for name in module.state_dict()})
+    torch.testing.assert_close(hf_logits(module), want, rtol=1e-4, atol=1e-4)
+    edit(tmp_path / "peft", r=4)
+    assert TOKENS.shape == (1, 8)
