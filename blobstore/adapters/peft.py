@@ -23,7 +23,7 @@ from blobstore.adapters.fit import inspect_adapters
 from blobstore.adapters.foundation import NamedTensor, check_texts
 from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.peft_folder import MODEL_NAME, PeftPair, read_peft
-from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, params_head_dim, rotary_head_dim, rows_as_llama
+from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, params_head_dim, rotary_head_dim
 from blobstore.adapters.peft_places import found_adapter
 from blobstore.adapters.peft_record import RECORD, Origin, Record
 from blobstore.adapters.peft_scales import common_scale, multiplied
@@ -62,7 +62,7 @@ def import_peft(
 
     Args:
         source: the folder that PEFT wrote; or its name on Hugging Face's Hub, `user/name` or `user/name@revision`, if it is in
-            the local cache of `huggingface_hub`.
+            the local cache of `huggingface_hub`; or an adapter in GGUF, for which `gguf` must be installed.
         target: the .ptd to write; an existing one is replaced.
         foundation: the `.ptd` of the programs, or several that are used together. Its names may be those of Hugging
             Face's model or of Llama's checkpoints.
@@ -123,9 +123,7 @@ def import_peft(
         factor = factors[pair.scale]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim, first)
-        b = pair.b
-        if head_dim:
-            b = (rows_as_llama(b[0], head_dim), b[1])
+        b = pair.ordered(head_dim, folder)
         product = multiplied(b, factor, rounded=round_values) if factor else None
         if product is None:
             raise AdapterError(

@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from blobstore.adapters.peft_config import CONFIG_NAME, PeftConfig, read_config
-from blobstore.adapters.peft_names import PREFIX
+from blobstore.adapters.peft_gguf import key_of, read_gguf
+from blobstore.adapters.peft_names import PREFIX, rows_as_llama
 from blobstore.core.errors import AdapterError, LayoutError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.arrays import DTYPES, Plain
@@ -39,6 +41,7 @@ class PeftPair:
         a, b: the tensors, of shapes (rank, in) and (out, rank).
         a_key, b_key: their keys in the file.
         scale: the factor of their product.
+        reordered: whether the rows of q and k lie as in Llama's own checkpoints, and not as in Hugging Face's model.
     """
 
     module: str
@@ -47,11 +50,29 @@ class PeftPair:
     a_key: str
     b_key: str
     scale: float
+    reordered: bool = False
 
     @property
     def rank(self) -> int:
         """The rank."""
         return int(self.a[0].shape[0])
+
+    def ordered(self, head_dim: int, source: Path) -> Plain:
+        """The second tensor with its rows as a program needs them.
+
+        Args:
+            head_dim: the size of a head if the program rotates neighbouring elements and this is its q or k; otherwise 0.
+            source: the adapter, for messages.
+
+        Raises:
+            AdapterError: the size of a head would be needed to bring the rows back into Hugging Face's order.
+        """
+        if self.reordered and not head_dim and self.module.endswith(("q_proj", "k_proj")):
+            raise AdapterError(
+                f"{source}: the rows of '{self.module}' lie in llama.cpp's order, which the program does not use; import PEFT's "
+                "folder instead"
+            )
+        return (rows_as_llama(self.b[0], head_dim), self.b[1]) if head_dim and not self.reordered else self.b
 
     def part(self, first: int, rows: int) -> PeftPair:
         """The pair for some rows of the module."""
@@ -62,7 +83,8 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
     """Read and check an adapter that PEFT saved.
 
     Args:
-        directory: the folder with `adapter_config.json` and `adapter_model.safetensors`.
+        directory: the folder with `adapter_config.json` and `adapter_model.safetensors`; or a file of GGUF, see
+            `blobstore.adapters.peft_gguf`.
 
     Returns:
         The configuration and the pairs, in the order of the file. The arrays are views of the mapped file.
@@ -75,6 +97,8 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
         UpdateError: a tensor has infinities or NaN.
     """
     folder = as_path(directory)
+    if folder.suffix == ".gguf":
+        return _read_gguf(folder)
     config = read_config(folder / CONFIG_NAME)
     path = folder / MODEL_NAME
     if not path.exists() and (folder / "adapter_model.bin").exists():
@@ -97,6 +121,20 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
     if not halves:
         raise AdapterError(f"{path}: there are no LoRA tensors")
     return config, [_read_pair(data_map, config, module, both) for module, both in halves.items()]
+
+
+def _read_gguf(path: Path) -> tuple[PeftConfig, list[PeftPair]]:
+    from blobstore.logical.steps import check_finite  # here, because it imports the native module
+
+    config, halves, reordered = read_gguf(path)
+    pairs = []
+    for module, both in halves.items():
+        for half, tensor in both.items():
+            if not check_finite(tensor):
+                raise UpdateError(f"{path}: lora_{half.lower()} of '{module}' has values that are not finite")
+        scale = config.scale(module, both["A"][0].shape[0])
+        pairs.append(PeftPair(module, both["A"], both["B"], key_of(module, "A"), key_of(module, "B"), scale, reordered))
+    return config, pairs
 
 
 def _read_pair(data_map: SafetensorsDataMap, config: PeftConfig, module: str, keys: Mapping[str, str]) -> PeftPair:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.peft_folder import PeftPair, read_peft
-from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim, rows_as_llama
+from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim
 from blobstore.adapters.peft_places import found_adapter
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, LayoutError, UpdateError
@@ -163,7 +163,7 @@ def _tensors(
             folder, llama_name(pair.module), pair.module, new_b.shape[0], lambda: size_of_head, program
         )
         a[:rank] = new_a
-        b[:, :rank] = (rows_as_llama(new_b, head_dim) if head_dim else new_b) * (pair.scale / scale)
+        b[:, :rank] = cast(pair.ordered(head_dim, folder), ScalarType.DOUBLE)[0] * (pair.scale / scale)
     return (a, ScalarType.DOUBLE), (b, ScalarType.DOUBLE)
 
 

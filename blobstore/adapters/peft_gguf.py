@@ -1,0 +1,156 @@
+"""LoRA adapters in GGUF, as llama.cpp's `convert_lora_to_gguf.py` writes them, read as what PEFT saved.
+
+Such a file has the tensors under llama.cpp's names, the alpha, and the architecture. For some architectures llama.cpp
+reorders the rows of q and k as Llama's own checkpoints have them. The size of a head, which would undo that, is not in the
+file; programs that rotate neighbouring elements need these rows as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobstore.adapters.peft_config import PeftConfig
+from blobstore.adapters.peft_names import PREFIX
+from blobstore.core.distribution import install
+from blobstore.core.errors import (
+    AdapterError,
+    FileAccessError,
+    InvalidFileError,
+    LayoutError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
+from blobstore.core.memory.arrays import Plain
+from blobstore.core.memory.layout import ScalarType
+
+__all__ = ["Halves", "key_of", "read_gguf"]
+
+Halves = dict[str, dict[str, Plain]]
+"""For each module of Hugging Face's model its tensors `A` and `B`."""
+
+_REORDERED = {"llama", "granite", "smollm3"}
+_PLAIN = {"qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3"}
+_MODULES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_HALF = re.compile(r"(.+)\.weight\.lora_([ab])", re.DOTALL)
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)", re.ASCII)
+
+
+def read_gguf(path: Path) -> tuple[PeftConfig, Halves, bool]:
+    """Read an adapter.
+
+    Returns:
+        A configuration as PEFT would have it, the tensors, and whether the rows of q and k are reordered.
+
+    Raises:
+        FileAccessError, InvalidFileError: the file cannot be opened, or is malformed.
+        AdapterError: it is no LoRA adapter, or of an architecture or a module that is not known here.
+        LayoutError: the shapes of a pair do not match.
+        UnsupportedDataError: a tensor is quantized.
+        MissingDependencyError: the package `gguf` is not installed.
+    """
+    reader = _opened(path)
+    if _field(reader, "general.type") != "adapter" or _field(reader, "adapter.type") != "lora":
+        raise AdapterError(f"{path}: not a LoRA adapter: general.type and adapter.type must be 'adapter' and 'lora'")
+    architecture, alpha = _field(reader, "general.architecture"), _field(reader, "adapter.lora.alpha")
+    if architecture not in _REORDERED | _PLAIN:
+        raise AdapterError(
+            f"{path}: the order of rows of the architecture {architecture!r} is not known; import PEFT's folder"
+        )
+    halves: Halves = {}
+    for tensor in reader.tensors:
+        match = _HALF.fullmatch(tensor.name)
+        if match is None:
+            raise AdapterError(f"{path}: '{tensor.name}' cannot be honoured: it is no part of a LoRA pair")
+        module = _module(path, match[1], architecture)
+        halves.setdefault(module, {})[match[2].upper()] = _plain(path, tensor)
+    if not halves:
+        raise AdapterError(f"{path}: there are no LoRA tensors")
+    return _config(path, halves, alpha), halves, architecture in _REORDERED
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingDependencyError(f"adapters in GGUF need a package: {install('gguf')}") from None
+    try:
+        return GGUFReader(path)
+    except OSError as error:
+        raise FileAccessError(path, error) from None
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise InvalidFileError(path, f"not a GGUF file: {error}") from None
+
+
+def _field(reader: Any, name: str) -> Any:
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+def _module(path: Path, name: str, architecture: str) -> str:
+    match = _IN_LAYER.fullmatch(name)
+    if match is not None and match[2] in _MODULES:
+        fused = architecture == "phi3" and match[2] == "ffn_up"  # llama.cpp has both halves there
+        return f"model.layers.{match[1]}.{'mlp.gate_up_proj' if fused else _MODULES[match[2]]}"
+    if name == "output":
+        return "lm_head"
+    what = "an adapter of an embedding" if name == "token_embd" else "a module that is not known here"
+    raise AdapterError(f"{path}: '{name}.weight' cannot be honoured: it is {what}")
+
+
+def _plain(path: Path, tensor: Any) -> Plain:
+    kinds = {"F32": ScalarType.FLOAT, "F16": ScalarType.HALF, "BF16": ScalarType.BFLOAT16}
+    kind = kinds.get(tensor.tensor_type.name)
+    if kind is None:
+        listed = ", ".join(kinds)
+        raise UnsupportedDataError(f"{path}: '{tensor.name}' is {tensor.tensor_type.name}, expected one of {listed}")
+    data = np.ascontiguousarray(tensor.data)
+    if kind is ScalarType.BFLOAT16:
+        data = data.view(np.uint16)
+    sizes = tuple(int(size) for size in reversed(tensor.shape))
+    return data.reshape(sizes), kind
+
+
+def _config(path: Path, halves: Halves, alpha: Any) -> PeftConfig:
+    ranks: dict[str, int] = {}
+    for module, both in halves.items():
+        for half, other in ("AB", "BA"):
+            if half not in both:
+                raise AdapterError(f"{path}: module '{module}' has lora_{other.lower()}, and no lora_{half.lower()}")
+        a, b = both["A"][0], both["B"][0]
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+            raise LayoutError(
+                f"{path}: the tensors of '{module}', {list(a.shape)} and {list(b.shape)}, must be matrices with one rank"
+            )
+        ranks[module] = int(a.shape[0])
+    most = Counter(ranks.values()).most_common(1)[0][0]
+    pattern = {f"^{re.escape(module)}": rank for module, rank in ranks.items() if rank != most}
+    fields = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "r": most,
+        "lora_alpha": int(alpha) if isinstance(alpha, float) and alpha.is_integer() else alpha,
+        "target_modules": sorted(halves),
+        "bias": "none",
+        "inference_mode": True,
+        **({"rank_pattern": pattern} if pattern else {}),
+    }
+    return PeftConfig.of(fields, path)
+
+
+def key_of(module: str, half: str) -> str:
+    """What PEFT calls a tensor."""
+    return f"{PREFIX}{module}.lora_{half}.weight"

@@ -1,0 +1,177 @@
+"""Adapters in GGUF, written by the `gguf` package as llama.cpp's converter does; PEFT's folders are the oracle (L2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file as load_safetensors
+from torch import Tensor
+
+from blobstore import save_file
+from blobstore.adapters import export_peft, import_peft, read_adapter
+from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError
+from tests.adapters import test_peft_fused as phi
+from tests.adapters.llama import executorch_llama, neighbours, save_peft
+from tests.adapters.test_peft import files, hf_foundation, peft_logits, safetensors_of
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def named(tensors: Mapping[str, Tensor], *, reordered: bool) -> dict[str, Tensor]:
+    """PEFT's tensors under llama.cpp's names; q and k with the rows of Llama's checkpoints, if it reorders them."""
+    made = {}
+    for key, tensor in tensors.items():
+        layer, module, half = re.fullmatch(r".*layers\.(\d+)\.(.*)\.lora_([AB])\.weight", key).groups()  # type: ignore[union-attr]
+        rows = neighbours(tensor) if reordered and half == "B" and ("q_proj" in key or "k_proj" in key) else tensor
+        made[f"blk.{layer}.{NAMES[module]}.weight.lora_{half.lower()}"] = rows
+    return made
+
+
+def write_gguf(path: Path, tensors: Mapping[str, Tensor], architecture: str, alpha: float = 6, **fields: str) -> Path:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_string("general.type", fields.get("general", "adapter"))
+    writer.add_string("adapter.type", fields.get("kind", "lora"))
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, tensor in tensors.items():
+        if tensor.dtype is torch.bfloat16:
+            data = tensor.contiguous().view(torch.uint8).numpy()
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_adapter_of_a_llama(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The tensors are those of PEFT's folder, and exporting gives a folder with which PEFT computes the same (L2)."""
+    want = save_peft(tmp_path / "peft", dtype=dtype, rank_pattern={"up_proj": 3}, alpha_pattern={"up_proj": 4.5})
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
+    tensors = named(safetensors_of(tmp_path / "peft"), reordered=True)
+    gguf = write_gguf(tmp_path / "a.gguf", tensors, "llama")
+    edited = {name: tensor for name, tensor in tensors.items() if "ffn_up" not in name}
+    write_gguf(tmp_path / "a.gguf", edited, "llama")  # llama.cpp has one alpha
+    save_peft(tmp_path / "rest", dtype=dtype, target_modules=[t for t in NAMES_OF_LLAMA if t != "up_proj"])
+    rest = {key: tensor for key, tensor in safetensors_of(tmp_path / "peft").items() if "up_proj" not in key}
+    from safetensors.torch import save_file as save
+
+    save(rest, tmp_path / "rest/adapter_model.safetensors")
+    for like in (None, lowered):
+        import_peft(gguf, tmp_path / "a.ptd", foundation=foundation, like=like)
+        import_peft(tmp_path / "rest", tmp_path / "b.ptd", foundation=foundation, like=like)
+        one, other = (read_adapter(tmp_path / name) for name in ("a.ptd", "b.ptd"))
+        assert one.scale == other.scale == 6 / 4
+        assert one.contents.keys() == other.contents.keys()
+        for name in one.contents:
+            assert np.array_equal(one.value(name)[0], other.value(name)[0])
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    again = load_safetensors(tmp_path / "again/adapter_model.safetensors")
+    assert again.keys() == rest.keys()
+    assert all(torch.equal(again[key], tensor) and again[key].dtype is dtype for key, tensor in rest.items())
+    if dtype is torch.float32:
+        torch.testing.assert_close(peft_logits(tmp_path / "again"), peft_logits(tmp_path / "rest"))
+        assert not torch.allclose(want, peft_logits(tmp_path / "rest"))
+
+
+NAMES_OF_LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_ranks_that_differ(tmp_path: Path) -> None:
+    """llama.cpp's scale is alpha divided by the rank of each pair, as with PEFT's rank_pattern."""
+    save_peft(tmp_path / "peft", rank_pattern={"up_proj": 2})
+    tensors = named(safetensors_of(tmp_path / "peft"), reordered=True)
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
+    for name, source in (("a", write_gguf(tmp_path / "a.gguf", tensors, "llama")), ("b", tmp_path / "peft")):
+        import_peft(source, tmp_path / f"{name}.ptd", foundation=foundation, like=lowered)
+    one, other = (read_adapter(tmp_path / f"{name}.ptd") for name in "ab")
+    assert one.scale == other.scale
+    assert all(np.array_equal(one.value(name)[0], other.value(name)[0]) for name in other.contents)
+
+
+def test_an_adapter_of_phi(tmp_path: Path) -> None:
+    """llama.cpp keeps its fused modules, and the order of its rows (L2)."""
+    phi.save_peft(tmp_path / "peft")
+    tensors = named(safetensors_of(tmp_path / "peft"), reordered=False)
+    gguf = write_gguf(tmp_path / "a.gguf", tensors, "phi3")
+    foundation = phi.foundation(tmp_path)
+    for name, source in (("a", gguf), ("b", tmp_path / "peft")):
+        import_peft(source, tmp_path / f"{name}.ptd", foundation=foundation)
+    one, other = (read_adapter(tmp_path / f"{name}.ptd") for name in "ab")
+    assert one.scale == other.scale and one.contents.keys() == other.contents.keys()
+    assert all(np.array_equal(one.value(name)[0], other.value(name)[0]) for name in other.contents)
+
+
+def test_rows_that_cannot_be_brought_back(tmp_path: Path) -> None:
+    """A program that rotates halves needs Hugging Face's order, and the file does not tell the size of a head."""
+    save_peft(tmp_path / "peft")
+    gguf = write_gguf(tmp_path / "a.gguf", named(safetensors_of(tmp_path / "peft"), reordered=True), "llama")
+    message = r"a\.gguf: the rows of 'model.layers.0.self_attn.[qk]_proj' lie in llama"
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=True))
+    with pytest.raises(AdapterError, match=message):
+        import_peft(gguf, tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    with pytest.raises(AdapterError, match=message):
+        import_peft(gguf, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+    assert not (tmp_path / "a.ptd").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "error", "message"),
+    [
+        ({}, {"general": "model"}, AdapterError, "not a LoRA adapter"),
+        ({}, {"kind": "control_vector"}, AdapterError, "not a LoRA adapter"),
+        ({}, {"architecture": "mamba"}, AdapterError, "the architecture 'mamba' is not known"),
+        ({"token_embd.weight.lora_a": (2, 4)}, {}, AdapterError, "'token_embd.weight' .* an adapter of an embedding"),
+        ({"blk.0.ssm_in.weight.lora_a": (2, 4)}, {}, AdapterError, "'blk.0.ssm_in.weight' .* not known here"),
+        ({"output_norm.weight": (4, 4)}, {}, AdapterError, "'output_norm.weight' .* no part of a LoRA pair"),
+        ({"blk.1.attn_v.weight.lora_a": (2, 4)}, {}, AdapterError, "has lora_a, and no lora_b"),
+        ({"blk.0.attn_v.weight.lora_b": (4, 3)}, {}, LayoutError, "must be matrices with one rank"),
+    ],
+)
+def test_what_cannot_be_honoured(
+    tmp_path: Path, change: Any, fields: Any, error: type[BlobStoreError], message: str
+) -> None:
+    """The message has the file and the name in it; nothing is written."""
+    sizes = {"blk.0.attn_v.weight.lora_a": (2, 4), "blk.0.attn_v.weight.lora_b": (4, 2), **change}
+    architecture = fields.pop("architecture", "llama")
+    tensors = {name: torch.ones(size) for name, size in sizes.items()}
+    gguf = write_gguf(tmp_path / "a.gguf", tensors, architecture, **fields)
+    save_file({"layers.0.attention.wv.weight": torch.ones(4, 4)}, tmp_path / "f.ptd")
+    with pytest.raises(error, match=rf"a\.gguf: .*{message}"):
+        import_peft(gguf, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert not (tmp_path / "a.ptd").exists()
+
+
+def test_files_that_are_no_gguf(tmp_path: Path) -> None:
+    save_file({"layers.0.attention.wv.weight": torch.ones(4, 4)}, tmp_path / "f.ptd")
+    sizes = {"blk.0.attn_v.weight.lora_a": (2, 4), "blk.0.attn_v.weight.lora_b": (4, 2)}
+    whole = write_gguf(tmp_path / "w.gguf", {n: torch.ones(s) for n, s in sizes.items()}, "llama").read_bytes()
+    import_peft(tmp_path / "w.gguf", tmp_path / "w.ptd", foundation=tmp_path / "f.ptd")
+    for data in (b"", b"GGUF", b"\0" * 64, whole[:60], whole[:-8], b"\xff" * 200):
+        (tmp_path / "a.gguf").write_bytes(data)
+        with pytest.raises(InvalidFileError, match=r"a\.gguf"):
+            import_peft(tmp_path / "a.gguf", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    (tmp_path / "a.gguf").unlink()
+    with pytest.raises(BlobStoreError, match=r"a\.gguf: No such file"):
+        import_peft(tmp_path / "a.gguf", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert not (tmp_path / "a.ptd").exists()
