@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import UnsupportedDataError, UnsupportedOperationError
 from blobstore.core.store import check_tag
 from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
+from blobstore.llm.room import ROOM, add_room, zeros_for
 from blobstore.lowering import BlobStorePartitioner, restore_names
 from blobstore.lowering.names import Tag
 from blobstore.lowering.save import save_program
-from blobstore.runtime.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
+from blobstore.runtime.executorch import LlmConfig, LLMEdgeManager, LoRALinear, convert_weights, export_llama_lib
 
 __all__ = ["export_llm"]
 
 _lock = threading.Lock()
 
 
-def export_llm(config: LlmConfig) -> Path:
+def export_llm(config: LlmConfig, *, room: Mapping[str, Any] | None = None) -> Path:
     """Export a language model as ExecuTorch's `export_llm` does, so that its weights can be changed by name.
 
     The program goes to the place that `export_llm` gives it, the weights to data files in `export.output_dir`. Other
@@ -37,13 +38,18 @@ def export_llm(config: LlmConfig) -> Path:
             `export.lora_weights_file`, and all others to `export.foundation_weights_file`, each with or without `.ptd`.
             Left out, these are `<program>_lora.ptd` and `foundation.ptd`. If both are the same, so is the file. The
             object is not changed.
+        room: room for adapters, in place of one in `base.lora_config`: `{"r": 64, "modules": ["q_proj", "v_proj"]}` lets the
+            program take adapters of PEFT of at most this rank at these modules, which may also be the fused ones of Phi.
+            Until then it computes what the checkpoint alone does. The program multiplies with 1; with `alpha`, which is
+            optional, with alpha / r.
 
     Returns:
         The path of the program.
 
     Raises:
-        UnsupportedDataError: `config` is not an `LlmConfig`.
-        UnsupportedOperationError: it enables another backend than XNNPACK, or none, so that no weights could be changed.
+        UnsupportedDataError: `config` is not an `LlmConfig`, or `room` is something else.
+        UnsupportedOperationError: it enables another backend than XNNPACK, or none, so that no weights could be changed; or
+            there is both room and an adapter, or a module of `room` can have no adapter in ExecuTorch's models.
         InvalidTagError: the name of a data file is not a plain file name.
         KeyConflictError: another program in the folder uses other contents of a weight in one of the data files.
         FileAccessError, OutputPathError: as for `save_programs`.
@@ -54,11 +60,13 @@ def export_llm(config: LlmConfig) -> Path:
         raise UnsupportedDataError(f"expected an LlmConfig, found a {type(config).__qualname__}")
     config = copy.deepcopy(config)
     _check_backend(config)
+    if room is not None:
+        add_room(config, room)
     tag = _tag(config)
     if config.export.output_name:
         _check_place(_place(config.export.output_name, config.export.output_dir))
     config.export.foundation_weights_file = config.export.lora_weights_file = None  # ours instead of the exporter's
-    with _wrapped(tag):
+    with _wrapped(tag), _with_room(config):
         return Path(export_llama_lib.export_llama(config))
 
 
@@ -127,6 +135,21 @@ def _wrapped(tag: Tag) -> Iterator[None]:
             yield
         finally:
             vars(export_llama_lib).update(kept)
+
+
+@contextmanager
+def _with_room(config: LlmConfig) -> Iterator[None]:
+    """Let ExecuTorch's exporter load zeros in place of the adapter that `add_room` named."""
+    stock = convert_weights.load_and_convert_unsloth_to_meta
+
+    def load(checkpoint_path: str) -> Any:
+        return zeros_for(config) if checkpoint_path == ROOM else stock(checkpoint_path)
+
+    convert_weights.load_and_convert_unsloth_to_meta = load
+    try:
+        yield
+    finally:
+        convert_weights.load_and_convert_unsloth_to_meta = stock
 
 
 class _Manager(LLMEdgeManager):  # type: ignore[misc]

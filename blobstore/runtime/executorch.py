@@ -143,6 +143,10 @@ _LANGUAGE_MODELS = {
     "LLMEdgeManager": f"{_EXPORT}.builder:LLMEdgeManager",
     "LlmConfig": f"{_EXPORT}.config.llm_config:LlmConfig",
     "LoRALinear": f"{_LLAMA}.lora:LoRALinear",
+    "LoraConfig": f"{_EXPORT}.config.llm_config:LoraConfig",
+    "ModelArgs": f"{_LLAMA}.model_args:ModelArgs",
+    "construct_transformer": f"{_LLAMA}.llama_transformer:construct_transformer",
+    "convert_weights": f"{_LLAMA}.convert_weights",
     "export_llama_lib": f"{_LLAMA}.export_llama_lib",
     "export_llm": f"{_EXPORT}.export_llm",
 }
@@ -150,6 +154,12 @@ _PARAMETERS_OF_LANGUAGE_MODELS: Mapping[str, Mapping[str, str]] = {
     f"{_LLAMA}.export_llama_lib": {
         "export_llama": "export_options",
         "get_xnnpack_partitioner": "dynamic_quant_only_partitioner enable_bf16",
+    },
+    f"{_LLAMA}.convert_weights": {
+        "load_and_convert_unsloth_to_meta": "checkpoint_path",
+    },
+    f"{_LLAMA}.llama_transformer": {
+        "construct_transformer": "model_args",
     },
     f"{_LLAMA}.lora": {
         "LoRALinear": "in_dim out_dim rank alpha dropout use_bias",
