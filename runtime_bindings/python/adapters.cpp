@@ -200,8 +200,7 @@ void add_adapters(nb::module_& module) {
             }
             return rows;
           })
-      .def_prop_ro(
-          "nbytes", [](const Adapter& adapter) { return AdapterAccess::impl(adapter).nbytes(); })
+      .def_prop_ro("nbytes", [](const Adapter& adapter) { return AdapterAccess::impl(adapter).nbytes(); })
       .def("unpaired", [](const Adapter& adapter) { return to_python(AdapterAccess::impl(adapter).unpaired); })
       .def("problems", [](const Adapter& adapter) { return to_python(adapter.problems()); })
       .def(

@@ -12,11 +12,11 @@
 // docs/format.md describes the files. After an error nothing was changed.
 //
 // Where a path of an adapter is taken, it may also be a folder that PEFT wrote, with adapter_config.json and
-// adapter_model.safetensors. Its modules get the names of the programs, fused ones (`qkv_proj`, `gate_up_proj`) are split,
-// smaller ranks and missing modules are filled up with zeros, and its scales are made up for in `lora_b`, rounded once. The
-// rows of q and k of a Llama are reordered if the rotary tables in the foundation say so. It does not record what it was
-// made for: only names and shapes are compared. What a program cannot compute, such as DoRA, is an Error Adapter that names
-// it.
+// adapter_model.safetensors. Its modules get the names of the programs, fused ones (`qkv_proj`, `gate_up_proj`) are
+// split, smaller ranks and missing modules are filled up with zeros, and its scales are made up for in `lora_b`,
+// rounded once. The rows of q and k of a Llama are reordered if the rotary tables in the foundation say so. It does not
+// record what it was made for: only names and shapes are compared. What a program cannot compute, such as DoRA, is an
+// Error Adapter that names it.
 #pragma once
 
 #include <cstddef>
@@ -70,16 +70,16 @@ struct LoraPair {
   int64_t out_features = 0;
 };
 
-/// An adapter that was read from a file or a folder, which it maps: the file may be renamed, replaced or deleted later, but not
-/// truncated or overwritten. Never changes: any thread may use it at any time, and nothing blocks.
+/// An adapter that was read from a file or a folder, which it maps: the file may be renamed, replaced or deleted later,
+/// but not truncated or overwritten. Never changes: any thread may use it at any time, and nothing blocks.
 class Adapter {
  public:
-  /// Read a file and compare its blobs with their digests, if it has any; or a folder of PEFT, whose tensors have the names
-  /// that PEFT gave them.
+  /// Read a file and compare its blobs with their digests, if it has any; or a folder of PEFT, whose tensors have the
+  /// names that PEFT gave them.
   ///
   /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. Adapter: it has no LoRA
-  ///   tensors, or something in PEFT's files cannot be honoured. Layout, UnsupportedData: PEFT's tensors make no pairs of
-  ///   floats.
+  ///   tensors, or something in PEFT's files cannot be honoured. Layout, UnsupportedData: PEFT's tensors make no pairs
+  ///   of floats.
   static std::shared_ptr<const Adapter> read(const std::string& path);
   ~Adapter();
   Adapter(const Adapter&) = delete;
@@ -114,8 +114,9 @@ class Adapter {
 /// How an adapter is loaded.
 struct AdapterOptions {
   /// The factor that the program multiplies the product with. If it is not given, the scale of the adapter must be the
-  /// one that the cache's files record, if they record any; that of a folder of PEFT may differ. If it differs from the adapter's scale, the adapter's
-  /// `lora_b` is multiplied so that the program computes what the adapter was trained for.
+  /// one that the cache's files record, if they record any; that of a folder of PEFT may differ. If it differs from the
+  /// adapter's scale, the adapter's `lora_b` is multiplied so that the program computes what the adapter was trained
+  /// for.
   std::optional<double> program_scale;
   /// How much of the adapter the program uses: 1 is what it was trained for, 0 turns it off.
   double strength = 1;
@@ -245,7 +246,8 @@ class MergedAdapter {
 /// read; otherwise it blocks as `BlobCache::update` does.
 ///
 /// @param tensors of a cache that owns the weights; weights of its base are changed through the base.
-/// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of PEFT,
+/// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of
+/// PEFT,
 ///   without `base_model.model.`.
 /// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged.
 ///   KeyNotFound: a module has no weight in the cache's files. Layout: a weight has another shape. Update: a weight is
