@@ -460,7 +460,7 @@ void Requests::exchange(Seat& seat, const Request& request) {
   } else {
     std::vector<OpenShare> shares;
     if (request.adapter != nullptr) {
-      AdapterAccess::impl(*request.adapter).file.verify();
+      AdapterAccess::impl(*request.adapter).check_unchanged();
       shares.push_back({request.adapter, request.strength});
     }
     seat.generation = load_adapters(seat.tensors, shares, program_scale_);
