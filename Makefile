@@ -46,8 +46,8 @@ native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and a
 aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu, clang, lld and qemu-user-static
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms aarch64
 
-compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS and musl, see it refuse others
-	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile
+compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS, musl and, with BIONIC=DIR, Android; see it refuse others
+	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile "$(BIONIC)"
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
 	$(RUN) -W ignore -m runtime_bindings.tests.sanitize

@@ -3,23 +3,24 @@
     python -m runtime_bindings.tests.platforms here     this machine: other sizes of pages, and the code for systems
                                                         that are not Linux
     python -m runtime_bindings.tests.platforms aarch64  Linux on aarch64, with a cross compiler and qemu
-    python -m runtime_bindings.tests.platforms compile  other systems: their compilers take all sources, and those that
-                                                        the library is not for are refused by one line
+    python -m runtime_bindings.tests.platforms compile [BIONIC]
+                                                        other systems: their compilers take all sources, and those that
+                                                        the library is not for are refused by one line; Android, too, if
+                                                        the folder with its headers is named
 
 docs/install.md says what that covers.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from runtime_bindings.tests import android, zig
 from tests import machines, native_build
 from tests.native_build import LIBRARY, MOST_BYTES, ROOT
 
@@ -78,8 +79,14 @@ def test(folder: Path, build: Callable[[Path], None]) -> None:
         sys.exit(1)
 
 
-def compile_all() -> None:
-    """Compile every source for each system, and see the refusals."""
+def compile_all(bionic: str = "") -> None:
+    """Compile every source for each system, and see the refusals.
+
+    Args:
+        bionic: the folder with Android's headers, see `android.py`; if it is empty, Android is left out.
+    """
+    if bionic:
+        compile_for_android(Path(bionic))
     sources = sorted((LIBRARY / "src").rglob("*.cpp"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for target, name in COMPILED.items():
@@ -97,23 +104,20 @@ def compile_all() -> None:
         say(f"{target}: refused: {line}")
 
 
+def compile_for_android(bionic: Path) -> None:
+    """Compile and link the library and its part for Java, and put it into an archive for applications."""
+    folder = ROOT / "build" / "android"
+    library = android.build(bionic, folder)
+    say(f"Android (API {android.API}, {android.ABI}): {library} linked, {library.stat().st_size:,} bytes")
+    archive = folder / "blobstore.aar"
+    native_build.run(sys.executable, ROOT / "packaging" / "aar.py", "--out", archive, library)
+    say(f"Android: {archive} assembled")
+
+
 def compile_one(source: Path, target: str) -> str:
-    """Compile a file and keep nothing; what the compiler says."""
-    spec = importlib.util.find_spec("executorch")
-    assert spec and spec.submodule_search_locations
-    executorch = Path(next(iter(spec.submodule_search_locations))) / "include"
-    command = [
-        *(sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", "-c", "-O0"),
-        *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
-        *(f"-I{LIBRARY / 'include'}", f"-I{LIBRARY / 'src'}", f"-isystem{LIBRARY / 'third_party' / 'xxhash'}"),
-        *(f"-isystem{LIBRARY / 'third_party' / 'zstd'}", "-DBLOBSTORE_ZSTD", "-DBLOBSTORE_ZSTD_BUNDLED"),
-        *(f"-isystem{executorch}", f"-isystem{executorch / 'executorch/runtime/core/portable_type/c10'}"),
-        source,
-    ]
-    with tempfile.TemporaryDirectory() as folder:  # where zig leaves what it compiled
-        texts = [str(part) for part in command]
-        done = subprocess.run(texts, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stderr if done.returncode else ""
+    """Compile a file and keep nothing; what the compiler says if that fails."""
+    compiled, said = zig.run("c++", "-target", target, *zig.flags(), "-O0", source)
+    return "" if compiled else said
 
 
 def say(text: str) -> None:
@@ -122,4 +126,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    {"here": here, "aarch64": aarch64, "compile": compile_all}[sys.argv[1]]()
+    {"here": here, "aarch64": aarch64, "compile": compile_all}[sys.argv[1]](*sys.argv[2:])
