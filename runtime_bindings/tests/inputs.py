@@ -34,6 +34,7 @@ def main(folders: list[Path]) -> None:
     write_delegates(first / "delegates")
     write_adapters(first / "adapters")
     native_programs.write(first / "programs")
+    native_programs.write_quantized(first / "quantized")
     native_tensors.write(first / "tensors.ptd")
     native_tensors.write_shapes(first / "shapes.ptd")
     for folder in others:

@@ -111,6 +111,34 @@ void shuffled_words() {
   }
 }
 
+/// Kernels for int8 have the sum of each row, negative or, as Arm's, as it is.
+void sums_of_rows() {
+  constexpr size_t kRows = 8;
+  constexpr size_t kColumns = 300;
+  for (const int32_t sign : {-1, 1}) {
+    const auto pack = [&](const std::vector<std::vector<uint8_t>>& sources) {
+      std::vector<uint8_t> packed = sources[0];
+      for (size_t row = 0; row < kRows; ++row) {
+        int32_t sum = 0;
+        for (size_t column = 0; column < kColumns; ++column) {
+          sum += sign * static_cast<int8_t>(sources[0][row * kColumns + column]);
+        }
+        packed.resize(packed.size() + 4);
+        std::memcpy(packed.data() + packed.size() - 4, &sum, 4);
+      }
+      packed.insert(packed.end(), sources[2].begin(), sources[2].end()); // scales
+      packed.insert(packed.end(), sources[1].begin(), sources[1].end()); // biases
+      return std::optional(packed);
+    };
+    const auto map = blobstore::internal::PackedMap::learn({kRows * kColumns, 4 * kRows, 4 * kRows}, pack);
+    CHECK(map.has_value() && map->has_scales()); // it was proved with other numbers
+    const std::string encoded = map->encode();
+    const auto again =
+        blobstore::internal::PackedMap::decode(reinterpret_cast<const uint8_t*>(encoded.data()), encoded.size());
+    CHECK(again.has_value() && again->fits({kRows * kColumns, 4 * kRows, 4 * kRows}, map->size()));
+  }
+}
+
 /// Every state of the weights gives the outputs that it gives without a store.
 void equal_outputs() {
   const Running plain(nullptr);
@@ -238,6 +266,7 @@ int main(int argc, char** argv) {
   data_path = argv[2];
   std::filesystem::remove_all(kFolder);
   shuffled_words();
+  sums_of_rows();
   equal_outputs();
   threads();
   damage();

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from blobstore import save_programs
-from blobstore.lowering import BlobStorePartitioner, lower
+from blobstore.lowering import BlobStorePartitioner, lower, restore_names
 from blobstore.lowering.export import quiet
 from tests import models
 
-__all__ = ["write", "write_increment"]
+__all__ = ["write", "write_increment", "write_quantized"]
 
 
 class Increment(nn.Module):
@@ -66,6 +66,44 @@ def write_packed(folder: Path) -> None:
         partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="packed")],
     )
     save_programs({"packed": manager}, folder, data_name="packed.ptd")
+
+
+def write_quantized(folder: Path) -> None:
+    """NAME.pte, NAME.ptd and NAME.out for each way of packing a linear layer: what torch computes, as float32."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+        from torchao.quantization.granularity import PerAxis, PerGroup
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    folder.mkdir(exist_ok=True)
+    x = (torch.arange(128) % 13 / 8 - 0.75).reshape(2, 64)
+    for name in ("float32", "int8", "static", "int4", "int4_groups"):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 40)).eval()
+        with quiet(), torch.no_grad():
+            if name in {"int8", "static"}:
+                config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=name == "int8")
+                prepared = prepare_pt2e(
+                    torch.export.export(module, (x,), strict=True).module(), XNNPACKQuantizer().set_global(config)
+                )
+                prepared(x)
+                converted = convert_pt2e(prepared)
+                restore_names(converted, module)
+                module = converted
+            elif name != "float32":
+                grain = PerAxis(0) if name == "int4" else PerGroup(32)
+                quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int4, weight_granularity=grain))
+            (folder / f"{name}.out").write_bytes(module(x).numpy().tobytes())
+        manager = lower(
+            {"forward": (module, (x,))},
+            partitioners=lambda name=name: [BlobStorePartitioner(XnnpackPartitioner(), tag=name)],
+        )
+        save_programs({name: manager}, folder, data_name=f"{name}.ptd")
 
 
 def write_text(path: Path) -> None:

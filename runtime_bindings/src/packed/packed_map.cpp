@@ -252,7 +252,7 @@ struct PackedMap::Int8 {
   std::vector<std::vector<Element>> from; // of each source
   std::vector<bool> taken; // packed bytes that are no weights
   std::vector<uint64_t> index; // of the weight that each packed byte is, plus 1
-  std::vector<std::vector<int64_t>> sums; // of each row, negative, in each packing
+  std::vector<std::vector<int64_t>> sums; // of each row, in each packing
   std::vector<std::vector<int64_t>> words; // the packed ones, in each packing
 
   /// @param packed numbers beside weights of zero.
@@ -274,7 +274,7 @@ struct PackedMap::Int8 {
   void count(const std::vector<uint8_t>& weights, const std::vector<uint8_t>& packed, uint64_t divisor) {
     for (uint64_t row = 0; row < sums.size(); ++row) {
       const auto begin = weights.begin() + static_cast<std::ptrdiff_t>(row * terms);
-      sums[row].push_back(-std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(terms), int64_t{0}));
+      sums[row].push_back(std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(terms), int64_t{0}));
     }
     for (uint64_t word = 0; word < words.size(); ++word) {
       words[word].push_back(load<int32_t>(packed.data() + 4 * word));
@@ -287,11 +287,15 @@ struct PackedMap::Int8 {
     }
   }
 
-  /// Words that were the sum of a row in every packing.
-  std::vector<Element> find_sums() {
+  /// Words that were the sum of a row in every packing, each time with this sign.
+  std::vector<Element> find_sums(int64_t sign) {
     std::map<std::vector<int64_t>, uint64_t> row_of;
     for (uint64_t row = 0; row < sums.size(); ++row) {
-      row_of.emplace(sums[row], row);
+      std::vector<int64_t> signed_sums = sums[row];
+      for (int64_t& sum : signed_sums) {
+        sum *= sign;
+      }
+      row_of.emplace(std::move(signed_sums), row);
     }
     std::vector<Element> found;
     for (uint64_t word = 0; word < words.size(); ++word) {
@@ -337,12 +341,14 @@ std::optional<PackedMap> PackedMap::learn_int8(const std::vector<size_t>& sizes,
     }
     shown.count(numbers[0], *packed, divisor);
   }
-  const std::vector<Element> sums = shown.find_sums();
+  const std::vector<Element> negative = shown.find_sums(-1);
+  const std::vector<Element> positive = shown.find_sums(1);
   shown.find_weights();
   PackedMap map;
   map.size_ = around->size();
   map.add(shown.from[0], Kind::Byte, 0, 0);
-  map.add(sums, Kind::MinusSum, 0, shown.terms);
+  map.add(negative, Kind::MinusSum, 0, shown.terms);
+  map.add(positive, Kind::Sum, 0, shown.terms);
   for (size_t source = 1; source < shown.from.size(); ++source) {
     map.add(shown.from[source], Kind::Word, static_cast<uint8_t>(source), 0);
   }
@@ -363,7 +369,7 @@ void put(uint8_t* to, const uint8_t* from, uint64_t terms) {
     for (uint64_t i = 0; i < terms; ++i) {
       sum += static_cast<int8_t>(from[i]);
     }
-    store(to, -sum);
+    store(to, kind == PackedMap::Kind::Sum ? sum : -sum);
   }
 }
 
@@ -470,6 +476,9 @@ void PackedMap::apply(const PackedSources& sources, uint8_t* packed) const {
       case Kind::MinusSum:
         run<Kind::MinusSum>(nest, nest.dims.size(), to, from);
         break;
+      case Kind::Sum:
+        run<Kind::Sum>(nest, nest.dims.size(), to, from);
+        break;
     }
   }
 }
@@ -514,7 +523,7 @@ std::optional<PackedMap> PackedMap::decode(const uint8_t* data, size_t size) {
     nest.from = decoder.value<uint64_t>();
     nest.terms = decoder.value<uint64_t>();
     const auto dims = decoder.value<uint64_t>();
-    if (kind > static_cast<uint64_t>(Kind::MinusSum) || source >= kMostSources || dims > kMostDims) {
+    if (kind > static_cast<uint64_t>(Kind::Sum) || source >= kMostSources || dims > kMostDims) {
       return std::nullopt;
     }
     for (uint64_t j = 0; j < dims; ++j) {
@@ -535,7 +544,8 @@ bool PackedMap::fits(const std::vector<size_t>& sizes, size_t packed) const {
       return false;
     }
     const uint64_t width = nest.kind == Kind::Byte ? 1 : 4;
-    const uint64_t taken = nest.kind == Kind::MinusSum ? nest.terms : width;
+    const bool summed = nest.kind == Kind::MinusSum || nest.kind == Kind::Sum;
+    const uint64_t taken = summed ? nest.terms : width;
     // the lowest and the highest byte of either side, in numbers that cannot overflow
     __int128 to_low = nest.to;
     __int128 to_high = static_cast<__int128>(nest.to) + width;

@@ -25,7 +25,8 @@ class PackedMap {
   enum class Kind : uint8_t {
     Word, // 4 bytes of a source
     Byte, // 1 byte of a source
-    MinusSum, // the sum of int8 of a source, negative, as int32
+    MinusSum, // the sum of int8 of a source, negative, as int32: for XNNPACK's own kernels
+    Sum, // the same, not negative: for Arm's
   };
 
   /// Steps through packed and stored bytes, the innermost first.
