@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from blobstore.errors import UnsupportedDataError, UpdateError
-from blobstore.lowering import restore_names
+from blobstore.lowering import lower, restore_names
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
-from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded
+from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded, write
 
 pytestmark = pytest.mark.long
 
 with quiet():
+    import executorch.kernels.quantized  # noqa: F401 - registers what is not delegated
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
@@ -114,6 +115,29 @@ def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
     cache.update({"first.weight.scale": scale * 2})
     assert not torch.equal(run(*example), before)
     cache.update({"first.weight.scale": scale})
+    assert torch.equal(run(*example), before)
+
+
+def test_scales_and_zero_points_that_the_graph_keeps(tmp_path: Path) -> None:
+    """Of layers that are not delegated, by the names that torch gave them (U1, X1)."""
+    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
+    eager = pt2e(module, example, is_per_channel=True)
+    with quiet():
+        path = write(
+            lower({"forward": (eager, example)}, partitioners=list, external_constants=lambda _: "model"), tmp_path
+        )
+    cache = BlobCache(tmp_path / "model.ptd")
+    run = Program(path, cache).method()
+    before = run(*example)
+    close(before, eager(*example), 0)
+    changes = {"_scale_2": torch.linspace(0.01, 0.03, 6), "_zero_point_2": torch.arange(-3, 3)}
+    for name, value in changes.items():
+        last = run(*example)
+        eager.get_buffer(name).copy_(value)
+        cache.update({name: value})
+        close(run(*example), eager(*example), 0)
+        assert not torch.equal(run(*example), last)
+    cache.revert()
     assert torch.equal(run(*example), before)
 
 

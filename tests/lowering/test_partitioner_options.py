@@ -1,0 +1,215 @@
+"""The options of `XnnpackPartitioner`, and the examples of the XNNPACK backend's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from blobstore.lowering import BlobStorePartitioner, restore_names
+from blobstore.lowering.export import quiet
+from blobstore.runtime import BlobCache, PackedStore, Program
+from tests.lowering import nets
+from tests.lowering.live import close, inputs, seeded, write
+from tests.lowering.test_quantized import pt2e, put
+
+with quiet():
+    import executorch.kernels.quantized  # noqa: F401 - registers what is not delegated
+    from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.backends.xnnpack.utils.configs import get_transform_passes
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch.runtime import Runtime
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+pytestmark = pytest.mark.long
+
+FLOAT, STATIC, DYNAMIC = ConfigPrecisionType.FP32, ConfigPrecisionType.STATIC_QUANT, ConfigPrecisionType.DYNAMIC_QUANT
+Options = list[dict[str, Any]]  # of several partitioners, one after the other
+
+# A kind of model, the partitioners that lower it, and how many parts they delegate
+CASES: dict[str, tuple[str, Options, int]] = {
+    "float, one by one": ("float", [{"config_precisions": FLOAT, "per_op_mode": True}], 4),
+    "static": ("static", [{"config_precisions": STATIC}], 2),
+    "static, one by one": ("static", [{"config_precisions": [STATIC, FLOAT], "per_op_mode": True}], 8),
+    "dynamic, one by one": ("dynamic", [{"config_precisions": [DYNAMIC], "per_op_mode": True}], 4),
+    # as ExecuTorch lowers language models
+    "dynamic, then the rest": ("dynamic", [{"config_precisions": DYNAMIC, "per_op_mode": True}, {}], 5),
+}
+TOLERANCE = {"float": 1e-5, "static": 0.0, "dynamic": 0.02}
+
+
+def delegates(edge: Any) -> tuple[int, list[str]]:
+    """How many parts of a lowered graph are delegated, and the operators that are not."""
+    called = [node.target for node in edge.exported_program().graph.nodes if node.op == "call_function"]
+    names = [getattr(target, "__name__", str(target)) for target in called]
+    return names.count("executorch_call_delegate"), sorted(
+        name for name in names if "delegate" not in name and name != "getitem"
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_precisions_and_per_op_mode(case: str, tmp_path: Path) -> None:
+    """The same parts are delegated as without the plug-in, and an update reaches all of them (L1, U1)."""
+    kind, options, count = CASES[case]
+    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
+    model = module if kind == "float" else pt2e(module, example, is_per_channel=True, is_dynamic=kind == "dynamic")
+    with quiet():
+        exported = torch.export.export(model, example, strict=True)
+        stock = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner(**one) for one in options])
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=[BlobStorePartitioner(XnnpackPartitioner(**one), tag="model") for one in options]
+        )
+        assert delegates(edge) == delegates(stock)
+        assert delegates(stock)[0] == count
+        path = write(edge.to_executorch(), tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    run = Program(path, cache).method()
+    close(run(*example), model(*example), TOLERANCE[kind])
+    before = run(*example)
+    names = [name for name, _ in module.named_parameters() if name in cache.tensors]
+    assert {"first.weight", "second.weight"} <= set(names)
+    with torch.no_grad():
+        for name in names:
+            parameter = module.get_parameter(name)
+            parameter.mul_(-0.7)
+            if kind != "float":
+                put(model, name, parameter)
+    cache.update({name: module.get_parameter(name) for name in names})
+    close(run(*example), model(*example), TOLERANCE[kind])
+    assert not torch.equal(run(*example), before)
+
+
+def block(inner: int, outer: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inner, outer, size, stride, (size - 1) // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outer),
+        nn.ReLU6(inplace=True),
+    )
+
+
+class Inverted(nn.Module):
+    """Wider inside, with a shortcut where the shapes agree."""
+
+    def __init__(self, inner: int, outer: int, stride: int, factor: int) -> None:
+        super().__init__()
+        wide = inner * factor
+        self.shortcut = stride == 1 and inner == outer
+        self.conv = nn.Sequential(
+            *([block(inner, wide, 1)] if factor > 1 else []),
+            block(wide, wide, 3, stride, wide),
+            nn.Conv2d(wide, outer, 1, bias=False),
+            nn.BatchNorm2d(outer),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x) if self.shortcut else self.conv(x)
+
+
+class MobileNet(nn.Module):
+    """MobileNet V2 with fewer channels and blocks; torchvision cannot be installed beside this torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [block(3, 8, 3, 2)]
+        inner = 8
+        for factor, outer, repeats, first in [(1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 2, 2)]:
+            for number in range(repeats):
+                layers.append(Inverted(inner, outer, first if number == 0 else 1, factor))
+                inner = outer
+        self.features = nn.Sequential(*layers, block(inner, 64, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
+                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(nn.functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
+
+    def folded(self) -> dict[str, Tensor]:
+        """The tensors that the quantized module has instead, by torch's own folding."""
+        found = dict(self.classifier.named_parameters(prefix="classifier"))
+        for path, layers in self.named_modules():
+            if isinstance(layers, nn.Sequential):
+                for number, (layer, norm) in enumerate(zip(layers, list(layers)[1:], strict=False)):
+                    if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                        weight, bias = fuse_conv_bn_weights(
+                            layer.weight, None, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+                        )
+                        found |= {f"{path}.{number}.weight": weight, f"{path}.{number}.weight_bias": bias}
+        return found
+
+
+def fine_tune(model: nn.Module) -> None:
+    """Change every float a little, so that the calibrated ranges still hold."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.mul_(1 + 0.2 * torch.rand(tensor.shape, generator=generator))
+
+
+def lower_as_on_the_page(model: nn.Module, example: tuple[Tensor, ...], wrapped: Callable[[Any], Any]) -> Any:
+    with quiet():
+        return to_edge_transform_and_lower(
+            torch.export.export(model, example),
+            partitioner=[wrapped(XnnpackPartitioner())],
+            transform_passes=get_transform_passes(),
+        )
+
+
+def run_stock(edge: Any, example: tuple[Tensor, ...]) -> Tensor:
+    """What ExecuTorch's own runtime computes."""
+    with quiet():
+        data = edge.to_executorch().buffer  # as long as the program
+        program = Runtime.get().load_program(data)
+        return program.load_method("forward").execute(list(example))[0].clone()
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["float", "PT2E"])
+def test_the_examples_of_the_backend_page(quantized: bool, tmp_path: Path) -> None:
+    """MobileNet V2, delegated as a whole, follows a fine-tune, also from a packed file (L1, U1, X1)."""
+    model, example = seeded(MobileNet), inputs(1, 3, 32, 32)
+    assert isinstance(model, MobileNet)
+    reference: nn.Module = model
+    if quantized:
+        with quiet():
+            quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+            prepared = prepare_pt2e(torch.export.export(model, example).module(), quantizer)
+            for seed in range(3):
+                prepared(*inputs(1, 3, 32, 32, seed=seed))
+            reference = convert_pt2e(prepared)
+        restore_names(reference, model)
+    stock = lower_as_on_the_page(reference, example, lambda partitioner: partitioner)
+    edge = lower_as_on_the_page(reference, example, lambda partitioner: BlobStorePartitioner(partitioner, tag="model"))
+    assert delegates(edge) == delegates(stock)
+    assert delegates(stock)[0] == 1
+    path = write(edge.to_executorch(), tmp_path)
+    stores = {"without": None, "with": PackedStore(tmp_path / "packed")}
+    caches = {name: BlobCache(tmp_path / "model.ptd", packed=store) for name, store in stores.items()}
+    methods = {name: Program(path, cache).method() for name, cache in caches.items()}
+    before, tolerance = run_stock(stock, example), 0.0 if quantized else 1e-5
+    with torch.no_grad():
+        close(before, reference(*example), 0.02)  # XNNPACK adds int8 in another order of roundings
+        for run in methods.values():
+            close(run(*example), before, tolerance)
+        fine_tune(model)
+        if quantized:
+            for name, value in model.folded().items():
+                put(reference, name, value)  # type: ignore[arg-type]
+        after = run_stock(lower_as_on_the_page(reference, example, lambda partitioner: partitioner), example)
+        close(after, reference(*example), 0.02)
+        assert not torch.equal(after, before)
+        for name, run in methods.items():
+            caches[name].update_state_dict(model.state_dict())
+            close(run(*example), after, tolerance)
