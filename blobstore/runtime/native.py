@@ -99,6 +99,7 @@ _ERRORS: dict[str, type[errors.BlobStoreError]] = {
     "release": errors.ReleaseError,
     "trust": errors.TrustError,
     "transfer": errors.TransferError,
+    "checkpoint": errors.CheckpointError,
 }
 
 

@@ -17,12 +17,13 @@ from blobstore.core.lazy import lazily
 from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
+    from blobstore.training.adamw import AdamW
     from blobstore.training.joint_export import lower_training
     from blobstore.training.training_program import TrainingProgram
 
-__all__ = ["TrainingProgram", "lower_training"]
+__all__ = ["AdamW", "TrainingProgram", "lower_training"]
 
-_HOME = {"TrainingProgram": "training_program", "lower_training": "joint_export"}
+_HOME = {"AdamW": "adamw", "TrainingProgram": "training_program", "lower_training": "joint_export"}
 
 
 def __getattr__(name: str) -> Any:

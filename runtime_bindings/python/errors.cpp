@@ -14,7 +14,7 @@ const char* name_of(ErrorKind kind) {
       "closed",       "unsupported",      "program",     "method_not_found",  "input",        "missing_backend",
       "execution",    "unsupported_data", "update",      "adapter",           "output_path",  "data_changed",
       "training",     "not_finite_loss",  "invalid_key", "invalid_alignment", "release",      "trust",
-      "transfer",
+      "transfer",     "checkpoint",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -1,5 +1,6 @@
 // Training programs in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -7,6 +8,7 @@
 
 #include "convert.h"
 #include "interpreter.h"
+#include "training/arithmetic.h"
 #include "training/publish.h"
 
 namespace blobstore::python {
@@ -52,6 +54,31 @@ void add_training(nb::module_& module) {
           "strict"_a,
           "finite"_a,
           "The target is an object of the class Tensors.");
+
+  module.def(
+      "step_adamw",
+      [](const std::array<uintptr_t, 5>& addresses,
+         size_t count,
+         bool is_double,
+         double step,
+         const std::array<double, 5>& numbers,
+         bool maximize) {
+        const auto at = [&](size_t index) { return reinterpret_cast<void*>(addresses[index]); };
+        const auto [lr, beta1, beta2, eps, weight_decay] = numbers;
+        const AdamWOptions options{lr, beta1, beta2, eps, weight_decay, addresses[4] != 0, maximize};
+        const auto type = is_double ? executorch::aten::ScalarType::Double : executorch::aten::ScalarType::Float;
+        const WithoutInterpreter release;
+        internal::step_adamw(options, step, {type, count, at(0), at(1)}, at(2), at(3), at(4));
+      },
+      "addresses"_a,
+      "count"_a,
+      "is_double"_a,
+      "step"_a,
+      "numbers"_a,
+      "maximize"_a,
+      "The addresses of a parameter, its gradient and its averages, the last of which is 0 without amsgrad. The "
+      "numbers "
+      "are lr, both betas, eps and weight_decay.");
 }
 
 } // namespace blobstore::python

@@ -205,6 +205,24 @@ def test_training_steps_as_torch_does(printed: list[list[str]]) -> None:
     np.testing.assert_allclose(found(printed, "published"), scores(published), rtol=1e-3, atol=1e-4)
 
 
+def test_a_run_of_java_goes_on_in_python(printed: list[list[str]], folder: Path) -> None:
+    from blobstore.training import AdamW, TrainingProgram
+    from examples import xor
+
+    programs = folder / "programs"
+    training = TrainingProgram(programs / "train.pte", data=programs / "xor.ptd")
+    optimizer = AdamW(training.named_parameters().values())
+    training.load(folder / "java.checkpoint", optimizer)
+    training.step(optimizer, xor.INPUTS, xor.LABELS)
+    weight = training.named_parameters()["hidden.weight"]
+    np.testing.assert_array_equal(found(printed, "adamw"), weight.numpy().flatten())
+    expected = TrainingProgram(programs / "train.pte", data=programs / "xor.ptd")
+    optimizer = AdamW(expected.named_parameters().values(), lr=0.03, weight_decay=0.1)
+    for _ in range(4):
+        expected.step(optimizer, xor.INPUTS, xor.LABELS)
+    assert torch.equal(weight, expected.named_parameters()["hidden.weight"])
+
+
 def test_adapters_and_packed_weights(printed: list[list[str]], folder: Path) -> None:
     weight = np.arange(35, dtype=np.float32).reshape(7, 5)
     product = np.full((7, 2), 2, np.float32) @ np.full((2, 5), 2, np.float32)

@@ -37,6 +37,7 @@ enum class ErrorKind {
   Release, // a release does not fit the folder or the device
   Trust, // ... or is not the expected one, or older than what is installed
   Transfer, // files of a release were not fetched yet
+  Checkpoint, // a checkpoint does not belong to this program, optimizer or base
 };
 
 /// An error that names the file or key, what was expected and what was found.

@@ -130,6 +130,8 @@ Result<uint64_t> undo(MergedAdapter& adapter) noexcept;
 
 Result<std::unique_ptr<SGD>> sgd(const SGDOptions& options) noexcept;
 Result<void> set_options(SGD& optimizer, const SGDOptions& options) noexcept;
+Result<std::unique_ptr<AdamW>> adamw(const AdamWOptions& options = AdamWOptions()) noexcept;
+Result<void> set_options(AdamW& optimizer, const AdamWOptions& options) noexcept;
 Result<std::unique_ptr<TrainingProgram>> training_program(
     std::shared_ptr<Program> program, const std::string& method = "forward") noexcept;
 Result<Outputs> forward_backward(
@@ -143,6 +145,17 @@ Result<Outputs> step(
     OnNan on_nan = OnNan::Throw,
     const std::vector<bool>& in_place = {}) noexcept;
 Result<void> lock(TrainingProgram& training) noexcept;
+Result<uint64_t> save(
+    TrainingProgram& training,
+    const std::string& path,
+    const Optimizer* optimizer = nullptr,
+    const std::vector<std::string>& base = {},
+    const std::map<std::string, std::string>& metadata = {}) noexcept;
+Result<void> load(
+    TrainingProgram& training,
+    const std::string& path,
+    Optimizer* optimizer = nullptr,
+    const std::vector<std::string>& base = {}) noexcept;
 Result<uint64_t> publish(
     TrainingProgram& training, const LogicalTensors& target, bool strict = true, bool finite = false) noexcept;
 Result<uint64_t> publish(

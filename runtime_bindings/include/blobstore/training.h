@@ -9,10 +9,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <executorch/extension/tensor/tensor_ptr.h>
 #include <executorch/runtime/core/evalue.h>
 
 #include <blobstore/cache.h>
@@ -23,16 +26,28 @@
 namespace blobstore BLOBSTORE_API {
 
 namespace internal BLOBSTORE_HIDDEN {
+struct OptimizerState;
 struct TrainingAccess;
 } // namespace internal BLOBSTORE_HIDDEN
 
-/// Changes parameters by their gradients. A `TrainingProgram` calls it.
+/// Changes parameters by their gradients. A `TrainingProgram` calls it. The state of an optimizer of your own is not in
+/// checkpoints.
 class Optimizer {
  public:
   virtual ~Optimizer();
   /// Each parameter has a gradient of its shape, dtype and strides under the same name. Changes the memory of the
   /// parameters. If it throws, parameters that it changed stay changed.
   virtual void step(const StateDict& parameters, const StateDict& gradients) = 0;
+
+ protected:
+  using NamedTensors = std::vector<std::pair<std::string, executorch::extension::TensorPtr>>;
+
+ private:
+  friend class TrainingProgram;
+  /// A copy of the state for these parameters. @throws Error Unsupported: it gives no access to its state.
+  virtual internal::OptimizerState capture(const NamedTensors& parameters) const;
+  /// Continue from a saved state. @throws Error Checkpoint: it does not fit. Unsupported. Nothing was changed.
+  virtual void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path);
 };
 
 /// The options of ExecuTorch's and of PyTorch's SGD.
@@ -42,10 +57,12 @@ struct SGDOptions {
   double dampening = 0;
   double weight_decay = 0;
   bool nesterov = false; // needs momentum, and no dampening
+  bool maximize = false;
 };
 
-/// Stochastic gradient descent as in torch.optim.SGD, for float and double. Keeps the momentum of each parameter by its
-/// name. Only one thread at a time may use it.
+/// Stochastic gradient descent as in torch.optim.SGD, for float and double: steps are equal to the bit to those that
+/// torch makes on a processor with AVX2. Keeps the momentum of each parameter by its name. Only one thread at a time
+/// may use it.
 class SGD final : public Optimizer {
  public:
   /// @throws Error Training: the options are impossible.
@@ -62,10 +79,51 @@ class SGD final : public Optimizer {
   void step(const StateDict& parameters, const StateDict& gradients) override;
 
  private:
-  struct Momentum;
+  struct State;
+  internal::OptimizerState capture(const NamedTensors& parameters) const override;
+  void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
 
   SGDOptions options_;
-  std::unique_ptr<Momentum> momentum_;
+  std::unique_ptr<State> state_;
+};
+
+/// The options of PyTorch's AdamW.
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+/// Adam with decoupled weight decay as in torch.optim.AdamW, for float and double. The steps are those of
+/// blobstore.training.AdamW in Python, to the bit. torch.optim.AdamW takes square roots that are not always rounded
+/// correctly, so its parameters can differ in the last bits. Keeps two running averages of each parameter by its name,
+/// three with `amsgrad`. Only one thread at a time may use it.
+class AdamW final : public Optimizer {
+ public:
+  /// @throws Error Training: the options are impossible.
+  explicit AdamW(const AdamWOptions& options = AdamWOptions());
+  ~AdamW() override;
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
+
+  const AdamWOptions& options() const { return options_; }
+  /// Change the options, such as the learning rate, from the next step on. @throws Error Training, as the constructor;
+  ///   `amsgrad` changed after a step.
+  void set_options(const AdamWOptions& options);
+  /// @throws Error Training, as `SGD::step`. Nothing was changed.
+  void step(const StateDict& parameters, const StateDict& gradients) override;
+
+ private:
+  struct State;
+  internal::OptimizerState capture(const NamedTensors& parameters) const override;
+  void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
+
+  AdamWOptions options_;
+  std::unique_ptr<State> state_;
 };
 
 /// What a step does if the loss is infinite or NaN.
@@ -87,8 +145,9 @@ enum class OnNan {
 /// holds a Reading, because `publish` waits for Readings. After a fork the child has its own copy. If another thread
 /// had the turn at the fork, taking one in the child throws an Error Training.
 ///
-/// Checkpoints with the state of an optimizer are files of blobstore.training in Python. Here, save the cache after
-/// `publish` instead.
+/// A checkpoint is a `.ptd` with parameters and buffers under their names, and the state of an optimizer. Python's
+/// blobstore.training writes and reads the same files. A run that continues from one, in either language, computes what
+/// the run that saved it computes, to the bit.
 class TrainingProgram {
  public:
   /// @throws Error Program: the method is not a training program. Unsupported: gradients or parameters have no planned
@@ -138,6 +197,33 @@ class TrainingProgram {
   /// Blocks while another thread has it. @throws Error Training: see above.
   void lock();
   void unlock();
+
+  /// Write a checkpoint. Its contents are from one moment between two steps; these wait while the contents are copied,
+  /// but not while they are written. An existing file is replaced when the new one is complete.
+  ///
+  /// @param optimizer whose state to save, if any: an SGD or an AdamW. No other thread may change its options
+  /// meanwhile.
+  /// @param base `.ptd` files. Tensors that they have with the same bytes are not written again. If several have a key,
+  ///   the last one counts.
+  /// @param metadata text to keep with the file.
+  /// @returns the size of the file in bytes.
+  /// @throws Error OutputPath: the path is that of the program, a base, or a file that the cache maps. Unsupported: the
+  ///   optimizer is of another class, or `nameless` is not 0, so that a run could not continue from the checkpoint.
+  ///   FileAccess, InvalidFile, Integrity: a base cannot be read, or writing failed. An existing file is unchanged.
+  uint64_t save(
+      const std::string& path,
+      const Optimizer* optimizer = nullptr,
+      const std::vector<std::string>& base = {},
+      const std::map<std::string, std::string>& metadata = {});
+  /// Continue from a checkpoint: restore the parameters, the buffers and, if it is given, the optimizer with its
+  /// options.
+  ///
+  /// @param optimizer of the class that was saved, with the same parameters in one group.
+  /// @param base the same base as for `save`.
+  /// @throws Error FileAccess, InvalidFile, Integrity: a file cannot be opened or trusted, or is not a checkpoint.
+  ///   Checkpoint: it is of another model, of other frozen weights (as far as these are in data files), or of another
+  ///   optimizer; or its base is missing or different. Unsupported, as `save`. Nothing was changed.
+  void load(const std::string& path, Optimizer* optimizer = nullptr, const std::vector<std::string>& base = {});
 
   /// Commit the trained parameters and buffers to the programs on a cache, all or none. Their next call uses them. The
   /// values are from one moment between two steps; steps of other threads wait until the commit is done. Blocks as

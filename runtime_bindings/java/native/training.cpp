@@ -16,6 +16,21 @@ jlong make_sgd(
   });
 }
 
+jlong make_adamw(
+    JNIEnv* env,
+    jclass,
+    jdouble lr,
+    jdouble beta1,
+    jdouble beta2,
+    jdouble eps,
+    jdouble weight_decay,
+    jboolean amsgrad) {
+  return guarded(env, [&] {
+    const AdamWOptions options{lr, beta1, beta2, eps, weight_decay, amsgrad != JNI_FALSE};
+    return share<Optimizer>(std::make_shared<AdamW>(options));
+  });
+}
+
 jlong load(JNIEnv* env, jclass, jlong program, jstring method) {
   return guarded(
       env, [&] { return share(std::make_shared<TrainingProgram>(shared<Program>(program), to_string(env, method))); });
@@ -47,6 +62,22 @@ jobjectArray step(JNIEnv* env, jclass, jlong handle, jlong optimizer, jobjectArr
   });
 }
 
+/// @param optimizer may be 0, here and below.
+jlong save(JNIEnv* env, jclass, jlong training, jlong optimizer, jstring path, jobjectArray base) {
+  return guarded(env, [&] {
+    const auto kept = shared<Optimizer>(optimizer);
+    return static_cast<jlong>(
+        object<TrainingProgram>(training).save(to_path(env, path), kept.get(), to_paths(env, base)));
+  });
+}
+
+void load_checkpoint(JNIEnv* env, jclass, jlong training, jlong optimizer, jstring path, jobjectArray base) {
+  guarded(env, [&] {
+    const auto kept = shared<Optimizer>(optimizer);
+    object<TrainingProgram>(training).load(to_path(env, path), kept.get(), to_paths(env, base));
+  });
+}
+
 jlong publish(JNIEnv* env, jclass, jlong training, jlong tensors, jboolean strict, jboolean finite) {
   return guarded(env, [&] {
     return static_cast<jlong>(object<TrainingProgram>(training).publish(
@@ -60,10 +91,13 @@ void add_training(std::vector<JNINativeMethod>& functions) {
   functions.insert(
       functions.end(),
       {function("makeSgd", "(DDDDZ)J", &make_sgd),
+       function("makeAdamW", "(DDDDDZ)J", &make_adamw),
        function("loadTraining", "(JLjava/lang/String;)J", &load),
        function("trainingNames", "(J)[Ljava/lang/String;", &names),
        function("trainingParameter", "(JLjava/lang/String;)Ldev/blobstore/Tensor;", &parameter),
        function("trainingStep", "(JJ[Ljava/lang/Object;I)[Ljava/lang/Object;", &step),
+       function("trainingSave", "(JJLjava/lang/String;[Ljava/lang/String;)J", &save),
+       function("trainingLoad", "(JJLjava/lang/String;[Ljava/lang/String;)V", &load_checkpoint),
        function("trainingPublish", "(JJZZ)J", &publish)});
 }
 

@@ -16,6 +16,14 @@ Result<void> set_options(SGD& optimizer, const SGDOptions& options) noexcept {
   return attempt([&] { optimizer.set_options(options); });
 }
 
+Result<std::unique_ptr<AdamW>> adamw(const AdamWOptions& options) noexcept {
+  return attempt([&] { return std::make_unique<AdamW>(options); });
+}
+
+Result<void> set_options(AdamW& optimizer, const AdamWOptions& options) noexcept {
+  return attempt([&] { optimizer.set_options(options); });
+}
+
 Result<std::unique_ptr<TrainingProgram>> training_program(
     std::shared_ptr<Program> program, const std::string& method) noexcept {
   return attempt([&] { return std::make_unique<TrainingProgram>(std::move(program), method); });
@@ -37,6 +45,23 @@ Result<Outputs> step(
 
 Result<void> lock(TrainingProgram& training) noexcept {
   return attempt([&] { training.lock(); });
+}
+
+Result<uint64_t> save(
+    TrainingProgram& training,
+    const std::string& path,
+    const Optimizer* optimizer,
+    const std::vector<std::string>& base,
+    const std::map<std::string, std::string>& metadata) noexcept {
+  return attempt([&] { return training.save(path, optimizer, base, metadata); });
+}
+
+Result<void> load(
+    TrainingProgram& training,
+    const std::string& path,
+    Optimizer* optimizer,
+    const std::vector<std::string>& base) noexcept {
+  return attempt([&] { training.load(path, optimizer, base); });
 }
 
 Result<uint64_t> publish(TrainingProgram& training, const LogicalTensors& target, bool strict, bool finite) noexcept {

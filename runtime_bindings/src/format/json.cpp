@@ -159,6 +159,18 @@ std::optional<double> JsonReader::real() {
   return stream >> value ? std::optional<double>(value) : std::nullopt; // -Infinity, or too large
 }
 
+std::string JsonReader::integer() {
+  const char first = peek();
+  if (!is_digit(first) && first != '-') {
+    fail("an integer is missing");
+  }
+  const std::string_view text = number();
+  if (text.find_first_not_of("-0123456789") != std::string_view::npos) {
+    fail("a number is not an integer");
+  }
+  return std::string(text);
+}
+
 /// The text of a number.
 std::string_view JsonReader::number() {
   const size_t start = at_;
@@ -199,8 +211,9 @@ std::string_view JsonReader::number() {
   return text_.substr(start, at_ - start);
 }
 
-void JsonReader::skip() {
+std::string_view JsonReader::skip() {
   const char first = peek();
+  const size_t start = at_;
   if (first == '{') {
     object([this](const std::string&) { skip(); });
   } else if (first == '[') {
@@ -213,6 +226,7 @@ void JsonReader::skip() {
       !take_word("true") && !take_word("false") && !take_word("null") && !take_word("NaN") && !take_word("Infinity")) {
     fail("a value is missing");
   }
+  return text_.substr(start, at_ - start);
 }
 
 bool JsonReader::take_literal(std::string_view word) {

@@ -36,7 +36,10 @@ class JsonReader {
   std::optional<uint64_t> size();
   /// A finite number; empty for another value, which is skipped.
   std::optional<double> real();
-  void skip();
+  /// The digits of an integer of any size, behind a "-" if it is negative.
+  std::string integer();
+  /// Skip a value. @returns its text.
+  std::string_view skip();
   /// Read null, true, false, or another word, if it is the next value.
   bool take_literal(std::string_view word);
   /// @throws FormatError: there is more than white space left.

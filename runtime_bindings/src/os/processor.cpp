@@ -7,13 +7,14 @@
 namespace blobstore::internal {
 namespace {
 
-bool find_avx2() {
+/// @param more bits of leaf 1 that must be set, too.
+bool find_avx2(unsigned more) {
   unsigned eax = 0;
   unsigned ebx = 0;
   unsigned ecx = 0;
   unsigned edx = 0;
-  constexpr unsigned kNeeded = bit_OSXSAVE | bit_AVX;
-  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kNeeded) != kNeeded) {
+  const unsigned needed = bit_OSXSAVE | bit_AVX | more;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & needed) != needed) {
     return false;
   }
   __asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0)); // what the system keeps: bit 1 is SSE, bit 2 is AVX
@@ -23,7 +24,8 @@ bool find_avx2() {
 
 } // namespace
 
-const bool kHasAvx2 = find_avx2();
+const bool kHasAvx2 = find_avx2(0);
+const bool kHasFma = find_avx2(bit_FMA);
 
 } // namespace blobstore::internal
 

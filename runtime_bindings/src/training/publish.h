@@ -12,11 +12,10 @@
 #include <blobstore/training.h>
 
 #include "logical/cache_tensors.h"
+#include "training/optimizer_state.h"
 #include "training/turns.h"
 
 namespace blobstore::internal {
-
-using NamedTensors = std::vector<std::pair<std::string, executorch::extension::TensorPtr>>;
 
 /// What a program has trained. Refers to members of the training program.
 struct Trained {

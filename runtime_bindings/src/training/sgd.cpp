@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -8,27 +9,26 @@
 #include <blobstore/training.h>
 
 #include "os/text.h"
+#include "training/arithmetic.h"
+#include "training/optimizer_state.h"
 
 namespace blobstore BLOBSTORE_API {
 
 namespace {
 
-using executorch::aten::ScalarType;
-using executorch::extension::TensorPtr;
-using internal::format;
+using namespace internal;
+
+constexpr char kKind[] = "SGD";
+constexpr char kBuffer[] = "momentum_buffer";
 
 [[noreturn]] void refuse(const std::string& reason) {
-  internal::throw_error(ErrorKind::Training, "SGD: {}", reason);
+  throw_error(ErrorKind::Training, "{}: {}", kKind, reason);
 }
 
 void check(const SGDOptions& options) {
-  const std::pair<const char*, double> numbers[] = {
-      {"lr", options.lr}, {"momentum", options.momentum}, {"weight_decay", options.weight_decay}};
-  for (const auto& [name, number] : numbers) {
-    if (!(number >= 0) || !std::isfinite(number)) {
-      refuse(format("{} must be a finite number that is not negative, not {}", name, std::to_string(number)));
-    }
-  }
+  check_option(kKind, "lr", options.lr);
+  check_option(kKind, "momentum", options.momentum);
+  check_option(kKind, "weight_decay", options.weight_decay);
   if (!std::isfinite(options.dampening)) {
     refuse("dampening must be a finite number");
   }
@@ -37,33 +37,26 @@ void check(const SGDOptions& options) {
   }
 }
 
-/// One step of one parameter. @param momentum has as many numbers, or is null; @param first whether it has none yet.
-template <typename Number>
-void step_one(
-    const SGDOptions& options, Number* parameter, const Number* gradient, Number* momentum, size_t count, bool first) {
-  const auto lr = static_cast<Number>(options.lr);
-  const auto rate = static_cast<Number>(options.momentum);
-  const auto fresh = static_cast<Number>(1 - options.dampening);
-  const auto decay = static_cast<Number>(options.weight_decay);
-  for (size_t i = 0; i < count; ++i) {
-    Number change = gradient[i] + decay * parameter[i];
-    if (momentum != nullptr) {
-      momentum[i] = first ? change : rate * momentum[i] + fresh * change;
-      change = options.nesterov ? change + rate * momentum[i] : momentum[i];
-    }
-    parameter[i] -= lr * change;
-  }
-}
-
 } // namespace
 
 Optimizer::~Optimizer() = default;
 
-struct SGD::Momentum {
-  std::map<std::string, std::vector<uint8_t>> memory; // by the parameter's name, as many bytes
+OptimizerState Optimizer::capture(const NamedTensors&) const {
+  throw_error(
+      ErrorKind::Unsupported,
+      "the state of this optimizer cannot be saved or restored: only SGD and AdamW give access to theirs");
+}
+
+void Optimizer::restore(const OptimizerState&, const NamedTensors& parameters, const std::string&) {
+  (void)capture(parameters);
+}
+
+struct SGD::State {
+  std::map<std::string, std::vector<uint8_t>> momentum; // by the parameter's name, as many bytes
+  PlainValue options = PlainValue::of_kind(PlainValue::Kind::Dict); // as they were restored
 };
 
-SGD::SGD(const SGDOptions& options) : options_(options), momentum_(std::make_unique<Momentum>()) {
+SGD::SGD(const SGDOptions& options) : options_(options), state_(std::make_unique<State>()) {
   check(options);
 }
 
@@ -76,26 +69,17 @@ void SGD::set_options(const SGDOptions& options) {
 
 void SGD::step(const StateDict& parameters, const StateDict& gradients) {
   struct Part {
-    const TensorPtr& parameter;
-    const TensorPtr& gradient;
+    Numbers numbers;
     std::vector<uint8_t>* momentum; // null without momentum
     bool first;
   };
   std::vector<Part> parts;
   std::map<std::string, std::vector<uint8_t>> made;
   for (const auto& [name, parameter] : parameters) {
-    const auto gradient = gradients.find(name);
-    if (gradient == gradients.end() || gradient->second->nbytes() != parameter->nbytes()) {
-      refuse(format("parameter '{}' has no gradient of its shape", name));
-    }
-    const ScalarType type = parameter->scalar_type();
-    if (gradient->second->scalar_type() != type || (type != ScalarType::Float && type != ScalarType::Double)) {
-      refuse(format("parameter '{}' and its gradient must both be float, or both double", name));
-    }
-    Part part{parameter, gradient->second, nullptr, false};
+    Part part{numbers_of(kKind, name, *parameter, gradients), nullptr, false};
     if (options_.momentum != 0) {
-      const auto known = momentum_->memory.find(name);
-      part.first = known == momentum_->memory.end();
+      const auto known = state_->momentum.find(name);
+      part.first = known == state_->momentum.end();
       part.momentum = part.first ? &(made[name] = std::vector<uint8_t>(parameter->nbytes())) : &known->second;
       if (part.momentum->size() != parameter->nbytes()) {
         refuse(format("parameter '{}' had another shape or dtype in an earlier step", name));
@@ -103,28 +87,58 @@ void SGD::step(const StateDict& parameters, const StateDict& gradients) {
     }
     parts.push_back(part);
   }
-  momentum_->memory.merge(made); // moves the nodes, so the parts stay valid
+  state_->momentum.merge(made); // moves the nodes, so the parts stay valid
   for (const Part& part : parts) {
-    const auto count = static_cast<size_t>(part.parameter->numel());
-    void* const momentum = part.momentum == nullptr ? nullptr : part.momentum->data();
-    if (part.parameter->scalar_type() == ScalarType::Float) {
-      step_one(
-          options_,
-          part.parameter->mutable_data_ptr<float>(),
-          part.gradient->const_data_ptr<float>(),
-          static_cast<float*>(momentum),
-          count,
-          part.first);
-    } else {
-      step_one(
-          options_,
-          part.parameter->mutable_data_ptr<double>(),
-          part.gradient->const_data_ptr<double>(),
-          static_cast<double*>(momentum),
-          count,
-          part.first);
+    step_sgd(options_, part.numbers, part.momentum == nullptr ? nullptr : part.momentum->data(), part.first);
+  }
+}
+
+OptimizerState SGD::capture(const NamedTensors& parameters) const {
+  OptimizerState saved = one_group(kKind, parameters);
+  PlainValue& options = saved.groups[0].options = state_->options;
+  set_option(options, "lr", PlainValue::of(options_.lr));
+  set_option(options, "momentum", PlainValue::of(options_.momentum));
+  set_option(options, "dampening", PlainValue::of(options_.dampening));
+  set_option(options, "weight_decay", PlainValue::of(options_.weight_decay));
+  set_option(options, "nesterov", PlainValue::of(options_.nesterov));
+  set_option(options, "maximize", PlainValue::of(options_.maximize));
+  for (const auto& [name, parameter] : parameters) {
+    const auto known = state_->momentum.find(name);
+    if (known != state_->momentum.end()) {
+      PlainValue& state = saved.state.emplace_back(name, PlainValue::of_kind(PlainValue::Kind::Dict)).second;
+      state.set(kBuffer, tensor_like(*parameter, known->second));
     }
   }
+  return saved;
+}
+
+void SGD::restore(const OptimizerState& saved, const NamedTensors& parameters, const std::string& path) {
+  const RestoredState from(saved, kKind, parameters, path);
+  SGDOptions options;
+  options.lr = from.number("lr");
+  options.momentum = from.number("momentum");
+  options.dampening = from.number("dampening");
+  options.weight_decay = from.number("weight_decay");
+  options.nesterov = from.flag("nesterov", false);
+  options.maximize = from.flag("maximize", false);
+  try {
+    check(options);
+  } catch (const Error& error) {
+    from.refuse(error.reason());
+  }
+  auto state = std::make_unique<State>();
+  state->options = from.options();
+  for (const auto& parameter : parameters) {
+    if (const PlainValue* kept = from.of(parameter.first)) {
+      from.check_keys(*kept, parameter.first, {kBuffer});
+      std::vector<uint8_t> buffer = from.memory(*kept, kBuffer, parameter);
+      if (!buffer.empty()) {
+        state->momentum.emplace(parameter.first, std::move(buffer));
+      }
+    }
+  }
+  options_ = options;
+  state_ = std::move(state);
 }
 
 } // namespace blobstore

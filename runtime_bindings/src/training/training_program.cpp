@@ -1,14 +1,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <blobstore/error.h>
+#include <blobstore/reading.h>
 #include <blobstore/training.h>
 
+#include "format/digest.h"
+#include "logical/similar_names.h"
 #include "os/text.h"
+#include "training/checkpoint.h"
 #include "training/publish.h"
 #include "training/signature.h"
 #include "training/turns.h"
@@ -88,6 +94,27 @@ std::optional<double> not_finite(const et::EValue& loss) {
   }
 }
 
+internal::SavedTensors copies_of(const internal::NamedTensors& tensors) {
+  internal::SavedTensors copies;
+  for (const auto& [name, tensor] : tensors) {
+    const auto* data = static_cast<const uint8_t*>(tensor->const_data_ptr());
+    copies.emplace_back(
+        name,
+        std::make_shared<const internal::SavedTensor>(
+            internal::SavedTensor{internal::saved_layout(*tensor), {data, data + tensor->nbytes()}}));
+  }
+  return copies;
+}
+
+/// Copy values into tensors of the same names.
+void put(const internal::SavedTensors& values, const StateDict& tensors) {
+  for (const auto& [name, value] : values) {
+    if (!value->bytes.empty()) {
+      std::memcpy(tensors.at(name)->mutable_data_ptr(), value->bytes.data(), value->bytes.size());
+    }
+  }
+}
+
 StateDict by_name(const internal::NamedTensors& tensors) {
   return {tensors.begin(), tensors.end()};
 }
@@ -126,6 +153,102 @@ struct TrainingProgram::Impl {
 
   Outputs run(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
     return method->execute(inputs, {signature.first_gradient, in_place});
+  }
+
+  std::vector<std::string> inputs() const {
+    std::vector<std::string> files = {program->path()};
+    for (const BlobCache* cache = program->cache().get(); cache != nullptr; cache = cache->base().get()) {
+      const std::vector<std::string> own = cache->files();
+      files.insert(files.end(), own.begin(), own.end());
+    }
+    return files;
+  }
+
+  /// A digest of the external weights that are not trained; empty without such weights.
+  std::string frozen() const {
+    std::set<std::string> keys;
+    for (const std::string& key : program->needs(method->name())) {
+      if (parameters.count(key) == 0 && buffers.count(key) == 0) {
+        keys.insert(key);
+      }
+    }
+    const BlobCache& cache = *program->cache();
+    const BlobCache::Reading reading(cache);
+    internal::Hasher hasher;
+    for (const std::string& key : keys) {
+      const Blob* blob = cache.find(key);
+      if (blob == nullptr) {
+        internal::throw_error(ErrorKind::KeyNotFound, "{}: no key '{}'", cache.name(), key);
+      }
+      const std::optional<std::string> known = cache.recorded_digest(key);
+      const internal::Digest computed = known ? internal::Digest() : internal::digest(blob->data, blob->size);
+      const std::string digest = known
+          ? internal::hexadecimal(reinterpret_cast<const uint8_t*>(known->data()), known->size())
+          : internal::to_string(computed);
+      const std::string entry = key + '\0' + digest + ':' + std::to_string(blob->size) + '\0';
+      hasher.update(entry.data(), entry.size());
+    }
+    return keys.empty() ? "" : internal::to_string(hasher.digest());
+  }
+
+  /// Check that a checkpoint is of this model and of these frozen weights.
+  void check_fit(const std::string& path, const internal::Checkpoint& saved) const {
+    check_fit(path, "parameters", ordered_parameters, saved.parameters);
+    check_fit(path, "buffers", ordered_buffers, saved.buffers);
+    const std::string own = frozen();
+    if (saved.frozen != own) {
+      const auto shown = [](const std::string& digest) { return digest.empty() ? "none" : digest; };
+      internal::throw_error_in(
+          ErrorKind::Checkpoint,
+          path,
+          "the checkpoint was made with other frozen weights than those of {}: their digest was {}, it is {}",
+          program->cache()->name(),
+          shown(saved.frozen),
+          shown(own));
+    }
+  }
+
+  void check_fit(
+      const std::string& path,
+      const char* kind,
+      const internal::NamedTensors& own,
+      const internal::SavedTensors& theirs) const {
+    const auto refuse = [&](const std::string& difference) {
+      internal::throw_error_in(
+          ErrorKind::Checkpoint, path, "a checkpoint of another model than {}: {}", program->path(), difference);
+    };
+    std::map<std::string, const internal::SavedTensor*> unknown;
+    for (const auto& [name, tensor] : theirs) {
+      unknown.emplace(name, tensor.get());
+    }
+    internal::Names lacking;
+    for (const auto& [name, tensor] : own) {
+      const auto found = unknown.find(name);
+      if (found == unknown.end()) {
+        lacking.push_back(name);
+        continue;
+      }
+      const Layout expected = internal::saved_layout(*tensor);
+      if (found->second->layout != expected) {
+        refuse(format(
+            "'{}' is {} in the program, {} in the checkpoint",
+            name,
+            to_string(expected),
+            to_string(found->second->layout)));
+      }
+      unknown.erase(found);
+    }
+    internal::Names more;
+    for (const auto& [name, tensor] : unknown) {
+      more.push_back(name);
+    }
+    if (!lacking.empty() || !more.empty()) {
+      refuse(format(
+          "it {}{}{}",
+          lacking.empty() ? "" : format("lacks the {} {}", kind, internal::quoted(lacking)),
+          lacking.empty() || more.empty() ? "" : " and ",
+          more.empty() ? "" : format("has the unknown {} {}", kind, internal::quoted(more))));
+    }
   }
 
   Error not_finite_error(double loss) const {
@@ -218,6 +341,50 @@ void TrainingProgram::lock() {
 
 void TrainingProgram::unlock() {
   impl_->turns.unlock();
+}
+
+uint64_t TrainingProgram::save(
+    const std::string& path,
+    const Optimizer* optimizer,
+    const std::vector<std::string>& base,
+    const std::map<std::string, std::string>& metadata) {
+  if (impl_->nameless != 0) {
+    internal::throw_error_in(
+        ErrorKind::Unsupported,
+        impl_->program->path(),
+        "method '{}' changes {} buffers that have no names, so a checkpoint would lack them; lower it with "
+        "ExecutorchBackendConfig(emit_mutable_buffer_names=True)",
+        impl_->method->name(),
+        impl_->nameless);
+  }
+  const std::vector<internal::PtdFile> bases = internal::open_bases(base);
+  std::vector<std::string> inputs = impl_->inputs();
+  inputs.insert(inputs.end(), base.begin(), base.end());
+  internal::Checkpoint moment;
+  {
+    const std::lock_guard<internal::Turns> turn(impl_->turns);
+    if (optimizer != nullptr) {
+      moment.optimizer = optimizer->capture(impl_->ordered_parameters);
+    }
+    moment.parameters = copies_of(impl_->ordered_parameters);
+    moment.buffers = copies_of(impl_->ordered_buffers);
+  }
+  moment.frozen = impl_->frozen();
+  return internal::write_checkpoint(path, moment, bases, metadata, inputs);
+}
+
+void TrainingProgram::load(const std::string& path, Optimizer* optimizer, const std::vector<std::string>& base) {
+  const internal::Checkpoint saved = internal::read_checkpoint(path, internal::open_bases(base));
+  impl_->check_fit(path, saved);
+  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  if (optimizer != nullptr) {
+    if (!saved.optimizer) {
+      internal::throw_error_in(ErrorKind::Checkpoint, path, "the checkpoint has no state of an optimizer");
+    }
+    optimizer->restore(*saved.optimizer, impl_->ordered_parameters, path);
+  }
+  put(saved.parameters, impl_->parameters);
+  put(saved.buffers, impl_->buffers);
 }
 
 uint64_t TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {

@@ -220,6 +220,13 @@ public class BlobStoreException extends RuntimeException {
     }
   }
 
+  /** A checkpoint does not belong to this program, optimizer or base; nothing was changed. */
+  public static final class Checkpoint extends BlobStoreException {
+    Checkpoint(String path, String reason, int number) {
+      super(path, reason, number);
+    }
+  }
+
   private interface Maker {
     BlobStoreException make(String path, String reason, int number);
   }
@@ -250,7 +257,8 @@ public class BlobStoreException extends RuntimeException {
     InvalidAlignment(InvalidAlignment::new),
     Release(Release::new),
     Trust(Trust::new),
-    Transfer(Transfer::new);
+    Transfer(Transfer::new),
+    Checkpoint(Checkpoint::new);
 
     private static final Kind[] ALL = values();
 

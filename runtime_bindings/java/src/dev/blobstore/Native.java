@@ -145,6 +145,9 @@ final class Native {
   // native/training.cpp
   static native long makeSgd(double lr, double momentum, double dampening, double weightDecay, boolean nesterov);
 
+  static native long makeAdamW(
+      double lr, double beta1, double beta2, double eps, double weightDecay, boolean amsgrad);
+
   static native long loadTraining(long program, String method);
 
   static native String[] trainingNames(long training);
@@ -152,6 +155,10 @@ final class Native {
   static native Tensor trainingParameter(long training, String name);
 
   static native Object[] trainingStep(long training, long optimizer, Object[] inputs, int onNan);
+
+  static native long trainingSave(long training, long optimizer, String path, String[] base);
+
+  static native void trainingLoad(long training, long optimizer, String path, String[] base);
 
   static native long trainingPublish(long training, long tensors, boolean strict, boolean finite);
 

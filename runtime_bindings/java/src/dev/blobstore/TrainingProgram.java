@@ -2,6 +2,7 @@ package dev.blobstore;
 
 import java.util.List;
 import java.util.Objects;
+import java.util.function.LongBinaryOperator;
 
 /**
  * A method that computes a loss and its gradients. Trains its own copy of the parameters: neither the cache nor other
@@ -64,6 +65,55 @@ public final class TrainingProgram extends NativeObject {
       try {
         synchronized (optimizer) { // the library's own are for one thread at a time
           return new Outputs(Native.trainingStep(training, by, given, onNan.ordinal()));
+        }
+      } finally {
+        optimizer.handle.release();
+      }
+    } finally {
+      handle.release();
+    }
+  }
+
+  /**
+   * Write a checkpoint: parameters and buffers by name, and the optimizer's state. The files are those of Python and C++.
+   *
+   * @param optimizer whose state to save; null for none.
+   * @param base data files; what they have with the same bytes is not written again.
+   * @return the size of the file in bytes.
+   * @throws BlobStoreException OutputPath, Unsupported, FileAccess, InvalidFile, Integrity. An existing file is unchanged.
+   */
+  public long save(String path, Optimizer optimizer, String... base) {
+    String[] files = base.clone();
+    return with(optimizer, (training, by) -> Native.trainingSave(training, by, path, files));
+  }
+
+  /**
+   * Continue from a checkpoint, in the parameters, the buffers and the optimizer with its options.
+   *
+   * @param optimizer of the class that was saved; null for none.
+   * @param base as for {@link #save}.
+   * @throws BlobStoreException FileAccess, InvalidFile, Integrity, Checkpoint, Unsupported. Nothing was changed.
+   */
+  public void restore(String path, Optimizer optimizer, String... base) {
+    String[] files = base.clone();
+    with(
+        optimizer,
+        (training, by) -> {
+          Native.trainingLoad(training, by, path, files);
+          return 0;
+        });
+  }
+
+  private long with(Optimizer optimizer, LongBinaryOperator call) {
+    long training = handle.lease();
+    try {
+      if (optimizer == null) {
+        return call.applyAsLong(training, 0);
+      }
+      long by = optimizer.handle.lease();
+      try {
+        synchronized (optimizer) { // as in a step
+          return call.applyAsLong(training, by);
         }
       } finally {
         optimizer.handle.release();

@@ -609,11 +609,44 @@ final class Checks {
       training.step(sgd, TrainingProgram.OnNan.SKIP, endless, labels);
       print("trained still", training.parameter("hidden.weight").floats());
     }
+    checkpoints();
     fails(BlobStoreException.Training.class, () -> SGD.of(-1, 0));
     try (BlobCache cache = xor();
         Program program = Program.load(folder + "programs/serve.pte", cache)) {
       fails(BlobStoreException.Program.class, () -> TrainingProgram.load(program, "forward").close());
     }
+  }
+
+  /** A run that goes on from a checkpoint ends as the one that was not broken. */
+  private void checkpoints() {
+    String file = folder + "java.checkpoint";
+    try (BlobCache cache = xor();
+        Program program = Program.load(folder + "programs/train.pte", cache);
+        TrainingProgram training = TrainingProgram.load(program, "forward");
+        TrainingProgram again = TrainingProgram.load(program, "forward");
+        AdamW adam = AdamW.of(0.03, 0.1);
+        AdamW other = AdamW.of(1, 0.9, 0.9, 1, 0, true);
+        SGD sgd = SGD.of(0.5, 0)) {
+      Tensor labels = Tensor.of(new long[] {0, 1, 1, 0}, 4);
+      for (int i = 0; i < 3; ++i) {
+        training.step(adam, points(), labels);
+      }
+      same(training.save(file, adam), Path.of(file).toFile().length());
+      require(training.save(file + ".delta", adam, file) < 3000, "only the list");
+      training.step(adam, points(), labels);
+      float[] end = training.parameter("hidden.weight").floats();
+      fails(BlobStoreException.Checkpoint.class, () -> again.restore(file, sgd), "AdamW, not of SGD");
+      fails(BlobStoreException.Checkpoint.class, () -> again.restore(file + ".delta", other), "none is given");
+      fails(BlobStoreException.FileAccess.class, () -> again.restore(folder + "no.checkpoint", other));
+      fails(BlobStoreException.OutputPath.class, () -> training.save(folder + "programs/train.pte", null));
+      fails(NullPointerException.class, () -> training.save(null, adam));
+      again.restore(file + ".delta", other, file);
+      again.step(other, points(), labels);
+      require(Arrays.equals(end, again.parameter("hidden.weight").floats()), "the same bits");
+      again.restore(file, null);
+      print("adamw", end);
+    }
+    fails(BlobStoreException.Training.class, () -> AdamW.of(-1, 0));
   }
 
   private void releases() throws IOException {

@@ -1,0 +1,234 @@
+// Trains a program, and continues from checkpoints; a test in Python compares the files with those of torch.
+//
+//   checkpoint_test TRAIN.pte WEIGHTS.ptd
+//   checkpoint_test TRAIN.pte WEIGHTS.ptd OPTIMIZER STEPS FROM TO [BASE]
+//
+// TRAIN.pte is that of examples/xor.py. The first form tries what goes wrong. The second one makes an optimizer (sgd,
+// momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <executorch/extension/tensor/tensor.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+#include <blobstore/training.h>
+
+namespace {
+
+using blobstore::AdamW;
+using blobstore::AdamWOptions;
+using blobstore::ErrorKind;
+using blobstore::Optimizer;
+using blobstore::SGD;
+using blobstore::SGDOptions;
+using blobstore::StateDict;
+using blobstore::TrainingProgram;
+using executorch::extension::make_tensor_ptr;
+using executorch::extension::TensorPtr;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::_Exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+/// The message of the error of a kind that a function must throw.
+std::string error_of(ErrorKind kind, const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const blobstore::Error& error) {
+    CHECK(error.kind() == kind);
+    return error.what();
+  }
+  CHECK(!"an error");
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) {
+    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
+    return false;
+  }
+  return true;
+}
+
+/// Steps that have another gradient each time.
+struct Batch {
+  TensorPtr inputs = make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
+  TensorPtr labels = make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
+};
+
+std::unique_ptr<Optimizer> make(const std::string& name) {
+  if (name == "adamw" || name == "amsgrad") {
+    AdamWOptions options;
+    options.lr = 0.03;
+    options.weight_decay = 0.1;
+    options.amsgrad = name == "amsgrad";
+    options.maximize = false;
+    return std::make_unique<AdamW>(options);
+  }
+  SGDOptions options;
+  options.lr = 0.3;
+  options.momentum = name == "sgd" ? 0 : 0.9;
+  options.weight_decay = name == "sgd" ? 0 : 0.01;
+  options.nesterov = name == "nesterov";
+  return std::make_unique<SGD>(options);
+}
+
+void run(TrainingProgram& training, Optimizer& optimizer, int steps) {
+  const Batch batch;
+  for (; steps > 0; --steps) {
+    (void)training.step(optimizer, {batch.inputs, batch.labels});
+  }
+}
+
+std::vector<std::vector<float>> numbers(const TrainingProgram& training) {
+  std::vector<std::vector<float>> all;
+  for (const auto& [name, tensor] : training.named_parameters()) {
+    const auto* data = tensor->const_data_ptr<float>();
+    all.emplace_back(data, data + tensor->numel());
+  }
+  return all;
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+/// An optimizer of an application, which gives no access to its state.
+class Own final : public Optimizer {
+ public:
+  void step(const StateDict&, const StateDict&) override {}
+};
+
+/// A damaged file, one of another optimizer, or of another place is one error, and changes nothing.
+void what_goes_wrong(TrainingProgram& training, const std::string& weights) {
+  const auto optimizer = make("adamw");
+  run(training, *optimizer, 3);
+  CHECK(training.save("good.checkpoint", optimizer.get(), {}, {{"step", "3"}}) == read("good.checkpoint").size());
+  const auto before = numbers(training);
+  run(training, *optimizer, 2);
+  const auto after = numbers(training);
+  CHECK(before != after);
+
+  const std::string good = read("good.checkpoint");
+  size_t refused = 0;
+  for (size_t size = 0; size < good.size(); size += 37) {
+    write("bad.checkpoint", good.substr(0, size));
+    try {
+      training.load("bad.checkpoint", optimizer.get());
+    } catch (const blobstore::Error& error) {
+      CHECK(error.kind() == ErrorKind::InvalidFile || error.kind() == ErrorKind::Integrity);
+      CHECK(has(error.what(), "bad.checkpoint"));
+      ++refused;
+    }
+  }
+  CHECK(refused == (good.size() + 36) / 37);
+  for (size_t at = 0; at < good.size(); at += 11) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x20);
+    write("bad.checkpoint", bad);
+    try {
+      training.load("bad.checkpoint", optimizer.get());
+      CHECK(numbers(training) == before); // a bit of padding between tensors
+      training.load("good.checkpoint", optimizer.get());
+      run(training, *optimizer, 2);
+    } catch (const blobstore::Error& error) {
+      CHECK(error.kind() == ErrorKind::InvalidFile || error.kind() == ErrorKind::Integrity);
+    }
+    CHECK(numbers(training) == after);
+  }
+
+  const auto other = make("momentum");
+  CHECK(
+      has(error_of(ErrorKind::Checkpoint, [&] { training.load("good.checkpoint", other.get()); }),
+          "good.checkpoint: the saved state is that of optimizer AdamW, not of SGD"));
+  Own own;
+  (void)error_of(ErrorKind::Unsupported, [&] { training.load("good.checkpoint", &own); });
+  (void)error_of(ErrorKind::Unsupported, [&] { (void)training.save("own.checkpoint", &own); });
+  CHECK(access("own.checkpoint", F_OK) != 0);
+  CHECK(has(error_of(ErrorKind::InvalidFile, [&] { training.load(weights, optimizer.get()); }), "not a checkpoint"));
+  (void)error_of(ErrorKind::FileAccess, [&] { training.load("missing", optimizer.get()); });
+  (void)error_of(ErrorKind::OutputPath, [&] { (void)training.save(weights, optimizer.get()); });
+  (void)error_of(ErrorKind::OutputPath, [&] { (void)training.save(training.program()->path()); });
+  CHECK(training.save("bare.checkpoint") > 0);
+  CHECK(
+      has(error_of(ErrorKind::Checkpoint, [&] { training.load("bare.checkpoint", optimizer.get()); }),
+          "has no state of an optimizer"));
+  CHECK(numbers(training) == after);
+
+  CHECK(training.save("delta.checkpoint", optimizer.get(), {"good.checkpoint"}) < good.size() + 1000);
+  CHECK(has(
+      error_of(ErrorKind::OutputPath, [&] { (void)training.save("good.checkpoint", nullptr, {"good.checkpoint"}); }),
+      "good.checkpoint"));
+  CHECK(training.save("same.checkpoint", nullptr, {"bare.checkpoint"}) < read("bare.checkpoint").size() + 1000);
+  CHECK(
+      has(error_of(ErrorKind::Checkpoint, [&] { training.load("same.checkpoint"); }),
+          "is not in the checkpoint but in its base, bare.checkpoint; none is given"));
+  CHECK(
+      has(error_of(ErrorKind::Checkpoint, [&] { training.load("same.checkpoint", nullptr, {"good.checkpoint"}); }),
+          "its base, bare.checkpoint, is not good.checkpoint"));
+  training.load("same.checkpoint", nullptr, {"bare.checkpoint"});
+  CHECK(numbers(training) == after);
+  training.load("good.checkpoint", optimizer.get());
+  CHECK(numbers(training) == before);
+}
+
+/// Options that torch refuses, too.
+void impossible_options() {
+  for (int i = 0; i < 7; ++i) {
+    AdamWOptions options;
+    double* const wrong[] = {
+        &options.lr, &options.eps, &options.weight_decay, &options.beta1, &options.beta2, &options.beta1, &options.lr};
+    *wrong[i] = i == 5 ? 1 : i == 6 ? INFINITY : -0.1;
+    (void)error_of(ErrorKind::Training, [&] { const AdamW optimizer(options); });
+    AdamW optimizer;
+    (void)error_of(ErrorKind::Training, [&] { optimizer.set_options(options); });
+    CHECK(optimizer.options().lr < 1e-2 && optimizer.options().lr > 0);
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3 && argc != 7 && argc != 8) {
+    return 64;
+  }
+  const auto program = blobstore::Program::load(argv[1], blobstore::BlobCache::open({argv[2]}));
+  TrainingProgram training(program);
+  if (argc == 3) {
+    impossible_options();
+    what_goes_wrong(training, argv[2]);
+    return 0;
+  }
+  const auto optimizer = make(argv[3]);
+  const std::vector<std::string> base(argv + 7, argv + argc);
+  try {
+    if (argv[5] != std::string("-")) {
+      training.load(argv[5], optimizer.get(), base);
+    }
+    run(training, *optimizer, std::atoi(argv[4]));
+    (void)training.save(argv[6], optimizer.get(), base);
+  } catch (const blobstore::Error& error) {
+    std::printf("%d %s\n", static_cast<int>(error.kind()), error.what());
+  }
+  return 0;
+}
