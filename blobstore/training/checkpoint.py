@@ -3,7 +3,7 @@
 The parameters and buffers have their own names as keys, so any reader of `.ptd` files can use them. The list is an
 additional blob of JSON under the key `metadata.blobstore.` + xxh3-128 of its bytes. It contains the digest of every
 tensor, and the layout of those that are stored in a base instead of the file. Only tensors in the list, with the
-digests of the list, are trusted.
+digests of the list, are trusted. `runtime_bindings/src/training/checkpoint.cpp` writes and reads the same files.
 """
 
 from __future__ import annotations
