@@ -46,7 +46,7 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the parameters that have gradients. A closure is called first, and its result returned."""
         loss = None
         if closure is not None:

@@ -45,8 +45,9 @@ def lower_training(
             else is frozen. The module is exported in its current mode, `train()` or `eval()`, and not changed.
         inputs: example inputs. The program takes inputs of these shapes and dtypes.
         tag: the data file for the weights, without a folder: a name, or a function that returns one for the name of a
-            parameter or buffer. If the tag of a weight is None, the weight stays in the program. `BlobStorePartitioner`
-            has the same argument: with the same function, both programs share what is frozen.
+            parameter or buffer. If the tag of a weight is None, the weight stays in the program, as do buffers that are
+            not persistent, such as tables of positions. `BlobStorePartitioner` has the same argument: with the same
+            function, both programs share what is frozen.
         check_gradients: run one step of the program on the example inputs, in the native runtime, and compare loss and
             gradients with those of eager PyTorch. This takes the time of a step of each, and a temporary copy of the
             program.
@@ -74,12 +75,16 @@ def lower_training(
         raise MissingDependencyError(f"lowering needs all of executorch: {install('executorch')} ({error})") from error
 
     name = type(module).__name__
-    try:
-        exported = torch.export.export(module, inputs, strict=True)
-    except Exception as error:  # raised by the module's own code or by torch
-        raise UnsupportedDataError(f"{name} cannot be exported with these inputs: {error}") from error
-    _check_loss(exported, name)
-    joint = _export_forward_backward(exported).run_decompositions({torch.ops.aten.addmm.default: _product_and_sum})
+    # attention as products and a softmax: the fused operators have gradients for which ExecuTorch has no kernel
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        try:
+            exported = torch.export.export(module, inputs, strict=True)
+        except Exception as error:  # raised by the module's own code or by torch
+            raise UnsupportedDataError(f"{name} cannot be exported with these inputs: {error}") from error
+        _check_loss(exported, name)
+        joint = _export_forward_backward(exported).run_decompositions(
+            {torch.ops.aten.addmm.default: _product_and_sum, torch.ops.aten.empty_permuted.default: _zeros}
+        )
     _check_normalization(joint, name)
     # joint graphs contain scalar_tensor, which is not in the edge dialect; it becomes a constant later
     edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
@@ -138,7 +143,7 @@ def _emit(
 
     def choose(node: torch.fx.Node) -> str | None:
         weight = weights.get(str(node.target))
-        return None if weight is None else names.check(tag(weight) if callable(tag) else tag)
+        return None if weight is None or weight in signature.non_persistent_buffers else names.check(tag(weight) if callable(tag) else tag)
 
     changed = [
         node for node, buffer in signature.inputs_to_buffers.items() if buffer in signature.buffers_to_mutate.values()
@@ -177,3 +182,8 @@ def _last_line(error: BaseException) -> str:
 def _product_and_sum(bias: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.mm(one, other)
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+def _zeros(size: list[int], layout_in_memory: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """Memory that is not initialized, which the gradient of SiLU asks for to fill it; ExecuTorch has no kernel for it."""
+    return torch.full(size, 0, dtype=dtype)
