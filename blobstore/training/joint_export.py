@@ -143,7 +143,11 @@ def _emit(
 
     def choose(node: torch.fx.Node) -> str | None:
         weight = weights.get(str(node.target))
-        return None if weight is None or weight in signature.non_persistent_buffers else names.check(tag(weight) if callable(tag) else tag)
+        return (
+            None
+            if weight is None or weight in signature.non_persistent_buffers
+            else names.check(tag(weight) if callable(tag) else tag)
+        )
 
     changed = [
         node for node, buffer in signature.inputs_to_buffers.items() if buffer in signature.buffers_to_mutate.values()

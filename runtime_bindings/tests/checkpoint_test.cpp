@@ -2,13 +2,16 @@
 //
 //   checkpoint_test TRAIN.pte WEIGHTS.ptd
 //   checkpoint_test TRAIN.pte WEIGHTS.ptd OPTIMIZER STEPS FROM TO [BASE]
+//   checkpoint_test tokens TRAIN.pte FOUNDATION.ptd ADAPTER.ptd TOKENS STEPS FROM TO
 //
 // TRAIN.pte is that of examples/xor.py. The first form tries what goes wrong. The second one makes an optimizer (sgd,
-// momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another.
+// momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another. The third one
+// does so by AdamW for a language model, whose tokens and following tokens are int64 in a file.
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -65,7 +68,6 @@ bool has(const std::string& text, const std::string& part) {
   return true;
 }
 
-/// Steps that have another gradient each time.
 struct Batch {
   TensorPtr inputs = make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
   TensorPtr labels = make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
@@ -88,8 +90,7 @@ std::unique_ptr<Optimizer> make(const std::string& name) {
   return std::make_unique<SGD>(options);
 }
 
-void run(TrainingProgram& training, Optimizer& optimizer, int steps) {
-  const Batch batch;
+void run(TrainingProgram& training, Optimizer& optimizer, int steps, const Batch& batch = Batch()) {
   for (; steps > 0; --steps) {
     (void)training.step(optimizer, {batch.inputs, batch.labels});
   }
@@ -206,9 +207,50 @@ void impossible_options() {
   }
 }
 
+/// Continue from a checkpoint unless it is "-", and save another. Prints the error, if any.
+void train(
+    TrainingProgram& training,
+    Optimizer& optimizer,
+    int steps,
+    const std::string& from,
+    const std::string& to,
+    const std::vector<std::string>& base,
+    const Batch& batch = Batch()) {
+  try {
+    if (from != "-") {
+      training.load(from, &optimizer, base);
+    }
+    run(training, optimizer, steps, batch);
+    (void)training.save(to, &optimizer, base);
+  } catch (const blobstore::Error& error) {
+    std::printf("%d %s\n", static_cast<int>(error.kind()), error.what());
+  }
+}
+
+Batch tokens_in(const std::string& path) {
+  const std::string bytes = read(path);
+  std::vector<int64_t> tokens(bytes.size() / sizeof(int64_t));
+  std::memcpy(tokens.data(), bytes.data(), bytes.size());
+  const auto half = tokens.begin() + static_cast<std::ptrdiff_t>(tokens.size() / 2);
+  const auto length = static_cast<executorch::aten::SizesType>(tokens.size() / 2);
+  return {
+      make_tensor_ptr({1, length}, std::vector<int64_t>(tokens.begin(), half)),
+      make_tensor_ptr({1, length}, std::vector<int64_t>(half, tokens.end()))};
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 9 && argv[1] == std::string("tokens")) {
+    const auto cache = blobstore::BlobCache::open(
+        {argv[4]}, blobstore::BlobCache::Mode::Private, blobstore::BlobCache::open({argv[3]}));
+    TrainingProgram training(blobstore::Program::load(argv[2], cache));
+    AdamWOptions options;
+    options.lr = 0.01;
+    AdamW optimizer(options);
+    train(training, optimizer, std::atoi(argv[6]), argv[7], argv[8], {}, tokens_in(argv[5]));
+    return 0;
+  }
   if (argc != 3 && argc != 7 && argc != 8) {
     return 64;
   }
@@ -220,15 +262,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   const auto optimizer = make(argv[3]);
-  const std::vector<std::string> base(argv + 7, argv + argc);
-  try {
-    if (argv[5] != std::string("-")) {
-      training.load(argv[5], optimizer.get(), base);
-    }
-    run(training, *optimizer, std::atoi(argv[4]));
-    (void)training.save(argv[6], optimizer.get(), base);
-  } catch (const blobstore::Error& error) {
-    std::printf("%d %s\n", static_cast<int>(error.kind()), error.what());
-  }
+  train(training, *optimizer, std::atoi(argv[4]), argv[5], argv[6], {argv + 7, argv + argc});
   return 0;
 }

@@ -135,6 +135,40 @@ def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None
         close(gradient, gradients[name])
 
 
+class Positions(nn.Module):
+    """What language models have: fused attention, SiLU, and tables of positions that are viewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+        self.register_buffer("table", torch.arange(48.0).reshape(6, 8) / 48, persistent=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        query, key, value = self.mix(x * self.table.view(1, 6, 8)).chunk(3, dim=-1)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return functional.mse_loss(self.out(functional.silu(mixed)), y)
+
+
+def test_the_parts_of_a_language_model(tmp_path: Path) -> None:
+    """Gradients are those of PyTorch; a table that is not in the state dict is not in the data file (T1)."""
+    torch.manual_seed(0)
+    module, x, y = Positions(), torch.randn(2, 6, 8), torch.randn(2, 6, 8)
+    manager = lower_training(module, (x, y))
+    result = blobstore.save_programs({"train": manager}, tmp_path, keep_small=1024)
+    (data,) = result.data_files
+    assert "table" not in blobstore.open_ptd(data.path)
+    training = TrainingProgram(tmp_path / "train.pte", BlobCache(data.path))
+    loss = training.forward_backward(x, y)[0]
+    expected = module(x, y)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    found = training.named_gradients()
+    assert set(found) == set(dict(module.named_parameters()))
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_what_cannot_train(module: Training) -> None:
     """Each reason is an error that names it."""
 

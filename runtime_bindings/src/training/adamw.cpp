@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,40 +18,52 @@ namespace blobstore BLOBSTORE_API {
 
 namespace {
 
-using namespace internal;
+using internal::check_option;
+using internal::format;
+using internal::Numbers;
+using internal::numbers_of;
+using internal::one_group;
+using internal::OptimizerState;
+using internal::PlainValue;
+using internal::RestoredState;
+using internal::SavedTensor;
+using internal::set_option;
+using internal::step_adamw;
+using internal::tensor_like;
+using internal::throw_error;
 
-constexpr char kKind[] = "AdamW";
+constexpr char kAdamW[] = "AdamW";
 constexpr char kStep[] = "step";
 constexpr char kMean[] = "exp_avg";
 constexpr char kSquare[] = "exp_avg_sq";
 constexpr char kMost[] = "max_exp_avg_sq";
 
-[[noreturn]] void refuse(const std::string& reason) {
-  throw_error(ErrorKind::Training, "{}: {}", kKind, reason);
+[[noreturn]] void refuse_adamw(const std::string& reason) {
+  throw_error(ErrorKind::Training, "{}: {}", kAdamW, reason);
 }
 
 void check(const AdamWOptions& options) {
-  check_option(kKind, "lr", options.lr);
-  check_option(kKind, "eps", options.eps);
-  check_option(kKind, "weight_decay", options.weight_decay);
+  check_option(kAdamW, "lr", options.lr);
+  check_option(kAdamW, "eps", options.eps);
+  check_option(kAdamW, "weight_decay", options.weight_decay);
   for (const double beta : {options.beta1, options.beta2}) {
     if (!(beta >= 0 && beta < 1)) {
-      refuse(format("betas must be at least 0 and less than 1, not {}", std::to_string(beta)));
+      refuse_adamw(format("betas must be at least 0 and less than 1, not {}", std::to_string(beta)));
     }
   }
 }
 
-/// What is kept for one parameter.
-struct Kept {
-  float steps = 0; // as torch counts them
-  std::vector<uint8_t> mean; // as many bytes as the parameter
-  std::vector<uint8_t> square;
-  std::vector<uint8_t> most; // empty without amsgrad
-};
-
 } // namespace
 
 struct AdamW::State {
+  /// What is kept for one parameter.
+  struct Kept {
+    float steps = 0; // as torch counts them
+    std::vector<uint8_t> mean; // as many bytes as the parameter
+    std::vector<uint8_t> square;
+    std::vector<uint8_t> most; // empty without amsgrad
+  };
+
   std::map<std::string, Kept> kept; // by the parameter's name
   PlainValue options = PlainValue::of_kind(PlainValue::Kind::Dict); // as they were restored
 };
@@ -64,24 +77,24 @@ AdamW::~AdamW() = default;
 void AdamW::set_options(const AdamWOptions& options) {
   check(options);
   if (options.amsgrad != options_.amsgrad && !state_->kept.empty()) {
-    refuse("amsgrad cannot change after a step");
+    refuse_adamw("amsgrad cannot change after a step");
   }
   options_ = options;
 }
 
 void AdamW::step(const StateDict& parameters, const StateDict& gradients) {
-  std::vector<std::pair<Numbers, Kept*>> parts;
-  std::map<std::string, Kept> made;
+  std::vector<std::pair<Numbers, State::Kept*>> parts;
+  std::map<std::string, State::Kept> made;
   for (const auto& [name, parameter] : parameters) {
-    const Numbers numbers = numbers_of(kKind, name, *parameter, gradients);
+    const Numbers numbers = numbers_of(kAdamW, name, *parameter, gradients);
     const auto known = state_->kept.find(name);
-    Kept& kept = known == state_->kept.end() ? made[name] : known->second;
+    State::Kept& kept = known == state_->kept.end() ? made[name] : known->second;
     if (known == state_->kept.end()) {
       kept.mean.resize(parameter->nbytes());
       kept.square.resize(parameter->nbytes());
       kept.most.resize(options_.amsgrad ? parameter->nbytes() : 0);
     } else if (kept.mean.size() != parameter->nbytes()) {
-      refuse(format("parameter '{}' had another shape or dtype in an earlier step", name));
+      refuse_adamw(format("parameter '{}' had another shape or dtype in an earlier step", name));
     }
     parts.emplace_back(numbers, &kept);
   }
@@ -99,7 +112,7 @@ void AdamW::step(const StateDict& parameters, const StateDict& gradients) {
 }
 
 OptimizerState AdamW::capture(const NamedTensors& parameters) const {
-  OptimizerState saved = one_group(kKind, parameters);
+  OptimizerState saved = one_group(kAdamW, parameters);
   PlainValue& options = saved.groups[0].options = state_->options;
   set_option(options, "lr", PlainValue::of(options_.lr));
   set_option(options, "betas", PlainValue::pair(options_.beta1, options_.beta2));
@@ -113,7 +126,7 @@ OptimizerState AdamW::capture(const NamedTensors& parameters) const {
     if (known == state_->kept.end()) {
       continue;
     }
-    const Kept& kept = known->second;
+    const State::Kept& kept = known->second;
     SavedTensor steps;
     steps.layout.scalar_type = static_cast<int8_t>(executorch::aten::ScalarType::Float);
     steps.bytes.resize(sizeof kept.steps);
@@ -130,7 +143,7 @@ OptimizerState AdamW::capture(const NamedTensors& parameters) const {
 }
 
 void AdamW::restore(const OptimizerState& saved, const NamedTensors& parameters, const std::string& path) {
-  const RestoredState from(saved, kKind, parameters, path);
+  const RestoredState from(saved, kAdamW, parameters, path);
   AdamWOptions options;
   options.lr = from.number("lr");
   std::tie(options.beta1, options.beta2) = from.numbers("betas");
@@ -155,7 +168,7 @@ void AdamW::restore(const OptimizerState& saved, const NamedTensors& parameters,
       continue;
     }
     from.check_keys(*values, name, {kStep, kMean, kSquare, kMost});
-    Kept kept;
+    State::Kept kept;
     kept.steps = from.steps(*values, name);
     kept.mean = from.memory(*values, kMean, parameter);
     kept.square = from.memory(*values, kSquare, parameter);

@@ -21,10 +21,10 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr char kBegin[] = R"({"format":"blobstore training checkpoint)";
-constexpr uint64_t kVersion = 0;
-constexpr uint32_t kAlignment = 16; // the default of ExecuTorch's serializer
-constexpr char kOptimizer[] = "optimizer"; // what its keys begin with
+constexpr char kListBegin[] = R"({"format":"blobstore training checkpoint)";
+constexpr uint64_t kListVersion = 0;
+constexpr uint32_t kTensorAlignment = 16; // the default of ExecuTorch's serializer
+constexpr char kOptimizerKeys[] = "optimizer"; // what its keys begin with
 
 /// A tensor in the list.
 struct Listed {
@@ -87,7 +87,7 @@ std::string optimizer_json(const OptimizerState& state, SavedTensors& tensors) {
   size_t index = 0;
   append_list(json, state.groups, [&](const OptimizerState::Group& group) {
     json += R"({"options":)";
-    append_json(json, group.options, format("{}/{}", kOptimizer, index++), tensors);
+    append_json(json, group.options, format("{}/{}", kOptimizerKeys, index++), tensors);
     json += R"(,"params":)";
     append_list(json, group.parameters, [&](const std::string& name) { append_json(json, name); });
     json += '}';
@@ -97,7 +97,7 @@ std::string optimizer_json(const OptimizerState& state, SavedTensors& tensors) {
     json += json.back() == '{' ? "" : ",";
     append_json(json, name);
     json += ':';
-    append_json(json, kept, format("{}/{}", kOptimizer, name), tensors);
+    append_json(json, kept, format("{}/{}", kOptimizerKeys, name), tensors);
   }
   return json + "}}";
 }
@@ -131,7 +131,7 @@ bool is_in(const PtdFile* base, const std::string& key, const SavedTensor& tenso
 
 // Reading
 
-[[noreturn]] void throw_malformed(const PtdFile& file, const std::string& reason) {
+[[noreturn]] void throw_list_malformed(const PtdFile& file, const std::string& reason) {
   throw_error_in(ErrorKind::InvalidFile, file.name(), "the checkpoint's list of its tensors is malformed: {}", reason);
 }
 
@@ -202,7 +202,7 @@ Listed read_listed(JsonReader& json) {
 }
 
 /// @throws FormatError: `write_checkpoint` cannot have written it.
-List parse(std::string_view text) {
+List parse_list(std::string_view text) {
   if (!is_utf8(text)) {
     throw_format_error("it is not UTF-8");
   }
@@ -212,7 +212,7 @@ List parse(std::string_view text) {
   json.object([&](const std::string& field) {
     fields.insert(field);
     if (field == "version") {
-      if (json.size() != kVersion) {
+      if (json.size() != kListVersion) {
         throw_format_error("unknown version");
       }
     } else if (field == "parameters") {
@@ -253,7 +253,7 @@ std::string_view find_list(const PtdFile& file) {
   for (size_t i = 0; i < file.size(); ++i) {
     const SourceBlob blob = file.blob(i);
     const std::string_view text(reinterpret_cast<const char*>(blob.data), blob.size);
-    if (file.key(i).rfind(kKeyPrefix, 0) == 0 && text.rfind(kBegin, 0) == 0) {
+    if (file.key(i).rfind(kKeyPrefix, 0) == 0 && text.rfind(kListBegin, 0) == 0) {
       if (file.key(i) != kKeyPrefix + hex_digest(blob.data, blob.size)) {
         throw_error_in(ErrorKind::Integrity, file.name(), "the checkpoint's list of its tensors is damaged");
       }
@@ -428,13 +428,13 @@ uint64_t write_checkpoint(
     const bool known = is_in(in_base(bases, key), key, *tensor);
     if (!known) {
       layouts[i] = tensor->layout;
-      writer.add(key, layouts[i], kAlignment, tensor->bytes.data(), tensor->bytes.size());
+      writer.add(key, layouts[i], kTensorAlignment, tensor->bytes.data(), tensor->bytes.size());
     }
     listed += listed.empty() ? "" : ",";
     append_json(listed, key);
     listed += ':' + listed_json(*tensor, known);
   }
-  std::string list = format(R"({}","version":{})", kBegin, kVersion);
+  std::string list = format(R"({}","version":{})", kListBegin, kListVersion);
   append_names(list, "parameters", checkpoint.parameters);
   append_names(list, "buffers", checkpoint.buffers);
   list += R"(,"tensors":{)" + listed + R"(},"frozen":)";
@@ -461,7 +461,7 @@ Checkpoint read_checkpoint(const std::string& path, const std::vector<PtdFile>& 
   const std::string_view text = find_list(file);
   Checkpoint checkpoint;
   try {
-    const List list = parse(text);
+    const List list = parse_list(text);
     TensorsByKey tensors;
     for (const auto& [key, listed] : list.tensors) {
       tensors.emplace(key, take(file, bases, key, listed, list.bases));
@@ -477,7 +477,7 @@ Checkpoint read_checkpoint(const std::string& path, const std::vector<PtdFile>& 
     }
     checkpoint.frozen = list.frozen;
   } catch (const FormatError& error) {
-    throw_malformed(file, error.what());
+    throw_list_malformed(file, error.what());
   }
   return checkpoint;
 }

@@ -14,10 +14,8 @@
 namespace blobstore::internal {
 
 using executorch::aten::ScalarType;
-using executorch::aten::Tensor;
-using Kind = PlainValue::Kind;
 
-Layout saved_layout(const Tensor& tensor) {
+Layout saved_layout(const executorch::aten::Tensor& tensor) {
   Layout layout;
   layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
   layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
@@ -70,8 +68,9 @@ double RestoredState::number(const char* option) const {
 
 std::pair<double, double> RestoredState::numbers(const char* option) const {
   const PlainValue* found = options().find(option);
-  const bool fits = found != nullptr && (found->kind == Kind::Tuple || found->kind == Kind::List) &&
-      found->items.size() == 2 && found->items[0].second.is_number() && found->items[1].second.is_number();
+  const bool fits = found != nullptr &&
+      (found->kind == PlainValue::Kind::Tuple || found->kind == PlainValue::Kind::List) && found->items.size() == 2 &&
+      found->items[0].second.is_number() && found->items[1].second.is_number();
   if (!fits) {
     refuse(format("the saved option {} of the {} is not a pair of numbers", option, kind_));
   }
@@ -83,7 +82,7 @@ bool RestoredState::flag(const char* option, bool otherwise) const {
   if (found == nullptr) {
     return otherwise;
   }
-  if (found->kind != Kind::Bool) {
+  if (found->kind != PlainValue::Kind::Bool) {
     refuse(format("the saved option {} of the {} is neither true nor false", option, kind_));
   }
   return found->number != 0;
@@ -101,12 +100,12 @@ const PlainValue* RestoredState::of(const std::string& parameter) const {
 std::vector<uint8_t> RestoredState::memory(
     const PlainValue& state, const char* key, const NamedTensors::value_type& parameter) const {
   const PlainValue* found = state.find(key);
-  if (found == nullptr || found->kind == Kind::None) {
+  if (found == nullptr || found->kind == PlainValue::Kind::None) {
     return {};
   }
   const Layout expected = saved_layout(*parameter.second);
-  if (found->kind != Kind::Tensor || found->tensor->layout != expected) {
-    const std::string is = found->kind == Kind::Tensor ? to_string(found->tensor->layout) : "not a tensor";
+  if (found->kind != PlainValue::Kind::Tensor || found->tensor->layout != expected) {
+    const std::string is = found->kind == PlainValue::Kind::Tensor ? to_string(found->tensor->layout) : "not a tensor";
     refuse(format("{} of '{}' must be {}, it is {}", key, parameter.first, to_string(expected), is));
   }
   return found->tensor->bytes;
@@ -117,7 +116,7 @@ float RestoredState::steps(const PlainValue& state, const std::string& parameter
   double count = NAN;
   if (found != nullptr && found->is_number()) {
     count = found->as_number();
-  } else if (found != nullptr && found->kind == Kind::Tensor && found->tensor->layout.sizes.empty()) {
+  } else if (found != nullptr && found->kind == PlainValue::Kind::Tensor && found->tensor->layout.sizes.empty()) {
     const SavedTensor& tensor = *found->tensor;
     if (tensor.layout.scalar_type == static_cast<int8_t>(ScalarType::Double)) {
       std::memcpy(&count, tensor.bytes.data(), sizeof count);
@@ -149,7 +148,7 @@ void RestoredState::refuse(const std::string& reason) const {
 OptimizerState one_group(const char* kind, const NamedTensors& parameters) {
   OptimizerState made;
   made.kind = kind;
-  made.groups.push_back({PlainValue::of_kind(Kind::Dict), {}});
+  made.groups.push_back({PlainValue::of_kind(PlainValue::Kind::Dict), {}});
   for (const auto& [name, tensor] : parameters) {
     made.groups[0].parameters.push_back(name);
   }
@@ -162,7 +161,7 @@ void set_option(PlainValue& options, const char* name, PlainValue value) {
     return one.is_number() && other.is_number() && std::equal_to<double>()(one.as_number(), other.as_number());
   };
   bool same = old != nullptr && equal(*old, value);
-  if (old != nullptr && value.kind == Kind::Tuple && old->items.size() == value.items.size()) {
+  if (old != nullptr && value.kind == PlainValue::Kind::Tuple && old->items.size() == value.items.size()) {
     same = std::equal(old->items.begin(), old->items.end(), value.items.begin(), [&](const auto& a, const auto& b) {
       return equal(a.second, b.second);
     });
@@ -172,7 +171,7 @@ void set_option(PlainValue& options, const char* name, PlainValue value) {
   }
 }
 
-PlainValue tensor_like(const Tensor& parameter, const std::vector<uint8_t>& bytes) {
+PlainValue tensor_like(const executorch::aten::Tensor& parameter, const std::vector<uint8_t>& bytes) {
   return PlainValue::of(SavedTensor{saved_layout(parameter), bytes});
 }
 
@@ -187,7 +186,8 @@ void check_option(const char* kind, const char* name, double number) {
   }
 }
 
-Numbers numbers_of(const char* kind, const std::string& name, const Tensor& parameter, const StateDict& gradients) {
+Numbers numbers_of(
+    const char* kind, const std::string& name, const executorch::aten::Tensor& parameter, const StateDict& gradients) {
   const auto found = gradients.find(name);
   if (found == gradients.end() || found->second->nbytes() != parameter.nbytes()) {
     throw_error(ErrorKind::Training, "{}: parameter '{}' has no gradient of its shape", kind, name);

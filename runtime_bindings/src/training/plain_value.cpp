@@ -11,9 +11,7 @@
 namespace blobstore::internal {
 namespace {
 
-using Kind = PlainValue::Kind;
-
-constexpr char kDigits[] = "0123456789abcdef";
+constexpr char kHexDigits[] = "0123456789abcdef";
 constexpr int kFraction = 52; // bits of a double behind the point
 constexpr int kFractionDigits = kFraction / 4;
 constexpr int kBias = 1023;
@@ -35,7 +33,7 @@ std::string hex_of(double number) {
     return text + "0p+0";
   }
   for (int shift = kFraction - 4; shift >= 0; shift -= 4) {
-    text += kDigits[bits >> shift & 0xf];
+    text += kHexDigits[bits >> shift & 0xf];
   }
   const int shown = exponent == 0 ? 1 - kBias : exponent - kBias;
   return text + (shown < 0 ? "p" : "p+") + std::to_string(shown);
@@ -43,7 +41,7 @@ std::string hex_of(double number) {
 
 /// The next digit of a text, or -1.
 int take_digit(std::string_view& text, size_t base) {
-  const size_t found = text.empty() ? std::string_view::npos : std::string_view(kDigits, base).find(text[0]);
+  const size_t found = text.empty() ? std::string_view::npos : std::string_view(kHexDigits, base).find(text[0]);
   if (found == std::string_view::npos) {
     return -1;
   }
@@ -106,7 +104,7 @@ std::optional<double> from_hex(std::string_view text) {
 void append_unit(std::string& json, uint32_t unit) {
   json += "\\u";
   for (int shift = 12; shift >= 0; shift -= 4) {
-    json += kDigits[unit >> shift & 0xf];
+    json += kHexDigits[unit >> shift & 0xf];
   }
 }
 
@@ -125,25 +123,25 @@ std::pair<uint32_t, size_t> character_at(std::string_view text, size_t at) {
 } // namespace
 
 PlainValue PlainValue::of(bool value) {
-  PlainValue made = of_kind(Kind::Bool);
+  PlainValue made = of_kind(PlainValue::Kind::Bool);
   made.number = value ? 1 : 0;
   return made;
 }
 
 PlainValue PlainValue::of(double value) {
-  PlainValue made = of_kind(Kind::Float);
+  PlainValue made = of_kind(PlainValue::Kind::Float);
   made.number = value;
   return made;
 }
 
 PlainValue PlainValue::of(SavedTensor value) {
-  PlainValue made = of_kind(Kind::Tensor);
+  PlainValue made = of_kind(PlainValue::Kind::Tensor);
   made.tensor = std::make_shared<const SavedTensor>(std::move(value));
   return made;
 }
 
 PlainValue PlainValue::pair(double first, double second) {
-  PlainValue made = of_kind(Kind::Tuple);
+  PlainValue made = of_kind(PlainValue::Kind::Tuple);
   made.items.emplace_back("", of(first));
   made.items.emplace_back("", of(second));
   return made;
@@ -169,7 +167,7 @@ void PlainValue::set(const std::string& name, PlainValue value) {
 }
 
 double PlainValue::as_number() const {
-  if (kind != Kind::Integer) {
+  if (kind != PlainValue::Kind::Integer) {
     return number;
   }
   double value = 0;
@@ -213,36 +211,36 @@ void append_json(std::string& json, const PlainValue& value, const std::string& 
     json += ']';
   };
   switch (value.kind) {
-    case Kind::None:
+    case PlainValue::Kind::None:
       json += "null";
       break;
-    case Kind::Bool:
+    case PlainValue::Kind::Bool:
       json += value.number != 0 ? "true" : "false";
       break;
-    case Kind::Integer:
+    case PlainValue::Kind::Integer:
       json += value.text;
       break;
-    case Kind::Float:
+    case PlainValue::Kind::Float:
       json += R"({"float":")" + hex_of(value.number) + "\"}";
       break;
-    case Kind::Text:
+    case PlainValue::Kind::Text:
       append_json(json, value.text);
       break;
-    case Kind::Tensor:
+    case PlainValue::Kind::Tensor:
       json += R"({"tensor":)";
       append_json(json, key);
       json += '}';
       tensors.emplace_back(key, value.tensor);
       break;
-    case Kind::List:
+    case PlainValue::Kind::List:
       list();
       break;
-    case Kind::Tuple:
+    case PlainValue::Kind::Tuple:
       json += R"({"tuple":)";
       list();
       json += '}';
       break;
-    case Kind::Dict:
+    case PlainValue::Kind::Dict:
       json += R"({"dict":{)";
       for (size_t i = 0; i < value.items.size(); ++i) {
         const auto& [name, item] = value.items[i];
@@ -258,14 +256,14 @@ void append_json(std::string& json, const PlainValue& value, const std::string& 
 
 PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
   PlainValue value;
-  const auto list = [&](Kind kind) {
+  const auto list = [&](PlainValue::Kind kind) {
     value.kind = kind;
     json.array([&] { value.items.emplace_back("", read_plain_value(json, tensors)); });
   };
   if (json.at_array()) {
-    list(Kind::List);
+    list(PlainValue::Kind::List);
   } else if (json.at_string()) {
-    value.kind = Kind::Text;
+    value.kind = PlainValue::Kind::Text;
     value.text = json.string();
   } else if (json.at_object()) {
     size_t fields = 0;
@@ -279,7 +277,7 @@ PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
         if (found == tensors.end()) {
           throw_format_error("no tensor '{}' is listed", key);
         }
-        value.kind = Kind::Tensor;
+        value.kind = PlainValue::Kind::Tensor;
         value.tensor = found->second;
       } else if (kind == "float") {
         const std::string text = json.string();
@@ -292,9 +290,9 @@ PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
         if (!json.at_array()) {
           throw_format_error("a tuple is not a list");
         }
-        list(Kind::Tuple);
+        list(PlainValue::Kind::Tuple);
       } else if (kind == "dict") {
-        value.kind = Kind::Dict;
+        value.kind = PlainValue::Kind::Dict;
         json.object([&](const std::string& name) { value.items.emplace_back(name, read_plain_value(json, tensors)); });
       } else {
         throw_format_error("unknown kind of value '{}'", kind);
@@ -308,7 +306,7 @@ PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
   } else if (json.take_literal("false")) {
     value = PlainValue::of(false);
   } else if (!json.take_literal("null")) {
-    value.kind = Kind::Integer;
+    value.kind = PlainValue::Kind::Integer;
     value.text = json.integer();
   }
   return value;

@@ -16,24 +16,35 @@ namespace blobstore BLOBSTORE_API {
 
 namespace {
 
-using namespace internal;
+using internal::check_option;
+using internal::format;
+using internal::Numbers;
+using internal::numbers_of;
+using internal::one_group;
+using internal::OptimizerState;
+using internal::PlainValue;
+using internal::RestoredState;
+using internal::set_option;
+using internal::step_sgd;
+using internal::tensor_like;
+using internal::throw_error;
 
-constexpr char kKind[] = "SGD";
-constexpr char kBuffer[] = "momentum_buffer";
+constexpr char kSgd[] = "SGD";
+constexpr char kMomentumBuffer[] = "momentum_buffer";
 
-[[noreturn]] void refuse(const std::string& reason) {
-  throw_error(ErrorKind::Training, "{}: {}", kKind, reason);
+[[noreturn]] void refuse_sgd(const std::string& reason) {
+  throw_error(ErrorKind::Training, "{}: {}", kSgd, reason);
 }
 
 void check(const SGDOptions& options) {
-  check_option(kKind, "lr", options.lr);
-  check_option(kKind, "momentum", options.momentum);
-  check_option(kKind, "weight_decay", options.weight_decay);
+  check_option(kSgd, "lr", options.lr);
+  check_option(kSgd, "momentum", options.momentum);
+  check_option(kSgd, "weight_decay", options.weight_decay);
   if (!std::isfinite(options.dampening)) {
-    refuse("dampening must be a finite number");
+    refuse_sgd("dampening must be a finite number");
   }
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
-    refuse("nesterov needs a momentum and no dampening");
+    refuse_sgd("nesterov needs a momentum and no dampening");
   }
 }
 
@@ -76,13 +87,13 @@ void SGD::step(const StateDict& parameters, const StateDict& gradients) {
   std::vector<Part> parts;
   std::map<std::string, std::vector<uint8_t>> made;
   for (const auto& [name, parameter] : parameters) {
-    Part part{numbers_of(kKind, name, *parameter, gradients), nullptr, false};
+    Part part{numbers_of(kSgd, name, *parameter, gradients), nullptr, false};
     if (options_.momentum != 0) {
       const auto known = state_->momentum.find(name);
       part.first = known == state_->momentum.end();
       part.momentum = part.first ? &(made[name] = std::vector<uint8_t>(parameter->nbytes())) : &known->second;
       if (part.momentum->size() != parameter->nbytes()) {
-        refuse(format("parameter '{}' had another shape or dtype in an earlier step", name));
+        refuse_sgd(format("parameter '{}' had another shape or dtype in an earlier step", name));
       }
     }
     parts.push_back(part);
@@ -94,7 +105,7 @@ void SGD::step(const StateDict& parameters, const StateDict& gradients) {
 }
 
 OptimizerState SGD::capture(const NamedTensors& parameters) const {
-  OptimizerState saved = one_group(kKind, parameters);
+  OptimizerState saved = one_group(kSgd, parameters);
   PlainValue& options = saved.groups[0].options = state_->options;
   set_option(options, "lr", PlainValue::of(options_.lr));
   set_option(options, "momentum", PlainValue::of(options_.momentum));
@@ -106,14 +117,14 @@ OptimizerState SGD::capture(const NamedTensors& parameters) const {
     const auto known = state_->momentum.find(name);
     if (known != state_->momentum.end()) {
       PlainValue& state = saved.state.emplace_back(name, PlainValue::of_kind(PlainValue::Kind::Dict)).second;
-      state.set(kBuffer, tensor_like(*parameter, known->second));
+      state.set(kMomentumBuffer, tensor_like(*parameter, known->second));
     }
   }
   return saved;
 }
 
 void SGD::restore(const OptimizerState& saved, const NamedTensors& parameters, const std::string& path) {
-  const RestoredState from(saved, kKind, parameters, path);
+  const RestoredState from(saved, kSgd, parameters, path);
   SGDOptions options;
   options.lr = from.number("lr");
   options.momentum = from.number("momentum");
@@ -130,8 +141,8 @@ void SGD::restore(const OptimizerState& saved, const NamedTensors& parameters, c
   state->options = from.options();
   for (const auto& parameter : parameters) {
     if (const PlainValue* kept = from.of(parameter.first)) {
-      from.check_keys(*kept, parameter.first, {kBuffer});
-      std::vector<uint8_t> buffer = from.memory(*kept, kBuffer, parameter);
+      from.check_keys(*kept, parameter.first, {kMomentumBuffer});
+      std::vector<uint8_t> buffer = from.memory(*kept, kMomentumBuffer, parameter);
       if (!buffer.empty()) {
         state->momentum.emplace(parameter.first, std::move(buffer));
       }

@@ -1,0 +1,234 @@
+"""An adapter of a language model is trained on the device, and the running runner speaks with it (L3, T1, T2)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from blobstore import save_programs
+from blobstore.adapters import AdapterTags
+from blobstore.runtime import BlobCache
+from blobstore.training import AdamW, TrainingProgram, lower_training
+from tests import native_build
+from tests.llm import llama
+from tests.llm.conftest import silent
+from tests.llm.llama import FEED_FORWARD, LORA_ALPHA, MODULES, PROJECTIONS, RANK, Llama
+from tests.llm.test_runner import files, loaded
+
+pytestmark = pytest.mark.long
+
+LENGTH, STEPS, RATE = 16, 20, 0.01
+SAYING = "to be or not to be that is the question"
+
+
+@functools.cache
+def module() -> torch.nn.Module:
+    """ExecuTorch's own eager model with its loss as output; only the adapter has gradients."""
+    from executorch.examples.models.llama.llama_transformer import construct_transformer
+    from executorch.examples.models.llama.model_args import ModelArgs
+
+    targets = [{**PROJECTIONS, **FEED_FORWARD}[name] for name in MODULES]
+    lora = {"r": RANK, "lora_alpha": LORA_ALPHA, "target_modules": targets}
+    sizes = {"max_seq_len": LENGTH, "max_context_len": LENGTH, "generate_full_logits": True}
+    made = construct_transformer(ModelArgs(**asdict(Llama()), **sizes, **lora)).eval()
+    made.load_state_dict({**Llama().checkpoint(0), **Llama().adapter(0)})
+    plain: Any = type(made)
+
+    class WithLoss(plain):
+        def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+            return functional.cross_entropy(super().forward(tokens).flatten(0, 1), following.flatten())
+
+    made.__class__ = WithLoss
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    return made
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    ids = llama.make_tokenizer(Llama().vocab_size).encode(SAYING.replace(" ", "")).ids[: LENGTH + 1]
+    tokens = torch.tensor([ids])
+    assert tokens.shape == (1, LENGTH + 1)
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()
+
+
+@pytest.fixture(scope="module")
+def folder_of_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of `train.pte`, `foundation.ptd` and `adapter.ptd`."""
+    folder = tmp_path_factory.mktemp("training")
+    with silent():
+        program = lower_training(module(), batch(), tag=AdapterTags())
+    result = save_programs({"train": program}, folder, keep_small=1 << 14)
+    assert sorted(path.name for path in result.data_files) == ["adapter.ptd", "foundation.ptd"]
+    yield folder
+
+
+def load(folder: Path) -> TrainingProgram:
+    return TrainingProgram(
+        folder / "train.pte", BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd"))
+    )
+
+
+@functools.cache
+def of_torch() -> tuple[list[float], dict[str, Tensor]]:
+    """The losses and the adapter of torch's own training."""
+    eager: Any = copy.deepcopy(module())
+    eager.train()
+    trained = {name: parameter for name, parameter in eager.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = eager(*batch())
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses, {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def test_losses_and_weights_are_those_of_torch(folder_of_training: Path) -> None:
+    """Only the adapter's parameters are trained; the foundation's file is shared and does not change."""
+    training = load(folder_of_training)
+    assert set(training.named_parameters()) == set(Llama().adapter(0))
+    optimizer = AdamW(training.named_parameters().values(), lr=RATE)
+    losses = [float(training.step(optimizer, *batch())[0]) for _ in range(STEPS)]
+    expected, adapter = of_torch()
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    assert losses[-1] < losses[0] / 4
+    for name, tensor in training.named_parameters().items():
+        torch.testing.assert_close(tensor, adapter[name], rtol=1e-3, atol=1e-4)
+    base = training.program.cache.base
+    assert base is not None and base.dirty == ()
+
+
+def test_the_running_runner_speaks_with_what_was_trained(folder_of_training: Path, live: Path) -> None:
+    """One commit changes the text to that of the eager model with torch's adapter, and a revert changes it back."""
+    cache = BlobCache(live / "lora.ptd", base=BlobCache(live / "base.ptd"))
+    runner = loaded(live, cache, live / "base.ptd")
+    before = llama.text(runner)
+    assert before == Llama().tell({**Llama().checkpoint(0), **Llama().adapter(0)})
+    training = load(folder_of_training)
+    optimizer = AdamW(training.named_parameters().values(), lr=RATE)
+    for _ in range(STEPS):
+        training.step(optimizer, *batch())
+    assert llama.text(runner) == before
+    generation = cache.generation
+    assert training.publish(cache) == generation + 1
+    after = llama.text(runner)
+    assert after == Llama().tell({**Llama().checkpoint(0), **of_torch()[1]}) != before
+    cache.revert()
+    assert llama.text(runner) == before
+    assert files(live)[1].exists()
+
+
+def rotated(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key in the order of transformers, which rotates halves of a head where Llama rotates pairs."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def of_transformers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a Llama checkpoint or adapter under PEFT's names, in the order that transformers computes in."""
+    found = {}
+    for name, tensor in tensors.items():
+        _, number, *middle = name.split(".") if name.startswith("layers.") else ("", "", "")
+        module = next((part for part in middle if part in {**PROJECTIONS, **FEED_FORWARD}), "")
+        if module in ("wq", "wk") and "lora_a" not in name:
+            tensor = rotated(tensor, Llama().n_heads if module == "wq" else Llama().n_kv_heads)  # noqa: PLW2901
+        if "lora_" in name:
+            found[llama.peft_name(name).replace(".weight", ".default.weight")] = tensor
+        elif module:
+            layer = "base_layer.weight" if module in MODULES else "weight"
+            group = f"base_model.model.model.layers.{number}.{'self_attn' if module in PROJECTIONS else 'mlp'}"
+            found[f"{group}.{ {**PROJECTIONS, **FEED_FORWARD}[module] }.{layer}"] = tensor
+        else:
+            norms = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+            whole = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+            last = f"model.layers.{number}.{norms[middle[0]]}" if number else whole[name.removesuffix(".weight")]
+            found[f"base_model.model.{last}.weight"] = tensor
+    return found
+
+
+def test_peft_trains_the_same_adapter(folder_of_training: Path) -> None:
+    """Losses, weights and text are those of transformers and PEFT, which share no code with ExecuTorch's model (L3)."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    sizes = Llama()
+    config = transformers.LlamaConfig(
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.dim,
+        intermediate_size=sizes.hidden_dim,
+        num_hidden_layers=sizes.n_layers,
+        num_attention_heads=sizes.n_heads,
+        num_key_value_heads=sizes.n_kv_heads,
+        rms_norm_eps=sizes.norm_eps,
+        rope_theta=sizes.rope_theta,
+        attn_implementation="eager",
+    )
+    targets = [{**PROJECTIONS, **FEED_FORWARD}[name] for name in MODULES]
+    lora = peft.LoraConfig(r=RANK, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
+    model.load_state_dict(of_transformers({**sizes.checkpoint(0), **sizes.adapter(0)}))
+    tuned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    theirs = torch.optim.AdamW(tuned.values(), lr=RATE)
+    training = load(folder_of_training)
+    ours = AdamW(training.named_parameters().values(), lr=RATE)
+    tokens, following = batch()
+    for _ in range(STEPS):
+        theirs.zero_grad()
+        expected = functional.cross_entropy(model(tokens).logits.flatten(0, 1), following.flatten())
+        expected.backward()
+        theirs.step()
+        loss = training.step(ours, tokens, following)[0]
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-3, atol=1e-3)
+    for name, tensor in of_transformers(training.named_parameters()).items():
+        torch.testing.assert_close(tensor, tuned[name].detach(), rtol=1e-2, atol=1e-3)
+    ids = llama.make_tokenizer(sizes.vocab_size).encode("once").ids
+    count = len(ids)
+    with torch.no_grad():
+        for _ in range(40):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    told = llama.make_tokenizer(sizes.vocab_size).decode(ids[count:])
+    assert told == sizes.tell({**sizes.checkpoint(0), **training.named_parameters()})
+
+
+def test_cpp_trains_the_same_adapter(folder_of_training: Path, tmp_path: Path) -> None:
+    """To the bit, from the same program; half of the steps in each language are those of one."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    with native_build.folder("native-tests") as directory:
+        native_build.build_with_hooks(directory, "checkpoint_test")
+    test = directory / "tests" / "checkpoint_test"
+    tokens = tmp_path / "tokens"
+    tokens.write_bytes(b"".join(part.numpy().tobytes() for part in batch()))
+    names = [folder_of_training / name for name in ("train.pte", "foundation.ptd", "adapter.ptd")]
+
+    def cpp(steps: int, source: str, target: str) -> None:
+        command = [test, "tokens", *names, tokens, steps, source, tmp_path / target]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr + done.stdout
+
+    def python(steps: int, source: str | None, target: str) -> dict[str, Tensor]:
+        training = load(folder_of_training)
+        optimizer = AdamW(training.named_parameters().values(), lr=RATE)
+        if source:
+            training.load(tmp_path / source, optimizer)
+        for _ in range(steps):
+            training.step(optimizer, *batch())
+        training.save(tmp_path / target, optimizer)
+        return {name: tensor.clone() for name, tensor in training.named_parameters().items()}
+
+    expected = python(STEPS, None, "whole")
+    cpp(STEPS, "-", "cpp")
+    python(STEPS // 2, None, "half")
+    cpp(STEPS - STEPS // 2, str(tmp_path / "half"), "both")
+    for name in ("cpp", "both"):
+        found = python(0, name, "again")
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
