@@ -353,7 +353,7 @@ uint64_t TrainingProgram::save(
         ErrorKind::Unsupported,
         impl_->program->path(),
         "method '{}' changes {} buffers that have no names, so a checkpoint would lack them; lower it with "
-        "ExecutorchBackendConfig(emit_mutable_buffer_names=True)",
+        "emit_mutable_buffer_names",
         impl_->method->name(),
         impl_->nameless);
   }
