@@ -76,7 +76,7 @@ void append_list(std::string& json, const Values& values, const Each& each) {
 }
 
 void append_names(std::string& json, const char* field, const SavedTensors& tensors) {
-  json += format(R"(,"{}":)", field);
+  json += format(",\"{}\":", field);
   append_list(json, tensors, [&](const auto& named) { append_json(json, named.first); });
 }
 
@@ -434,7 +434,7 @@ uint64_t write_checkpoint(
     append_json(listed, key);
     listed += ':' + listed_json(*tensor, known);
   }
-  std::string list = format(R"({}","version":{})", kListBegin, kListVersion);
+  std::string list = format("{}\",\"version\":{}", kListBegin, kListVersion);
   append_names(list, "parameters", checkpoint.parameters);
   append_names(list, "buffers", checkpoint.buffers);
   list += R"(,"tensors":{)" + listed + R"(},"frozen":)";
