@@ -16,6 +16,14 @@ constexpr int kStatVersion = 1;
 constexpr int kStatVersion = 0;
 #endif
 
+// glibc 2.29: it no longer looks at how errors are reported; the results are the same.
+asm(".symver blobstore_old_pow, pow@" GLIBC);
+extern "C" double blobstore_old_pow(double base, double exponent);
+HIDDEN double blobstore_pow(double base, double exponent) asm("pow");
+double blobstore_pow(double base, double exponent) {
+  return blobstore_old_pow(base, exponent);
+}
+
 // glibc 2.32: whether there is one thread, which lets shared pointers count without atomic operations.
 HIDDEN char __libc_single_threaded;
 char __libc_single_threaded = 0;
