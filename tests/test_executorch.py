@@ -22,7 +22,12 @@ from blobstore.lowering.export import quiet
 with quiet():
     from blobstore.runtime import executorch
 
-PUBLIC = {"executorch.exir", "executorch.runtime", "executorch.backends.xnnpack.partition.xnnpack_partitioner"}
+PUBLIC = {
+    "executorch.backends.xnnpack.partition.xnnpack_partitioner",
+    "executorch.exir",
+    "executorch.extension.llm.runner",
+    "executorch.runtime",
+}
 
 
 def pretend_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:

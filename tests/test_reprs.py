@@ -37,6 +37,7 @@ from blobstore import (
 from blobstore.adapters import AdapterTags, MergedAdapter
 from blobstore.core.formats.pte.signature import signatures
 from blobstore.core.tensor_file import TensorFile, TensorSlice
+from blobstore.llm import Conversation, Runners, Stop
 from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, LoweredProgram, lower
 from blobstore.pool import Pool, PoolDataMap
 from blobstore.releases import Release, publish, pull
@@ -44,7 +45,7 @@ from blobstore.reporting import Report
 from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
 from blobstore.runtime.tensors import LogicalTensors
 from blobstore.testing import Blob, NamedDataMapContract
-from blobstore.training import TrainingProgram
+from blobstore.training import AdamW, TrainingProgram
 from tests import models
 
 with models.quiet():
@@ -76,6 +77,7 @@ CLASSES = public_classes()
 RECORDS = sorted(name for name, value in CLASSES.items() if dataclasses.is_dataclass(value))
 RECORDS.remove("Report")
 NEVER_MADE = {BlobStoreBackend, LoweredProgram, NamedDataMapContract}  # ExecuTorch and pytest make them
+NEVER_MADE |= {AdamW, Runners}  # the repr is torch's; tests/llm/test_runners.py has language models
 
 
 def filled(annotation: str, *, large: bool) -> Any:
@@ -202,6 +204,7 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     ],
     Method: [lambda at: Program(at / "model.pte", data=at / "model.ptd").method()],
     NamedDataMap: [lambda at: Planted()],
+    Conversation: [lambda at: Conversation()],
     PackedStore: [lambda at: PackedStore(at / "packed", limit=2**60)],
     Pool: [lambda at: Pool(pool_of(at))],
     PoolDataMap: [lambda at: Pool(pool_of(at)).open("weights@1")],
@@ -212,6 +215,7 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     PtdDataMap: [lambda at: open_ptd(at / "weights.ptd")],
     PteDataMap: [lambda at: open_pte(at / "model.pte"), lambda at: open_pte(at / "mlp.pte")],
     Release: [lambda at: Release.open(at / "device")],
+    Stop: [lambda at: Stop()],
     Report: [lambda at: report([at]), lambda at: report([])],
     TensorFile: [lambda at: safe_open(at / "weights.ptd")],
     TensorSlice: [lambda at: safe_open(at / "weights.ptd").get_slice(KEYS[0])],

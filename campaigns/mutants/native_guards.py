@@ -784,8 +784,8 @@ GUARDS = (
     Guard(
         "C++: adapter: its digests are compared",
         f"{_ADAPTERS}/adapter_file.cpp",
-        "file.verify();",
-        ";",
+        "std::make_unique<const PtdFile>(path)) {\n  file->verify();",
+        "std::make_unique<const PtdFile>(path)) {",
         ("tests/adapters/test_adapter_file.py::test_torn_and_damaged_files",),
     ),
     Guard(

@@ -364,7 +364,7 @@ void Requests::wait_for_turn(Request& request, const std::function<void()>& poll
       changed_.wait(lock);
       continue;
     }
-    changed_.wait_for(lock, kPollTime);
+    changed_.wait_until(lock, std::chrono::system_clock::now() + kPollTime); // glibc 2.28 has no other clock here
     if (!request.begun) {
       lock.unlock();
       std::exception_ptr failed;
