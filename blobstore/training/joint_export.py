@@ -46,7 +46,7 @@ def lower_training(
         inputs: example inputs. The program takes inputs of these shapes and dtypes.
         tag: the data file for the weights, without a folder: a name, or a function that returns one for the name of a
             parameter or buffer. If the tag of a weight is None, the weight stays in the program, as do buffers that are
-            not persistent, such as tables of positions. `BlobStorePartitioner` has the same argument: with the same
+            not persistent and of which the program takes views, such as tables of positions. `BlobStorePartitioner` has the same argument: with the same
             function, both programs share what is frozen.
         check_gradients: run one step of the program on the example inputs, in the native runtime, and compare loss and
             gradients with those of eager PyTorch. This takes the time of a step of each, and a temporary copy of the
@@ -143,11 +143,9 @@ def _emit(
 
     def choose(node: torch.fx.Node) -> str | None:
         weight = weights.get(str(node.target))
-        return (
-            None
-            if weight is None or weight in signature.non_persistent_buffers
-            else names.check(tag(weight) if callable(tag) else tag)
-        )
+        if weight is None or (weight in signature.non_persistent_buffers and _is_viewed(node)):
+            return None
+        return names.check(tag(weight) if callable(tag) else tag)
 
     changed = [
         node for node, buffer in signature.inputs_to_buffers.items() if buffer in signature.buffers_to_mutate.values()
@@ -186,6 +184,11 @@ def _last_line(error: BaseException) -> str:
 def _product_and_sum(bias: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.mm(one, other)
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+def _is_viewed(node: torch.fx.Node) -> bool:
+    """Whether a view of a constant is taken, which ExecuTorch can emit only if the constant is in the program."""
+    return any("view" in str(user.target) for user in node.users)
 
 
 def _zeros(size: list[int], layout_in_memory: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:

@@ -248,7 +248,7 @@ int main(int argc, char** argv) {
     AdamWOptions options;
     options.lr = 0.01;
     AdamW optimizer(options);
-    train(training, optimizer, std::atoi(argv[6]), argv[7], argv[8], {}, tokens_in(argv[5]));
+    train(training, optimizer, std::stoi(argv[6]), argv[7], argv[8], {}, tokens_in(argv[5]));
     return 0;
   }
   if (argc != 3 && argc != 7 && argc != 8) {
@@ -262,6 +262,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   const auto optimizer = make(argv[3]);
-  train(training, *optimizer, std::atoi(argv[4]), argv[5], argv[6], {argv + 7, argv + argc});
+  train(training, *optimizer, std::stoi(argv[4]), argv[5], argv[6], {argv + 7, argv + argc});
   return 0;
 }

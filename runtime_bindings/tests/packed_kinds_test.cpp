@@ -102,7 +102,7 @@ struct Running {
         method(blobstore::Program::load(name + ".pte", cache)->load_method("forward")) {}
 
   std::vector<float> operator()() const {
-    std::vector<float> input(2 * 64);
+    std::vector<float> input(size_t{2} * 64);
     for (size_t i = 0; i < input.size(); ++i) {
       input[i] = static_cast<float>(i % 13) / 8 - 0.75f;
     }

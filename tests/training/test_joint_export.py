@@ -157,8 +157,8 @@ def test_the_parts_of_a_language_model(tmp_path: Path) -> None:
     manager = lower_training(module, (x, y))
     result = blobstore.save_programs({"train": manager}, tmp_path, keep_small=1024)
     (data,) = result.data_files
-    assert "table" not in blobstore.open_ptd(data.path)
-    training = TrainingProgram(tmp_path / "train.pte", BlobCache(data.path))
+    assert "table" not in blobstore.open_ptd(data)
+    training = TrainingProgram(tmp_path / "train.pte", BlobCache(data))
     loss = training.forward_backward(x, y)[0]
     expected = module(x, y)
     expected.backward()

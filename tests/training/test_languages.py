@@ -185,7 +185,8 @@ def _tensor(key: str, value: Tensor) -> Callable[[Any, dict[str, Tensor]], None]
 
 INVALID_FILE, CHECKPOINT = 0, 25  # of ErrorKind
 OPTIONS = "optimizer groups 0 options dict"
-GROUPS = [{"options": {"dict": {}}, "params": [name]} for name in ("out.bias", "out.weight")]
+NAMES = ("hidden.bias", "hidden.weight", "out.bias", "out.weight")
+GROUPS = [{"options": {"dict": {}}, "params": [name]} for name in NAMES]
 HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = {
     "version": (INVALID_FILE, "unknown version", _put("version", 1)),
     "no version": (INVALID_FILE, "version is missing", _put("version", None)),
@@ -235,7 +236,7 @@ HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = 
     "parameters": (CHECKPOINT, "lacks the parameters", _put("parameters", ["out.bias"])),
     "frozen": (CHECKPOINT, "other frozen weights", _put("frozen", "00")),
     "another": (CHECKPOINT, "of optimizer RMSprop", _put("optimizer kind", "RMSprop")),
-    "groups": (CHECKPOINT, "2 groups", _put("optimizer groups", GROUPS)),
+    "groups": (CHECKPOINT, "4 groups", _put("optimizer groups", GROUPS)),
 }  # fmt: skip
 
 

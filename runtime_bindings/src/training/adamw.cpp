@@ -47,7 +47,7 @@ void check(const AdamWOptions& options) {
   check_option(kAdamW, "eps", options.eps);
   check_option(kAdamW, "weight_decay", options.weight_decay);
   for (const double beta : {options.beta1, options.beta2}) {
-    if (!(beta >= 0 && beta < 1)) {
+    if (!(beta >= 0) || !(beta < 1)) { // NaN is neither
       refuse_adamw(format("betas must be at least 0 and less than 1, not {}", std::to_string(beta)));
     }
   }

@@ -27,12 +27,12 @@ Layout saved_layout(const executorch::aten::Tensor& tensor) {
     return layout.sizes[dim] != 1;
   });
   if (tensor.numel() == 0 || std::is_sorted(wide.begin(), wide.end())) {
-    layout.dim_order = own;
+    layout.dim_order = std::move(own);
     return layout;
   }
   const auto strides = tensor.strides();
   std::stable_sort(own.begin(), own.end(), [&](uint8_t one, uint8_t other) { return strides[one] > strides[other]; });
-  layout.dim_order = own;
+  layout.dim_order = std::move(own);
   return layout;
 }
 

@@ -254,15 +254,58 @@ void append_json(std::string& json, const PlainValue& value, const std::string& 
   }
 }
 
-PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
+namespace {
+
+PlainValue read_items(JsonReader& json, PlainValue::Kind kind, const TensorsByKey& tensors) {
   PlainValue value;
-  const auto list = [&](PlainValue::Kind kind) {
-    value.kind = kind;
-    json.array([&] { value.items.emplace_back("", read_plain_value(json, tensors)); });
-  };
+  value.kind = kind;
+  json.array([&] { value.items.emplace_back("", read_plain_value(json, tensors)); });
+  return value;
+}
+
+/// What JSON has no value of its own for: an object with one field, the kind.
+PlainValue read_kind(JsonReader& json, const std::string& kind, const TensorsByKey& tensors) {
+  PlainValue value;
+  if (kind == "tensor") {
+    const std::string key = json.string();
+    const auto found = tensors.find(key);
+    if (found == tensors.end()) {
+      throw_format_error("no tensor '{}' is listed", key);
+    }
+    value.kind = PlainValue::Kind::Tensor;
+    value.tensor = found->second;
+    return value;
+  }
+  if (kind == "float") {
+    const std::string text = json.string();
+    const std::optional<double> number = from_hex(text);
+    if (!number) {
+      throw_format_error("'{}' is not a hexadecimal float", text);
+    }
+    return PlainValue::of(*number);
+  }
+  if (kind == "tuple") {
+    if (!json.at_array()) {
+      throw_format_error("a tuple is not a list");
+    }
+    return read_items(json, PlainValue::Kind::Tuple, tensors);
+  }
+  if (kind == "dict") {
+    value.kind = PlainValue::Kind::Dict;
+    json.object([&](const std::string& name) { value.items.emplace_back(name, read_plain_value(json, tensors)); });
+    return value;
+  }
+  throw_format_error("unknown kind of value '{}'", kind);
+}
+
+} // namespace
+
+PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
   if (json.at_array()) {
-    list(PlainValue::Kind::List);
-  } else if (json.at_string()) {
+    return read_items(json, PlainValue::Kind::List, tensors);
+  }
+  PlainValue value;
+  if (json.at_string()) {
     value.kind = PlainValue::Kind::Text;
     value.text = json.string();
   } else if (json.at_object()) {
@@ -271,32 +314,7 @@ PlainValue read_plain_value(JsonReader& json, const TensorsByKey& tensors) {
       if (fields++ > 0) {
         throw_format_error("a value has the kind '{}', too", kind);
       }
-      if (kind == "tensor") {
-        const std::string key = json.string();
-        const auto found = tensors.find(key);
-        if (found == tensors.end()) {
-          throw_format_error("no tensor '{}' is listed", key);
-        }
-        value.kind = PlainValue::Kind::Tensor;
-        value.tensor = found->second;
-      } else if (kind == "float") {
-        const std::string text = json.string();
-        const std::optional<double> number = from_hex(text);
-        if (!number) {
-          throw_format_error("'{}' is not a hexadecimal float", text);
-        }
-        value = PlainValue::of(*number);
-      } else if (kind == "tuple") {
-        if (!json.at_array()) {
-          throw_format_error("a tuple is not a list");
-        }
-        list(PlainValue::Kind::Tuple);
-      } else if (kind == "dict") {
-        value.kind = PlainValue::Kind::Dict;
-        json.object([&](const std::string& name) { value.items.emplace_back(name, read_plain_value(json, tensors)); });
-      } else {
-        throw_format_error("unknown kind of value '{}'", kind);
-      }
+      value = read_kind(json, kind, tensors);
     });
     if (fields == 0) {
       throw_format_error("a value has no kind");

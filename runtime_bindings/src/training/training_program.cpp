@@ -185,7 +185,8 @@ struct TrainingProgram::Impl {
       const std::string digest = known
           ? internal::hexadecimal(reinterpret_cast<const uint8_t*>(known->data()), known->size())
           : internal::to_string(computed);
-      const std::string entry = key + '\0' + digest + ':' + std::to_string(blob->size) + '\0';
+      std::string entry = key;
+      entry.append(1, '\0').append(digest).append(1, ':').append(std::to_string(blob->size)).append(1, '\0');
       hasher.update(entry.data(), entry.size());
     }
     return keys.empty() ? "" : internal::to_string(hasher.digest());
