@@ -212,7 +212,7 @@ def test_a_run_of_java_goes_on_in_python(printed: list[list[str]], folder: Path)
     programs = folder / "programs"
     training = TrainingProgram(programs / "train.pte", data=programs / "xor.ptd")
     optimizer = AdamW(training.named_parameters().values())
-    training.load(folder / "java.checkpoint", optimizer)
+    training.load(folder.parent / f"{folder.name}-run" / "java.checkpoint", optimizer)
     training.step(optimizer, xor.INPUTS, xor.LABELS)
     weight = training.named_parameters()["hidden.weight"]
     np.testing.assert_array_equal(found(printed, "adamw"), weight.numpy().flatten())

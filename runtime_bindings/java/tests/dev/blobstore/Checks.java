@@ -631,8 +631,9 @@ final class Checks {
       for (int i = 0; i < 3; ++i) {
         training.step(adam, points(), labels);
       }
-      same(training.save(file, adam), Path.of(file).toFile().length());
-      require(training.save(file + ".delta", adam, file) < 3000, "only the list");
+      long whole = training.save(file, adam);
+      same(whole, Path.of(file).toFile().length());
+      require(training.save(file + ".delta", adam, file) < whole, "only the list");
       training.step(adam, points(), labels);
       float[] end = training.parameter("hidden.weight").floats();
       fails(BlobStoreException.Checkpoint.class, () -> again.restore(file, sgd), "AdamW, not of SGD");
