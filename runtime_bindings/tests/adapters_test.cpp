@@ -28,6 +28,7 @@
 
 #include "adapters/lora_names.h"
 #include "adapters/product.h"
+#include "check.h"
 
 namespace {
 
@@ -35,14 +36,6 @@ using blobstore::BlobCache;
 using blobstore::Error;
 using blobstore::ErrorKind;
 using blobstore::LogicalTensors;
-
-void check(bool ok, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed: %s\n", what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition)
 
 template <typename Function>
 bool fails(ErrorKind kind, Function function) {

@@ -26,18 +26,12 @@
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
 
+#include "check.h"
+
 namespace {
 
 using blobstore::BlobCache;
 using blobstore::CacheDataMap;
-
-void check(bool ok, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed: %s\n", what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition)
 
 std::vector<float> filled(const blobstore::Blob& blob, float value) {
   return std::vector<float>(blob.size / sizeof(float), value);

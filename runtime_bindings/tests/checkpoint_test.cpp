@@ -27,6 +27,8 @@
 #include <blobstore/error.h>
 #include <blobstore/training.h>
 
+#include "check.h"
+
 namespace {
 
 using blobstore::AdamW;
@@ -39,14 +41,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::_Exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 /// The message of the error of a kind that a function must throw.
 std::string error_of(ErrorKind kind, const std::function<void()>& function) {

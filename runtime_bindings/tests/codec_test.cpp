@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "codec/decoder.h"
 #include "codec/encoder.h"
 #include "format/format_error.h"
@@ -18,14 +19,6 @@ namespace {
 
 using namespace blobstore::internal; // NOLINT: all that is tested is in there
 using Blob = std::vector<uint8_t>;
-
-void check(bool ok, int line, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed at line %d: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, __LINE__, #condition)
 
 const std::vector<std::string> kPlanes = {"planes:1", "planes:2", "planes:4", "planes:8"};
 

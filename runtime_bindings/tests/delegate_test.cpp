@@ -37,18 +37,12 @@
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
+#include "check.h"
+
 namespace {
 
 namespace et = executorch::runtime;
 using blobstore::BlobCache;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 const std::string kPacked = "packed@0123456789abcdef";
 const std::string kKept = "kept@0123456789abcdef";

@@ -17,19 +17,13 @@
 
 #include <blobstore/nothrow.h>
 
+#include "check.h"
+
 namespace {
 
 namespace nothrow = blobstore::nothrow;
 using blobstore::ErrorKind;
 using executorch::extension::make_tensor_ptr;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 /// The value, or an end with the error.
 template <typename T>

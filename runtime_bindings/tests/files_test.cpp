@@ -25,6 +25,7 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
+#include "check.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"
 
@@ -34,14 +35,6 @@ using blobstore::BlobCache;
 using blobstore::ErrorKind;
 using blobstore::Layout;
 using Mode = BlobCache::Mode;
-
-void check(bool ok, int line, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed at line %d: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, __LINE__, #condition)
 
 /// The kind of the error that a function throws.
 std::optional<ErrorKind> error_of(const std::function<void()>& function, int* number = nullptr) {

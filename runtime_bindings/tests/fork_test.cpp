@@ -22,6 +22,8 @@
 #include <blobstore/cache.h>
 #include <blobstore/reading.h>
 
+#include "check.h"
+
 namespace {
 
 using blobstore::BlobCache;
@@ -32,14 +34,6 @@ constexpr bool kNeedsDescriptors = true;
 #else
 constexpr bool kNeedsDescriptors = false;
 #endif
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::_Exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 /// Run some work in a child, which may take a minute. @returns whether it ended well; a child that hangs is killed.
 template <typename Work>

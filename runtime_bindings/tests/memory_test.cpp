@@ -16,6 +16,8 @@
 #include <blobstore/cache.h>
 #include <blobstore/data_map.h>
 
+#include "check.h"
+
 namespace {
 
 /// How many allocations of this thread will still succeed; negative for all.
@@ -50,14 +52,6 @@ void operator delete(void* memory, size_t) noexcept {
 namespace {
 
 using blobstore::BlobCache;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::_Exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 /// Let the first, the second, ... allocation of some work fail until it succeeds. @returns how often it failed.
 template <typename Work, typename Untouched>

@@ -28,6 +28,8 @@
 #if defined(__aarch64__)
 #include <dlfcn.h>
 
+#include "check.h"
+
 // Functions of KleidiAI that pack, which count that they were called: the dynamic linker finds these before those in
 // ExecuTorch's library. They change registers only that any call may change.
 #define COUNTED(name)                                                                               \
@@ -54,14 +56,6 @@ namespace {
 
 using blobstore::BlobCache;
 using blobstore::PackedStore;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 #if defined(__aarch64__)
 struct Counted {

@@ -22,20 +22,13 @@
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 
+#include "check.h"
 #include "packed/packed_map.h"
 
 namespace {
 
 using blobstore::BlobCache;
 using blobstore::PackedStore;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 std::string program_path;
 std::string data_path;

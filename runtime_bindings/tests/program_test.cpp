@@ -22,18 +22,12 @@
 #include <blobstore/error.h>
 #include <blobstore/program.h>
 
+#include "check.h"
+
 namespace {
 
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 std::shared_ptr<blobstore::Method> load(const std::string& path) {
   return blobstore::Program::load(path, blobstore::BlobCache::open({}))->load_method("forward");

@@ -24,6 +24,7 @@
 #include <blobstore/reading.h>
 #include <blobstore/releases.h>
 
+#include "check.h"
 #include "codec/decoder.h"
 #include "codec/zstd.h"
 #include "format/format_error.h"
@@ -37,14 +38,6 @@ namespace {
 using blobstore::ErrorKind;
 using blobstore::internal::format;
 using blobstore::internal::sha256;
-
-void check(bool ok, int line, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed at line %d: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, __LINE__, #condition)
 
 /// The kind of the error that a function throws.
 std::optional<ErrorKind> error_of(const std::function<void()>& function) {

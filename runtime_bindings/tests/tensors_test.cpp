@@ -21,6 +21,8 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
+#include "check.h"
+
 namespace {
 
 using blobstore::BlobCache;
@@ -29,14 +31,6 @@ using blobstore::ErrorKind;
 using blobstore::LogicalTensors;
 using blobstore::StateDict;
 using executorch::extension::make_tensor_ptr;
-
-void check(bool ok, const char* what) {
-  if (!ok) {
-    std::fprintf(stderr, "failed: %s\n", what);
-    std::exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition)
 
 /// Check that a call is refused with an error of this kind whose message has this text.
 template <typename Call>

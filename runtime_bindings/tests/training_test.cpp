@@ -23,6 +23,8 @@
 #include <blobstore/error.h>
 #include <blobstore/training.h>
 
+#include "check.h"
+
 namespace {
 
 using blobstore::ErrorKind;
@@ -31,14 +33,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-void check(bool ok, const char* what, int line) {
-  if (!ok) {
-    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
-    std::_Exit(1);
-  }
-}
-#define CHECK(condition) check(condition, #condition, __LINE__)
 
 template <typename Function>
 bool fails(ErrorKind kind, const Function& function) {
