@@ -28,8 +28,8 @@ class AdamW(torch.optim.AdamW):
         lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
 
     Raises:
-        UnsupportedDataError: by `step`: a parameter has another dtype, or is not dense in the memory of the CPU. Parameters
-            before it were changed.
+        UnsupportedDataError: by `step`: a parameter has another dtype, or is not dense in the memory of the CPU. None was
+            changed.
     """
 
     def __init__(
@@ -52,18 +52,14 @@ class AdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, group)
+        steps = [(one, group) for group in self.param_groups for one in group["params"] if one.grad is not None]
+        for parameter, _ in steps:
+            _check(parameter)
+        for parameter, group in steps:
+            self._step_one(parameter, group)
         return loss
 
     def _step_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        if parameter.dtype not in _DTYPES or parameter.device.type != "cpu" or not _is_dense(parameter):
-            raise UnsupportedDataError(
-                f"AdamW steps float32 or float64 that is dense in the memory of the CPU, not {parameter.dtype} with shape "
-                f"{list(parameter.shape)} and strides {list(parameter.stride())} on {parameter.device}"
-            )
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -85,6 +81,15 @@ class AdamW(torch.optim.AdamW):
             float(state["step"]),
             [float(value) for value in (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])],
             group["maximize"],
+        )
+
+
+def _check(parameter: Tensor) -> None:
+    """Raise UnsupportedDataError if there is no step for a parameter."""
+    if parameter.dtype not in _DTYPES or parameter.device.type != "cpu" or not _is_dense(parameter):
+        raise UnsupportedDataError(
+            f"AdamW steps float32 or float64 that is dense in the memory of the CPU, not {parameter.dtype} with shape "
+            f"{list(parameter.shape)} and strides {list(parameter.stride())} on {parameter.device}"
         )
 
 

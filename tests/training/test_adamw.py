@@ -127,11 +127,13 @@ def test_groups_closures_and_states_of_torch() -> None:
     "wrong", [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(4, 4)[:, ::2], torch.zeros(3, device="meta")]
 )
 def test_tensors_that_it_does_not_step(wrong: Tensor) -> None:
-    """They are an error that names them, not a wrong result."""
-    parameter = nn.Parameter(wrong)
-    parameter.grad = torch.ones_like(wrong)
+    """They are an error that names them, not a wrong result; the others are not changed either."""
+    good, parameter = nn.Parameter(torch.zeros(2)), nn.Parameter(wrong)
+    good.grad, parameter.grad = torch.ones(2), torch.ones_like(wrong)
+    optimizer = AdamW([good, parameter])
     with pytest.raises(errors.UnsupportedDataError, match=r"AdamW steps float32 or float64.*strides"):
-        AdamW([parameter]).step()
+        optimizer.step()
+    assert torch.equal(good, torch.zeros(2)) and not optimizer.state
     for options in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"eps": -1.0}, {"weight_decay": -1.0}):
         with pytest.raises(ValueError):
             AdamW([nn.Parameter(torch.zeros(2))], **options)
