@@ -312,15 +312,23 @@ class Reader:
 
 
 @dataclass
-class _Bases:
-    """The bases of a worker, the last ones kept in memory that is used again: new memory takes as long as decoding."""
+class _Worker:
+    """What a worker has at hand: memory that is used again, because new memory takes as long as decoding; and maps.
+
+    Attributes:
+        reader: of the pool.
+        sources: the files with the new blobs, each mapped once and not for each blob.
+        chunk: memory for what is read back.
+        room, kept: memory for bases, and those that are in it.
+    """
 
     reader: Reader
+    sources: Sequence[memoryview]
     chunk: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
     room: memoryview = field(default_factory=lambda: memoryview(np.empty(_KEEP, np.uint8)))  # type: ignore[arg-type]
     kept: dict[bytes, memoryview] = field(default_factory=dict)
 
-    def get(self, digest: bytes, where: Source | Stored) -> memoryview | None:
+    def base(self, digest: bytes, where: Source | Stored) -> memoryview | None:
         """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
         stored against it."""
         if isinstance(where, Source):
@@ -357,12 +365,8 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
         FileAccessError, TransferError: reading or writing fails.
     """
     objects = Objects(url, options)
-    bases = _Bases(Reader(objects))
-    maps = [map_file(path) for path in {job.source.path for job in jobs}]  # each is mapped once, not for each job
-    try:
-        return _packed(objects, jobs, lambda job, at, write: _store(job, bases, at, write))
-    finally:
-        del maps
+    worker = _Worker(Reader(objects), [map_file(path) for path in {job.source.path for job in jobs}])
+    return _packed(objects, jobs, lambda job, at, write: _store(job, worker, at, write))
 
 
 def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
@@ -408,9 +412,9 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
     return [row._replace(pack=pack) for row in rows]
 
 
-def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
+def _store(job: Job, worker: _Worker, at: int, write: _Write) -> Stored:
     data = job.source.view()
-    base = bases.get(*job.base) if job.base is not None else None
+    base = worker.base(*job.base) if job.base is not None else None
     steps: tuple[str, ...] = ()
     factors = stored = b""
     if base is not None and job.steps:
@@ -428,7 +432,7 @@ def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
         encodings = [*encodings, encoding] if is_near else [encoding]
         base = base if is_near else None
         stored = b"".join(encode(data, encoding, base))
-        decoded = decode(encoding, len(data), memoryview(stored), base, bases.chunk)
+        decoded = decode(encoding, len(data), memoryview(stored), base, worker.chunk)
         if checked(decoded, job.check[:SEED]) != job.check:
             raise DataChangedError(f"{job.source.path}: the file changed while it was added")
     stored = factors + stored if base is not None else stored
