@@ -119,7 +119,8 @@ class Requests : public std::enable_shared_from_this<Requests> {
   void check_open() const;
   void wait_for_turn(Request& request, const std::function<void()>& poll);
   void give_seats();
-  Seat* best_seat(const Request& request);
+  /// The number of the seat for a request; empty if all are taken.
+  std::optional<size_t> best_seat(const Request& request) const;
   /// The conversation whose text the runner has read, all of it; null if there is none.
   static std::shared_ptr<ConversationState> kept_by(const Seat& seat);
   static bool conversation_busy(const Request& request);
@@ -395,17 +396,18 @@ void Requests::give_seats() {
   bool any = false;
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     Request& request = **at;
-    Seat* const seat = request.stopped() || conversation_busy(request) ? nullptr : best_seat(request);
-    if (seat == nullptr) {
+    const bool waits = request.stopped() || conversation_busy(request);
+    const std::optional<size_t> number = waits ? std::nullopt : best_seat(request);
+    if (!number) {
       ++at;
       continue;
     }
-    seat->busy = true;
-    seat->thread = request.thread;
-    seat->last = ++requests_;
+    Seat& seat = seats_[*number];
+    seat.busy = true;
+    seat.thread = request.thread;
+    seat.last = ++requests_;
     set_busy(request, true);
-    request.seat = static_cast<size_t>(
-        std::find_if(seats_.begin(), seats_.end(), [&](const Seat& one) { return &one == seat; }) - seats_.begin());
+    request.seat = *number;
     request.begun = true;
     at = waiting_.erase(at);
     any = true;
@@ -415,18 +417,19 @@ void Requests::give_seats() {
   }
 }
 
-Seat* Requests::best_seat(const Request& request) {
-  Seat* best = nullptr;
+std::optional<size_t> Requests::best_seat(const Request& request) const {
+  std::optional<size_t> best;
   std::array<bool, 3> best_rank{};
-  for (Seat& seat : seats_) {
+  for (size_t number = 0; number < seats_.size(); ++number) {
+    const Seat& seat = seats_[number];
     if (seat.busy) {
       continue;
     }
     const auto kept = kept_by(seat);
     const std::array<bool, 3> rank{
         kept != nullptr && kept == request.conversation, kept == nullptr, has(seat, request)};
-    if (best == nullptr || rank > best_rank || (rank == best_rank && seat.last < best->last)) {
-      best = &seat;
+    if (!best || rank > best_rank || (rank == best_rank && seat.last < seats_[*best].last)) {
+      best = number;
       best_rank = rank;
     }
   }
