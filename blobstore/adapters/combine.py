@@ -11,7 +11,7 @@ import numpy as np
 from blobstore.adapters.adapter_file import check_scale, read_adapter, save_plain
 from blobstore.adapters.foundation import foundation_fingerprint, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import found_adapter
+from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, UnsupportedDataError
 from blobstore.core.memory.arrays import DTYPES
@@ -143,7 +143,7 @@ def _rows(adapters: Shares) -> list[tuple[bytes, float]]:
     rows = []
     for one in _listed(given, "a list of adapters, or of pairs of an adapter and a strength"):
         path, strength = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
-        rows.append((os.fsencode(found_adapter(path)), check_scale(strength, "strength")))
+        rows.append((os.fsencode(adapter_path(path)), check_scale(strength, "strength")))
     return rows
 
 

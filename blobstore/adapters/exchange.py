@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blobstore.adapters.adapter_file import check_scale
 from blobstore.adapters.foundation import library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import found_adapter
+from blobstore.adapters.peft_places import adapter_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -60,7 +60,7 @@ def load_adapter(
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
     tensors = native_tensors_of(cache)
-    name = os.fsencode(found_adapter(path))
+    name = os.fsencode(adapter_path(path))
     scale = None if program_scale is None else check_scale(program_scale, "program_scale")
     return int(library().load_adapter(tensors, name, scale, check_scale(strength, "strength")))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blobstore.adapters.adapter_file import check_scale, native_tensors
 from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import found_adapter
+from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.reprs import count, line
 
@@ -106,7 +106,7 @@ def merge_adapter(
     if isinstance(adapter, Mapping):
         source = native_tensors(adapter)
     elif isinstance(adapter, str | os.PathLike):
-        source = os.fsencode(found_adapter(adapter))
+        source = os.fsencode(adapter_path(adapter))
     else:
         raise UnsupportedDataError(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"

@@ -24,7 +24,7 @@ from blobstore.adapters.foundation import NamedTensor, check_texts
 from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.peft_folder import MODEL_NAME, PeftPair, read_peft
 from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, params_head_dim, rotary_head_dim
-from blobstore.adapters.peft_places import found_adapter
+from blobstore.adapters.peft_places import adapter_path
 from blobstore.adapters.peft_record import RECORD, Origin, Record
 from blobstore.adapters.peft_scales import common_scale, multiplied
 from blobstore.core.disk.staging import refuse_inputs
@@ -89,7 +89,7 @@ def import_peft(
         OutputPathError: the target is one of the inputs.
         MissingDependencyError: the native package is not installed.
     """
-    folder, output = found_adapter(source), as_path(target)
+    folder, output = adapter_path(source), as_path(target)
     files = as_paths(foundation)
     refuse_inputs([output], [*files, *([] if like is None else [as_path(like)])])
     given = {name.removeprefix(PREFIX): module for name, module in check_texts(names, "names").items()}
@@ -289,5 +289,4 @@ class _Template:
 
 
 def _zeros(sizes: tuple[int, ...], kind: ScalarType) -> Plain:
-
     return np.zeros(sizes, DTYPES[kind]), kind

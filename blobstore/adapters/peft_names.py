@@ -76,7 +76,7 @@ class Names:
             KeyNotFoundError: no tensor fits.
             AdapterError: there are several.
         """
-        found = self._found(name)
+        found = self._look_up(name)
         if found is None:
             listed = " or ".join(map(repr, self._forms(name)))
             raise KeyNotFoundError(f"module '{name}' is not in {self._what}, which has no {listed}")
@@ -85,7 +85,7 @@ class Names:
     def has(self, name: str) -> bool:
         """Whether `find` finds a module, or several."""
         try:
-            return self._found(name) is not None
+            return self._look_up(name) is not None
         except AdapterError:
             return True
 
@@ -93,7 +93,7 @@ class Names:
     def _forms(name: str) -> list[str]:
         return list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
 
-    def _found(self, name: str) -> str | None:
+    def _look_up(self, name: str) -> str | None:
         for form in self._forms(name):
             if form in self._modules:
                 return form

@@ -12,13 +12,13 @@ from blobstore.adapters.peft_folder import MODEL_NAME
 from blobstore.core.errors import FileAccessError
 from blobstore.core.memory.mapped_file import as_path
 
-__all__ = ["found_adapter"]
+__all__ = ["adapter_path"]
 
 _FILES = {".ptd", ".safetensors", ".gguf"}
 _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 
 
-def found_adapter(source: str | os.PathLike[str]) -> Path:
+def adapter_path(source: str | os.PathLike[str]) -> Path:
     """The path of an adapter.
 
     Args:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from blobstore.adapters.peft_folder import PeftPair, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim
-from blobstore.adapters.peft_places import found_adapter
+from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, LayoutError, UpdateError
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
@@ -71,7 +71,7 @@ def import_for_program(
         OutputPathError: the target is one of the inputs.
         MissingDependencyError: the native package is not installed.
     """
-    output, folder, old_folder = as_path(target), found_adapter(source), found_adapter(exported_with)
+    output, folder, old_folder = as_path(target), adapter_path(source), adapter_path(exported_with)
     head_dim = None if params is None else params_head_dim(params)
     opened = read_program(program)
     refuse_inputs([output], [opened.path])
