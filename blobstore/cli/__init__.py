@@ -11,8 +11,8 @@ from blobstore.core.distribution import install
 __all__ = ["main"]
 
 WRONG, ERROR, BUSY, INTERRUPTED, PIPE_CLOSED = 2, 3, 75, 130, 141
-"""Exit codes: a wrong command line, an error, a server that asks to come back later, Ctrl-C, and a reader that closed the pipe; sysexits.h and shells
-use the same numbers for the last three."""
+"""Exit codes: a wrong command line, an error, a server that asks to come back later, Ctrl-C, and a reader that closed the
+pipe; sysexits.h and shells use the same numbers for the last three."""
 
 
 def main() -> None:
@@ -57,8 +57,9 @@ def _prepare_streams() -> bool:
 
 def _call() -> int:
     stdout = sys.stdout
-    if "" in sys.argv:  # as a path, it would be the folder that the shell is in
-        sys.stderr.write(f"blobstore: argument {sys.argv.index('')} is empty; is a variable of the shell not set?\n")
+    if "" in sys.argv[1:]:  # as a path, it would be the folder that the shell is in
+        place = sys.argv.index("", 1)
+        sys.stderr.write(f"blobstore: argument {place} is empty; is a variable of the shell not set?\n")
         return WRONG
     try:
         from blobstore.cli.app import app
