@@ -46,8 +46,8 @@ def lower_training(
         inputs: example inputs. The program takes inputs of these shapes and dtypes.
         tag: the data file for the weights, without a folder: a name, or a function that returns one for the name of a
             parameter or buffer. If the tag of a weight is None, the weight stays in the program, as do buffers that are
-            not persistent and of which the program takes views, such as tables of positions. `BlobStorePartitioner` has the same argument: with the same
-            function, both programs share what is frozen.
+            not persistent and of which the program takes views, such as tables of positions. `BlobStorePartitioner` has
+            the same argument: with the same function, both programs share what is frozen.
         check_gradients: run one step of the program on the example inputs, in the native runtime, and compare loss and
             gradients with those of eager PyTorch. This takes the time of a step of each, and a temporary copy of the
             program.
