@@ -48,8 +48,8 @@ def assemble(libraries: list[Path], out: Path) -> None:
     """Write the archive.
 
     Raises:
-        SystemExit: A library is none for Android, two are for one ABI, or the classes do not compile. The message names the
-            file and the reason. Nothing is written.
+        SystemExit: A library is none for Android, two are for one ABI, the classes do not compile, or the archive cannot be
+            written. The message names the file and the reason. Nothing is written.
     """
     folders: dict[str, bytes] = {}
     for path in libraries:
@@ -70,10 +70,13 @@ def assemble(libraries: list[Path], out: Path) -> None:
         "proguard.txt": KEEP.encode(),
         **{f"jni/{abi}/{LIBRARY}": data for abi, data in sorted(folders.items())},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(out.name + ".part")
-    temporary.write_bytes(archive(parts))
-    temporary.replace(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(archive(parts))
+        temporary.replace(out)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")
 
 
 def abi_of(path: Path, data: bytes) -> str:

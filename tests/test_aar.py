@@ -169,3 +169,10 @@ def test_what_a_phone_would_not_load_is_refused(
 def test_two_libraries_for_one_abi_are_refused(x86_64: Path, tmp_path: Path) -> None:
     done = assemble(tmp_path / "one.aar", x86_64, x86_64)
     assert (done.returncode, done.stderr) == (1, f"{x86_64}: there is another library for x86_64\n")
+
+
+def test_an_archive_that_cannot_be_written_is_one_line(x86_64: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    done = assemble(file / "one.aar", x86_64)
+    assert (done.returncode, done.stderr) == (1, f"{file}: File exists\n")
