@@ -17,6 +17,7 @@ __all__ = ["ROOM", "add_room", "zeros_for"]
 ROOM = "room.safetensors"
 """What the configuration names in place of an adapter's file."""
 
+_MOST_SIZE = 1 << 31
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Where the models of ExecuTorch's exporter can have a branch."""
 
@@ -40,6 +41,10 @@ def add_room(config: LlmConfig, room: Mapping[str, Any]) -> None:
     rank, modules = room.get("r"), room.get("modules")
     if type(rank) is not int or rank <= 0:
         raise UnsupportedDataError(f"room.r must be a positive integer, found {rank!r}")
+    if rank >= _MOST_SIZE:
+        raise UnsupportedDataError(
+            f"room.r must be less than {_MOST_SIZE}, as all sizes of tensors in ExecuTorch, found {rank}"
+        )
     alpha = room.get("alpha", rank)
     if type(alpha) not in (int, float) or not 0 < alpha < float("inf"):
         raise UnsupportedDataError(f"room.alpha must be a positive number, found {alpha!r}")
@@ -71,6 +76,7 @@ def zeros_for(config: LlmConfig) -> dict[str, torch.Tensor]:
 
     Raises:
         FileAccessError, InvalidFileError: the `params` cannot be read.
+        UnsupportedDataError: there is no memory for branches of this rank.
         UnsupportedOperationError: the model has none of the modules.
     """
     lora, params = config.base.lora_config, {}
@@ -85,7 +91,13 @@ def zeros_for(config: LlmConfig) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
             for half in ("lora_a", "lora_b"):
-                zeros[f"{name}.{half}.weight"] = torch.zeros(getattr(module, half).weight.shape)
+                shape = getattr(module, half).weight.shape
+                try:
+                    zeros[f"{name}.{half}.weight"] = torch.zeros(shape)
+                except RuntimeError as error:  # of torch's allocator
+                    raise UnsupportedDataError(
+                        f"room.r is {lora.lora_rank}: there is no memory for {list(shape)} at '{name}'"
+                    ) from error
     if not zeros:
         listed = ", ".join(lora.target_modules)
         raise UnsupportedOperationError(f"room.modules: this model has no {listed} that could have an adapter")

@@ -135,6 +135,7 @@ def test_the_command_says_what_is_wrong_with_the_room(tmp_path: Path, arguments:
         ({"r": 8, "modules": ["q_proj"], "rank": 3}, "room has 'rank'"),
         ({"r": 0, "modules": ["q_proj"]}, "room.r must be a positive integer, found 0"),
         ({"r": True, "modules": ["q_proj"]}, "found True"),
+        ({"r": 1 << 31, "modules": ["q_proj"]}, "room.r must be less than 2147483648"),
         ({"r": 8, "modules": "q_proj"}, "room.modules must be a list"),
         ({"r": 8, "modules": []}, "room.modules must be a list"),
         ({"r": 8}, "room.modules must be a list"),
@@ -149,3 +150,20 @@ def test_rooms_that_are_none(room: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BlobStoreError, match=message):
         export_llm(llama.config(tmp_path, "none", tmp_path / "model.pte"), room=room)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_memory_cannot_hold_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from blobstore.llm.room import add_room, zeros_for
+
+    def refuse(shape: Any) -> torch.Tensor:
+        raise RuntimeError("can't allocate memory")
+
+    config = llama.config(tmp_path, "none", tmp_path / "model.pte")
+    config.base.params = str(tmp_path / "params.json")
+    Path(config.base.params).write_text('{"dim": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 32}', encoding="utf-8")
+    add_room(config, {"r": 1 << 30, "modules": ["q_proj"]})
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(
+        BlobStoreError, match=r"room.r is 1073741824: there is no memory for \[1073741824, 64\] at 'layers.0"
+    ):
+        zeros_for(config)
