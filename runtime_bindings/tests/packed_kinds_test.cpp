@@ -25,10 +25,10 @@
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 
+#include "check.h"
+
 #if defined(__aarch64__)
 #include <dlfcn.h>
-
-#include "check.h"
 
 // Functions of KleidiAI that pack, which count that they were called: the dynamic linker finds these before those in
 // ExecuTorch's library. They change registers only that any call may change.

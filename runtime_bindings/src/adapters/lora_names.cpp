@@ -12,6 +12,8 @@
 namespace blobstore::internal {
 namespace {
 
+constexpr const char* kWrappers[] = {"", "linear.", "base.", "base_layer."}; // between a module and its weight
+
 char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
@@ -137,11 +139,21 @@ std::vector<std::string> weight_names(const std::string& module) {
   }
   std::vector<std::string> names;
   for (const std::string& one : modules) {
-    for (const char* part : {"", "linear.", "base.", "base_layer."}) {
+    for (const char* part : kWrappers) {
       names.push_back(format("{}{}weight", one.empty() ? "" : one + ".", part));
     }
   }
   return names;
+}
+
+std::vector<std::string> modules_of_weight(const std::string& name) {
+  std::vector<std::string> modules;
+  for (const char* part : kWrappers) {
+    if (const std::string end = format(".{}weight", part); ends_with(name, end)) {
+      modules.push_back(name.substr(0, name.size() - end.size()));
+    }
+  }
+  return modules;
 }
 
 std::string quoted_names(std::vector<std::string> names) {

@@ -34,6 +34,8 @@ Error no_adapter(const std::string& origin);
 
 /// The names that the weight of an adapted module may have: as a plain layer, or wrapped in one with an adapter.
 std::vector<std::string> weight_names(const std::string& module);
+/// The modules of which a tensor may be the weight, by its name.
+std::vector<std::string> modules_of_weight(const std::string& name);
 
 /// Names for a message, in alphabetical order.
 std::string quoted_names(std::vector<std::string> names);

@@ -63,10 +63,8 @@ std::map<std::string, int64_t> rows_of_modules(const Index& index) {
     std::vector<std::string> names = tensor.aliases;
     names.push_back(tensor.name);
     for (const std::string& name : names) {
-      for (const char* end : {".linear.weight", ".base.weight", ".base_layer.weight", ".weight"}) {
-        if (ends_with(name, end)) {
-          rows.emplace(name.substr(0, name.size() - std::strlen(end)), tensor.sizes[0]);
-        }
+      for (std::string& module : modules_of_weight(name)) {
+        rows.emplace(std::move(module), tensor.sizes[0]);
       }
     }
   }

@@ -322,7 +322,7 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
   // XNNPACK packs in the order of execution, in which a pass reads the file from its beginning to its end
   std::sort(table.entries.begin(), table.entries.end(), [](const PackedEntry& a, const PackedEntry& b) {
-    return a.offset < b.offset;
+    return std::tie(a.offset, a.name) < std::tie(b.offset, b.name);
   });
   for (PackedEntry& entry : table.entries) {
     if (purpose.changes ? gathered.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
