@@ -114,7 +114,7 @@ def _close(found: Tensor | None, expected: Tensor, scale: float) -> bool:
         return False
     rounding = 4 * math.sqrt(torch.finfo(expected.dtype).eps) if expected.dtype.is_floating_point else 0
     difference, size = float((a - b)[finite].norm()), float(b[finite].norm())
-    return difference <= max(_TOLERANCE, rounding) * size + 1e-6 * scale
+    return difference <= max(_TOLERANCE, rounding) * size + 1e-5 * scale
 
 
 def _suspects(joint: ExportedProgram, wrong: Container[str]) -> list[str]:

@@ -3,9 +3,8 @@
 These are ExecuTorch's own steps with three additions. Each weight goes to the data file that is chosen by its name, so
 frozen weights can be stored where other programs share them, and trained ones in a separate file; with
 `external_mutable_weights` alone there is only one file, and frozen weights stay in the program. Buffers that a step
-changes, such as running statistics, keep their names and initial values, so that checkpoints contain them. And linear
-layers with a bias become a product and a sum, for each of which ExecuTorch has a fast kernel; its kernel for both at
-once is slow.
+changes, such as running statistics, keep their names and initial values, so that checkpoints contain them. And operators
+that ExecuTorch cannot run well become others, as `decompositions` says.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
-from blobstore.training import gradients
+from blobstore.training import decompositions, gradients
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -62,7 +61,7 @@ def lower_training(
         InvalidTagError: `tag`, or what it returns for a weight, is not a plain file name.
         UnsupportedDataError: the first output is not a single float; no parameter has `requires_grad`; two of the
             inputs are the same tensor; `module` is not a module or `inputs` is not a tuple; torch cannot export the
-            module with the inputs; or ExecuTorch cannot lower the step, as with batch normalization in train().
+            module with the inputs; or ExecuTorch cannot lower the step.
         GradientError: the program's loss or gradients differ from those of eager PyTorch. The message names the
             parameters, and the operators that only their gradients depend on.
         MissingDependencyError: torch or executorch is not installed, or has another version than the supported one.
@@ -82,10 +81,7 @@ def lower_training(
         except Exception as error:  # raised by the module's own code or by torch
             raise UnsupportedDataError(f"{name} cannot be exported with these inputs: {error}") from error
         _check_loss(exported, name)
-        joint = _export_forward_backward(exported).run_decompositions(
-            {torch.ops.aten.addmm.default: _product_and_sum, torch.ops.aten.empty_permuted.default: _zeros}
-        )
-    _check_normalization(joint, name)
+        joint = _export_forward_backward(exported).run_decompositions(decompositions.TABLE)
     # joint graphs contain scalar_tensor, which is not in the edge dialect; it becomes a constant later
     edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     manager = _emit(edge, joint, name, tag, config)
@@ -118,16 +114,6 @@ def _check_loss(exported: ExportedProgram, name: str) -> None:
             "none" if loss is None else f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         )
         raise UnsupportedDataError(f"the first output of {name} must be its loss, a single float; found {value}")
-
-
-def _check_normalization(joint: ExportedProgram, name: str) -> None:
-    called = map(str, gradients.operators(joint.graph.nodes))
-    if any("_batch_norm_legit" in operator and "no_training" not in operator for operator in called):
-        raise UnsupportedDataError(
-            f"{name} normalizes batches in train(), for which ExecuTorch has no kernel: call eval() on its BatchNorm "
-            "layers (their running statistics then stay fixed, their weights still train), or normalize groups or layers "
-            "instead"
-        )
 
 
 def _emit(
@@ -181,16 +167,6 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-def _product_and_sum(bias: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = torch.mm(one, other)
-    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
-
-
 def _is_viewed(node: torch.fx.Node) -> bool:
     """Whether a view of a constant is taken, which ExecuTorch can emit only if the constant is in the program."""
     return any("view" in str(user.target) for user in node.users)
-
-
-def _zeros(size: list[int], layout_in_memory: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Memory that is not initialized, which the gradient of SiLU asks for to fill it; ExecuTorch has no kernel for it."""
-    return torch.full(size, 0, dtype=dtype)

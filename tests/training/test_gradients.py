@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blobstore.errors import BlobStoreError, GradientError, UnsupportedDataError
-from blobstore.training import lower_training
+from blobstore.errors import BlobStoreError, GradientError
+from blobstore.lowering.export import quiet
+from blobstore.training import TrainingProgram, decompositions, lower_training
+from tests.lowering.live import close, write
 
 # a warning of ExecuTorch about the gradient of an input, which is not used
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")]
@@ -32,14 +36,23 @@ def lower(*body: nn.Module, train: bool = False, **options: object) -> object:
     module = Convolution(*body).train(train)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     try:
-        return lower_training(module, (x, labels), **{"remove_view_copy": False, **options})
+        with quiet():
+            return lower_training(module, (x, labels), **{"remove_view_copy": False, **options})
     finally:
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
         assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.fixture
+def stock_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower max_pool2d as ExecuTorch's own exporter does; its kernel in 1.5 computes wrong gradients."""
+    operator = torch.ops.aten.max_pool2d_with_indices_backward.default
+    monkeypatch.delitem(decompositions.TABLE, operator)
+
+
+@pytest.mark.usefixtures("stock_kernels")
 def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
-    """ExecuTorch 1.5 computes wrong gradients through max_pool2d; its own training module does too."""
+    """ExecuTorch's own training module computes it, too."""
     with pytest.raises(GradientError) as caught:
         lower(nn.MaxPool2d(2))
     text = str(caught.value)
@@ -48,6 +61,7 @@ def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
     assert "depend on aten.max_pool2d_with_indices_backward" in text
 
 
+@pytest.mark.usefixtures("stock_kernels")
 def test_skipping_the_check() -> None:
     """`check_gradients=False` lowers the same module."""
     assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
@@ -60,8 +74,8 @@ def test_right_gradients_pass() -> None:
 
 def test_an_operator_without_a_kernel_is_named() -> None:
     """Lowering succeeds, but the step cannot run."""
-    with pytest.raises(GradientError, match="does not run: .*avg_pool2d_backward"):
-        lower(nn.AvgPool2d(2))
+    with pytest.raises(GradientError, match="does not run: .*replication_pad2d_backward"):
+        lower(nn.ReplicationPad2d(1))
 
 
 def test_dropout_in_train_cannot_be_compared() -> None:
@@ -70,11 +84,47 @@ def test_dropout_in_train_cannot_be_compared() -> None:
         lower(nn.Dropout(0.5), train=True)
 
 
-def test_batch_normalization_trains_in_eval_only() -> None:
-    """ExecuTorch has a kernel only for eval()."""
-    with pytest.raises(UnsupportedDataError, match=r"normalizes batches in train\(\).*eval\(\)"):
-        lower(nn.BatchNorm2d(8), train=True)
-    assert lower(nn.BatchNorm2d(8)) is not None
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True),
+        nn.LPPool2d(2, 2),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        nn.AdaptiveAvgPool2d((2, 5)),
+        nn.BatchNorm2d(8),
+        nn.BatchNorm2d(8, affine=False),
+        nn.BatchNorm2d(8, track_running_stats=False),
+        nn.ZeroPad2d((1, 0, 2, 3)),
+        nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(8), nn.MaxPool1d(3), nn.AvgPool1d(2), nn.Unflatten(2, (1, -1))),
+    ],
+    ids=str,
+)
+def test_layers_whose_gradients_executorch_lacks(layer: nn.Module) -> None:
+    """`lower_training` compares with eager PyTorch's gradients; batches are normalized in train()."""
+    assert lower(layer, train=True) is not None
+
+
+def test_training_with_batch_normalization_and_pooling(tmp_path: Path) -> None:
+    """Losses, weights and running statistics of some steps are those of PyTorch (T1)."""
+    net = Convolution(nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)).train()
+    chance = torch.Generator().manual_seed(2)
+    batches = [(torch.randn(4, 1, 8, 8, generator=chance), torch.tensor([0, 1, 2, 3])) for _ in range(5)]
+    with quiet():
+        pte = write(lower_training(net, batches[0], remove_view_copy=False), tmp_path)
+    training = TrainingProgram(pte, data=sorted(tmp_path.glob("*.ptd")))
+    own = torch.optim.SGD(training.named_parameters().values(), lr=0.1)
+    eager = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in batches:
+        eager.zero_grad()
+        loss = net(*batch)
+        loss.backward()
+        eager.step()
+        close(training.step(own, *batch)[0], loss)
+    state = net.state_dict()
+    for name, tensor in {**training.named_parameters(), **training.named_buffers()}.items():
+        close(tensor, state[name])
+    assert {"body.1.running_mean", "body.1.running_var"} <= set(training.named_buffers())
 
 
 def test_a_view_of_a_weight() -> None:
