@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from blobstore.lowering.export import lower, quiet
 
 
-def plugin() -> list[Any]:
-    """Partitioners for `lower`: XNNPACK through this library."""
+def plugin(tag: Any = "model") -> list[Any]:
+    """Partitioners for `lower`: XNNPACK through this library, with the weights in the files of a tag."""
     with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
         from blobstore.lowering import BlobStorePartitioner
-    return [BlobStorePartitioner(XnnpackPartitioner())]
+    return [BlobStorePartitioner(XnnpackPartitioner(), tag=tag)]
 
 
 def save(manager: Any, folder: Path) -> Path:

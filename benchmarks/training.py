@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
-from benchmarks.lowered import plugin, save, save_plain
+from benchmarks.harness import Row, flush, mib, ratio_row, settle, show, side_by_side
+from benchmarks.lowered import in_process, plugin, save, save_plain
+from blobstore.adapters import AdapterTags
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.tensors import as_bytes
@@ -30,6 +32,7 @@ def rows(folder: Path) -> Iterator[Row]:
     yield publish_all(folder, f"publish after all of {_LAYERS} XNNPACK layers changed and run, {_AGAINST}")
     yield from _steps(folder)
     yield from _delta(folder)
+    yield from _without_gradients(folder)
 
 
 class _Stack(nn.Module):
@@ -212,3 +215,62 @@ def _delta(folder: Path) -> Iterator[Row]:
         ("  with the state of Adam", training.save(folder / "b", optimizer, base=[foundation]), changed + kept),
     ):
         yield Row(what, f"{size / of:.3f} x ({size:,} bytes)", "at most 1.05 x", size <= 1.05 * of)
+
+
+class _Branch(nn.Module):
+    """A frozen layer with an adapter of rank 8."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False)
+        self.lora_a = nn.Linear(width, 8, bias=False)
+        self.lora_b = nn.Linear(8, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + self.lora_b(self.lora_a(x)))
+
+
+_MEMORY = """
+import json, sys, torch
+from benchmarks.harness import peak_of, status
+from blobstore.runtime import BlobCache, Program
+from blobstore.training import MeZO
+folder, width, trains = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "yes"
+cache = BlobCache(folder + "/adapter.ptd", base=BlobCache(folder + "/foundation.ptd"))
+x = torch.randn(1, width)
+with peak_of("RssAnon") as peak:
+    method = Program(folder + "/model.pte", cache).method()
+    loss = lambda: method(x).square().mean()
+    step = (lambda: MeZO(cache).step(loss)) if trains else loss
+    for _ in range(3):
+        step()
+print(json.dumps(peak.growth))
+"""
+
+
+def _without_gradients(folder: Path) -> Iterator[Row]:
+    from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig, quantize_
+
+    for width, layers in ((2048, 16), (4096, 8)):
+        torch.manual_seed(0)
+        module, tags, x = (
+            nn.Sequential(*(_Branch(width) for _ in range(layers))).eval(),
+            AdapterTags(),
+            torch.ones(1, width),
+        )
+        with quiet():
+            config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
+            quantize_(module, config, lambda _, name: name.endswith("base"))
+        manager = lower({"forward": (module, (x,))}, partitioners=lambda: plugin(tags), external_constants=tags)  # noqa: B023
+        save(manager, folder / f"mezo{width}")
+        serving, training = (
+            median(in_process(_MEMORY, str(folder / f"mezo{width}"), str(width), trains) for _ in range(5))
+            for trains in ("no", "yes")
+        )
+        yield Row(
+            f"anonymous memory of MeZO, 4-bit layers of {width}x{width} with adapters of rank 8",
+            f"{training / serving:.2f} x that of inference ({mib(training)} against {mib(serving)})",
+            "at most 1.1 x",
+            training <= 1.1 * serving,
+        )

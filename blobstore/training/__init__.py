@@ -19,11 +19,17 @@ from blobstore.core.requirements import check_lowering
 if TYPE_CHECKING:
     from blobstore.training.adamw import AdamW
     from blobstore.training.joint_export import lower_training
+    from blobstore.training.mezo import MeZO
     from blobstore.training.training_program import TrainingProgram
 
-__all__ = ["AdamW", "TrainingProgram", "lower_training"]
+__all__ = ["AdamW", "MeZO", "TrainingProgram", "lower_training"]
 
-_HOME = {"AdamW": "adamw", "TrainingProgram": "training_program", "lower_training": "joint_export"}
+_HOME = {
+    "AdamW": "adamw",
+    "MeZO": "mezo",
+    "TrainingProgram": "training_program",
+    "lower_training": "joint_export",
+}
 
 
 def __getattr__(name: str) -> Any:

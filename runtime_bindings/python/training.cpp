@@ -3,7 +3,9 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <blobstore/mezo.h>
 #include <blobstore/training.h>
 
 #include "convert.h"
@@ -54,6 +56,48 @@ void add_training(nb::module_& module) {
           "strict"_a,
           "finite"_a,
           "The target is an object of the class Tensors.");
+
+  nb::class_<MeZO>(module, "MeZO")
+      .def(
+          "__init__",
+          [](MeZO* self,
+             std::shared_ptr<BlobCache> cache,
+             double lr,
+             double eps,
+             uint64_t seed,
+             const std::vector<std::string>& names) {
+            const WithoutInterpreter release;
+            new (self) MeZO(std::move(cache), MeZOOptions{lr, eps, seed}, names);
+          },
+          "cache"_a,
+          "lr"_a,
+          "eps"_a,
+          "seed"_a,
+          "names"_a)
+      .def_prop_ro("names", &MeZO::names)
+      .def_prop_rw("steps", &MeZO::steps, &MeZO::set_steps)
+      .def_prop_ro(
+          "options",
+          [](const MeZO& optimizer) {
+            const MeZOOptions& options = optimizer.options();
+            return nb::make_tuple(options.lr, options.eps, options.seed);
+          })
+      .def(
+          "set_options",
+          [](MeZO& optimizer, double lr, double eps, uint64_t seed) { optimizer.set_options({lr, eps, seed}); },
+          "lr"_a,
+          "eps"_a,
+          "seed"_a)
+      .def(
+          "step",
+          [](MeZO& optimizer, const nb::callable& loss) {
+            const WithoutInterpreter release;
+            return optimizer.step([&] {
+              const nb::gil_scoped_acquire interpreter;
+              return nb::cast<double>(loss());
+            });
+          },
+          "loss"_a);
 
   module.def(
       "step_adamw",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -318,10 +319,19 @@ def test_closing_while_requests_wait(make: Callable[[int], Runners]) -> None:
             call()
 
 
-def test_an_interrupt_ends_the_wait(make: Callable[[int], Runners]) -> None:
-    """Ctrl-C, in the main thread."""
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt in the main thread, whatever libraries made of it in this process."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("only the main thread is interrupted")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_the_wait(make: Callable[[int], Runners]) -> None:
+    """Ctrl-C, in the main thread."""
     runners = make(1)
     held = Held(runners)
 

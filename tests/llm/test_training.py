@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from blobstore import save_programs
 from blobstore.adapters import AdapterTags
-from blobstore.runtime import BlobCache
-from blobstore.training import AdamW, TrainingProgram, lower_training
+from blobstore.llm import export_llm
+from blobstore.runtime import BlobCache, Program, serving
+from blobstore.training import AdamW, MeZO, TrainingProgram, lower_training
 from tests import native_build
 from tests.llm import llama
 from tests.llm.conftest import silent
@@ -128,6 +129,38 @@ def test_the_running_runner_speaks_with_what_was_trained(folder_of_training: Pat
     cache.revert()
     assert llama.text(runner) == before
     assert files(live)[1].exists()
+
+
+def test_a_quantized_program_learns_without_gradients(folder: Path, tmp_path: Path) -> None:
+    """MeZO on the program that serves, with weights of 4 bits; another runner then says what the trained one says."""
+    config = llama.config(folder, "a", tmp_path / "model.pte", adapter="one", quantized=True)
+    config.debug.generate_full_logits = True
+    config.export.foundation_weights_file, config.export.lora_weights_file = "base.ptd", "lora.ptd"
+    with silent():
+        export_llm(config)
+    base = BlobCache(tmp_path / "base.ptd")
+    own, serving_cache = (BlobCache(tmp_path / "lora.ptd", base=base) for _ in range(2))
+    method = Program(tmp_path / "model.pte", own).method()
+    tokens, following = batch()
+
+    def loss() -> Tensor:
+        return functional.cross_entropy(method(tokens, torch.tensor([0]))[0], following[0])
+
+    optimizer = MeZO(own, lr=2e-3, seed=1)
+    assert set(optimizer.names) == set(Llama().adapter(0))
+    first = float(loss())
+    for _ in range(200):
+        optimizer.step(loss)
+    assert float(loss()) < 0.8 * first
+    assert base.dirty == ()
+    with serving(serving_cache):
+        runner = llama.runner(tmp_path / "model.pte", folder / "tokenizer.json", tmp_path / "base.ptd")
+        before = llama.text(runner)
+    trained = {name: torch.from_numpy(own.tensors.value(name)[0].copy()) for name in optimizer.names}
+    serving_cache.update(trained)
+    with serving(own):
+        fresh = llama.runner(tmp_path / "model.pte", folder / "tokenizer.json", tmp_path / "base.ptd")
+        assert llama.text(runner) == llama.text(fresh) != before
 
 
 def rotated(weight: Tensor, heads: int) -> Tensor:

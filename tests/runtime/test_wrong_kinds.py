@@ -28,7 +28,7 @@ from blobstore.runtime import (
     ValueInfo,
 )
 from blobstore.runtime.tensors import LogicalTensor, LogicalTensors
-from blobstore.training import TrainingProgram
+from blobstore.training import AdamW, MeZO, TrainingProgram
 from tests.adapters import nets as adapter_nets
 from tests.lowering.live import inputs
 from tests.training import nets as training_nets
@@ -63,6 +63,8 @@ CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
     if not (one.owner is LogicalTensors and one.name in INTERNAL)
+    and not (one.owner is MeZO and one.name == "step")  # errors of the function that it calls go through
+    and AdamW not in (one.owner, one.function)  # torch checks the arguments of its optimizers
 ]
 
 
@@ -134,6 +136,7 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "Method": method,
         "Program": lambda: Program(files.pte, cache()),
         "TrainingProgram": training,
+        "MeZO": lambda: MeZO(BlobCache(plain)),
         "Adapter": lambda: blobstore.adapters.read_adapter(folder / "foundation-adapter.ptd"),
         "AdapterTags": blobstore.adapters.AdapterTags,
         "MergedAdapter": lambda: blobstore.adapters.merge_adapter(BlobCache(plain), folder / "plain-model-adapter.ptd"),
@@ -178,6 +181,10 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "TrainingProgram.cache": lambda: None,
         "TrainingProgram.publish.cache": lambda: None,
         "TrainingProgram.load.path": lambda: folder / "checkpoint.ptd",
+        "lr": lambda: 0.5,
+        "eps": lambda: 0.5,
+        "seed": lambda: 1,
+        "MeZO.names": lambda: [weight],
         "TrainingProgram.step.optimizer": NoSteps,
         "TrainingProgram.step.inputs": lambda: files.batch,
         "TrainingProgram.forward_backward.inputs": lambda: files.batch,

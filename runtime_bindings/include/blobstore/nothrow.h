@@ -27,6 +27,7 @@
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
 #include <blobstore/export.h>
+#include <blobstore/mezo.h>
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
@@ -130,6 +131,13 @@ Result<uint64_t> undo(MergedAdapter& adapter) noexcept;
 
 Result<std::unique_ptr<SGD>> sgd(const SGDOptions& options) noexcept;
 Result<void> set_options(SGD& optimizer, const SGDOptions& options) noexcept;
+Result<std::unique_ptr<MeZO>> mezo(
+    std::shared_ptr<BlobCache> cache,
+    const MeZOOptions& options = MeZOOptions(),
+    const std::vector<std::string>& names = {}) noexcept;
+/// The loss must not throw.
+Result<double> step(MeZO& optimizer, const std::function<double()>& loss) noexcept;
+Result<void> set_options(MeZO& optimizer, const MeZOOptions& options) noexcept;
 Result<std::unique_ptr<AdamW>> adamw(const AdamWOptions& options = AdamWOptions()) noexcept;
 Result<void> set_options(AdamW& optimizer, const AdamWOptions& options) noexcept;
 Result<std::unique_ptr<TrainingProgram>> training_program(

@@ -24,6 +24,19 @@ Result<void> set_options(AdamW& optimizer, const AdamWOptions& options) noexcept
   return attempt([&] { optimizer.set_options(options); });
 }
 
+Result<std::unique_ptr<MeZO>> mezo(
+    std::shared_ptr<BlobCache> cache, const MeZOOptions& options, const std::vector<std::string>& names) noexcept {
+  return attempt([&] { return std::make_unique<MeZO>(std::move(cache), options, names); });
+}
+
+Result<double> step(MeZO& optimizer, const std::function<double()>& loss) noexcept {
+  return attempt([&] { return optimizer.step(loss); });
+}
+
+Result<void> set_options(MeZO& optimizer, const MeZOOptions& options) noexcept {
+  return attempt([&] { optimizer.set_options(options); });
+}
+
 Result<std::unique_ptr<TrainingProgram>> training_program(
     std::shared_ptr<Program> program, const std::string& method) noexcept {
   return attempt([&] { return std::make_unique<TrainingProgram>(std::move(program), method); });

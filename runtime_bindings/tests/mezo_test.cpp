@@ -1,0 +1,132 @@
+// Trains tensors without gradients; a test in Python compares what they become.
+//
+//   mezo_test DATA.ptd [STEPS TARGET.ptd]
+//
+// DATA.ptd has tensors of float32. The loss is how far the first number is from 1. The first form tries what goes
+// wrong.
+
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+#include <blobstore/mezo.h>
+#include <blobstore/nothrow.h>
+#include <blobstore/reading.h>
+#include <blobstore/tensors.h>
+
+#include "check.h"
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::Error;
+using blobstore::ErrorKind;
+using blobstore::MeZO;
+using blobstore::MeZOOptions;
+
+MeZOOptions options() {
+  MeZOOptions made;
+  made.lr = 0.01;
+  made.eps = 0.01;
+  made.seed = 7;
+  return made;
+}
+
+std::vector<float> numbers(const BlobCache& cache, const std::string& name) {
+  const BlobCache::Reading reading(cache);
+  const blobstore::Blob& blob = cache.at(name);
+  const auto* data = reinterpret_cast<const float*>(blob.data);
+  return {data, data + blob.size / sizeof(float)};
+}
+
+double distance(const BlobCache& cache, const std::string& name) {
+  return std::fabs(static_cast<double>(numbers(cache, name).front()) - 1);
+}
+
+template <typename Function>
+std::string error_of(ErrorKind kind, const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    CHECK(error.kind() == kind);
+    return error.what();
+  }
+  CHECK(!"an error");
+  return "";
+}
+
+/// After an error the numbers are those before the step, whichever of the losses it was.
+void errors_change_nothing(MeZO& optimizer, const BlobCache& cache) {
+  const std::string name = optimizer.names().front();
+  const auto before = numbers(cache, name);
+  for (int wrong = 0; wrong < 2; ++wrong) {
+    int calls = 0;
+    (void)error_of(ErrorKind::NotFiniteLoss, [&] {
+      (void)optimizer.step([&] { return calls++ == wrong ? std::numeric_limits<double>::quiet_NaN() : 0.0; });
+    });
+    CHECK(numbers(cache, name) == before);
+    calls = 0;
+    try {
+      (void)optimizer.step([&]() -> double {
+        if (calls++ == wrong) {
+          throw std::runtime_error("the application's own");
+        }
+        return 0;
+      });
+      CHECK(!"an exception");
+    } catch (const std::runtime_error&) {
+      CHECK(numbers(cache, name) == before);
+    }
+  }
+  CHECK(optimizer.steps() == 0);
+}
+
+void impossible_options(MeZO& optimizer) {
+  for (const double lr : {-1.0, std::numeric_limits<double>::infinity()}) {
+    MeZOOptions bad = options();
+    bad.lr = lr;
+    (void)error_of(ErrorKind::Training, [&] { optimizer.set_options(bad); });
+    CHECK(blobstore::nothrow::set_options(optimizer, bad).error().kind() == ErrorKind::Training);
+  }
+  CHECK(optimizer.options().lr == options().lr);
+}
+
+/// A step without exceptions is a step.
+void without_exceptions(const std::shared_ptr<BlobCache>& cache) {
+  auto made = blobstore::nothrow::mezo(cache, options());
+  CHECK(made.ok());
+  MeZO& optimizer = **made;
+  const std::string name = optimizer.names().front();
+  const auto before = numbers(*cache, name);
+  CHECK(blobstore::nothrow::step(optimizer, [&] { return distance(*cache, name); }).ok());
+  CHECK(optimizer.steps() == 1 && numbers(*cache, name) != before);
+  CHECK(!blobstore::nothrow::mezo(cache, options(), {"missing"}).ok());
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2 && argc != 4) {
+    return 64;
+  }
+  const auto cache = BlobCache::open({argv[1]});
+  MeZO optimizer(cache, options());
+  if (argc == 2) {
+    errors_change_nothing(optimizer, *cache);
+    impossible_options(optimizer);
+    without_exceptions(cache);
+    return 0;
+  }
+  for (int steps = std::stoi(argv[2]); steps > 0; --steps) {
+    (void)optimizer.step([&] { return distance(*cache, optimizer.names().front()); });
+  }
+  (void)cache->save(argv[3]);
+  return 0;
+}
