@@ -124,6 +124,7 @@ def test_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool, told: str)
     check_same(tmp_path / "peft", tmp_path / "again")
 
 
+@pytest.mark.long
 def test_the_order_of_rows_matters(tmp_path: Path) -> None:
     """With rows in the other order, ExecuTorch's Llama computes something else: the test above can fail."""
     want = save_peft(tmp_path / "peft")
@@ -513,6 +514,7 @@ def test_an_adapter_that_peft_did_not_make(tmp_path: Path, hf_rope: bool) -> Non
         assert torch.equal(torch.tensor(array), lora[name])
 
 
+@pytest.mark.long
 def test_adapters_that_cannot_go_out(tmp_path: Path, lora: Any) -> None:
     """No scale, tensors without a pair, files of another format in the way."""
     with pytest.raises(AdapterError, match="records no scale"):

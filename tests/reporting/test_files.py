@@ -42,6 +42,7 @@ def programs(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: model.write(folder / name, name) for name, model in made.items()}
 
 
+@pytest.mark.long
 def test_every_byte_of_lowered_programs(programs: dict[str, Path]) -> None:
     report = report_of(*(path.parent for path in programs.values()))
     assert not report.problems

@@ -164,6 +164,7 @@ def test_the_counters_were_lost(copy: Copy) -> None:
         assert copy.start(copy.store())() == copy.expected()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", [4, 5, 6, 7, 8, 9, 10])
 def test_a_process_that_is_killed_in_a_commit(point: int, copy: Copy, hooks: Path) -> None:
     """From its mark on the commit happens, and packed weights never differ from the weights."""

@@ -405,6 +405,7 @@ def test_closing_the_cache_keeps_programs_running(mlp):
     assert torch.equal(forward(x), before)
 
 
+@pytest.mark.long
 def test_metadata(tmp_path):
     """Inputs, outputs, external keys and backends of a method."""
     lowered = models.decoder(delegated=False, external=True)

@@ -168,6 +168,7 @@ def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> No
     assert contents.shared == sum(map(len, blobs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["portable", "delegated", "two delegated methods", "many dtypes", "initial state"])
 def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: str) -> None:
     """Deduplicated programs and their data become one file again, which needs no other."""

@@ -52,6 +52,7 @@ def test_constants_leave_the_flatbuffer(slim, stock_run, name):
         _check_runs(model, target, ptd, stock_run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("parity", [0, 1])
 def test_every_second_constant_leaves(slim, stock_run, tmp_path, name, parity):
