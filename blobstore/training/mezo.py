@@ -39,6 +39,7 @@ class MeZO:
         TrainingError: an option is impossible, or there is nothing to train.
         KeyNotFoundError: the cache has no tensor of that name.
         UnsupportedOperationError: a tensor has another dtype, is in the base, or cannot be changed.
+        UpdateError: the blob of a tensor does not contain it, because it was quantized, packed or combined.
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
 

@@ -1,4 +1,4 @@
-"""The example tunes the program exactly as it tunes the module."""
+"""The example tunes the program, and eager PyTorch computes the same with what it learned."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.long
 def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
-    """Zeroth-order tuning of a small classifier gives the same weights in the program and in the module (U2)."""
+    """Zeroth-order tuning of a small classifier (T1, U2)."""
     torch.manual_seed(0)
     task = zeroth_order.digits()
     with torch.no_grad():
-        program, eager = zeroth_order.run(task, 300, tmp_path)
-    assert program > 0.65
-    assert abs(program - eager) < 0.02
+        before, after, eager = zeroth_order.run(task, 300, tmp_path)
+    assert after > before + 0.05
+    assert after == eager
 
 
 @pytest.mark.slow
@@ -39,6 +39,6 @@ def test_sentences(zeroth_order: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     task = zeroth_order.sentences()
     with torch.no_grad():
-        program, eager = zeroth_order.run(task, 150, tmp_path)
-    assert program >= 0.6
-    assert abs(program - eager) < 0.1
+        before, after, eager = zeroth_order.run(task, 150, tmp_path)
+    assert after >= max(0.6, before + 0.3)
+    assert after == eager

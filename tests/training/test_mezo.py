@@ -21,6 +21,7 @@ from blobstore.errors import (
     TrainingError,
     UnsupportedDataError,
     UnsupportedOperationError,
+    UpdateError,
 )
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
@@ -267,3 +268,13 @@ def test_what_cannot_be_trained(folder: Path, noise: Path) -> None:
     assert optimizer.lr == 0.5
     optimizer.lr = 0.25
     assert "lr=0.25, eps=0.001, seed=0, 0 steps" in repr(optimizer)
+
+
+def test_weights_that_are_stored_in_another_form(tmp_path: Path) -> None:
+    """They cannot be read back, which is said before the first step."""
+    tags = AdapterTags()
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 2)), torch.ones(1, 3, 5, 5)
+    program = lower({"forward": (net, (x,))}, partitioners=plugin(tags), external_constants=tags)
+    (data,) = blobstore.save_programs({"serve": program}, tmp_path, keep_small=64).data_files
+    with pytest.raises(UpdateError, match="'0.weight' cannot be read back"):
+        MeZO(BlobCache(data))

@@ -154,6 +154,9 @@ MeZO::MeZO(std::shared_ptr<BlobCache> cache, const MeZOOptions& options, const s
   }
   std::sort(impl_->names.begin(), impl_->names.end());
   impl_->names.erase(std::unique(impl_->names.begin(), impl_->names.end()), impl_->names.end());
+  for (const std::string& name : impl_->names) {
+    (void)impl_->tensors.value(name); // throws if its blob does not have it
+  }
   if (impl_->names.empty()) {
     throw_error(ErrorKind::Training, "{}: has no float32 tensor of its own that MeZO could train", own.name());
   }
