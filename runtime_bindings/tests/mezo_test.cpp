@@ -6,8 +6,7 @@
 // wrong.
 
 #include <cmath>
-#include <cstdio>
-#include <functional>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -42,8 +41,9 @@ MeZOOptions options() {
 std::vector<float> numbers(const BlobCache& cache, const std::string& name) {
   const BlobCache::Reading reading(cache);
   const blobstore::Blob& blob = cache.at(name);
-  const auto* data = reinterpret_cast<const float*>(blob.data);
-  return {data, data + blob.size / sizeof(float)};
+  std::vector<float> made(blob.size / sizeof(float));
+  std::memcpy(made.data(), blob.data, made.size() * sizeof(float));
+  return made;
 }
 
 double distance(const BlobCache& cache, const std::string& name) {
