@@ -45,7 +45,7 @@ from blobstore.reporting import Report
 from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
 from blobstore.runtime.tensors import LogicalTensors
 from blobstore.testing import Blob, NamedDataMapContract
-from blobstore.training import AdamW, TrainingProgram
+from blobstore.training import AdamW, MeZO, TrainingProgram
 from tests import models
 
 with models.quiet():
@@ -219,6 +219,7 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     Report: [lambda at: report([at]), lambda at: report([])],
     TensorFile: [lambda at: safe_open(at / "weights.ptd")],
     TensorSlice: [lambda at: safe_open(at / "weights.ptd").get_slice(KEYS[0])],
+    MeZO: [lambda at: MeZO(BlobCache(at / "weights.ptd"))],
     TrainingProgram: [training_program],
     Transaction: [lambda at: transaction_of(BlobCache(at / "weights.ptd"))],
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from blobstore.core.errors import TrainingError
+from blobstore.core.reprs import count, line
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.native import is_utf8, native
 
@@ -93,7 +94,8 @@ class MeZO:
 
     def __repr__(self) -> str:
         lr, eps, seed = self._native.options
-        return f"MeZO({len(self.names)} tensors of {self.cache.name}, lr={lr:g}, eps={eps:g}, seed={seed}, {self.steps} steps)"
+        tensors, steps = count(len(self.names), "tensor"), count(self.steps, "step")
+        return line("MeZO", self.cache.name, tensors, f"lr={lr:g}, eps={eps:g}, seed={seed}", steps)
 
 
 def _names(names: Any) -> list[str]:

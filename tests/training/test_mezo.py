@@ -267,7 +267,7 @@ def test_what_cannot_be_trained(folder: Path, noise: Path) -> None:
         optimizer.lr = -1
     assert optimizer.lr == 0.5
     optimizer.lr = 0.25
-    assert "lr=0.25, eps=0.001, seed=0, 0 steps" in repr(optimizer)
+    assert "4 tensors, lr=0.25, eps=0.001, seed=0, 0 steps" in repr(optimizer)
 
 
 def test_weights_that_are_stored_in_another_form(tmp_path: Path) -> None:

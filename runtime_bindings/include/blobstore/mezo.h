@@ -1,8 +1,12 @@
 // Training without gradients: an adapter on a cache is moved a little forth and back, and then against the difference
 // of the two losses. So a program that only serves can learn, quantized and delegated as it is.
 //
-//   blobstore::MeZO optimizer(cache, {1e-4, 1e-3});
-//   for (...) { optimizer.step([&] { return cross_entropy(method->execute({tokens}), labels); }); }
+//   auto program = blobstore::Program::load("loss.pte", cache);
+//   blobstore::MeZO optimizer(cache, {1e-4, 1e-3}); // learning rate, distance
+//   optimizer.step([&] {
+//     const auto outputs = program->forward(tokens);
+//     return static_cast<double>(outputs[0].toTensor().const_data_ptr<float>()[0]);
+//   });
 #pragma once
 
 #include <cstdint>

@@ -122,11 +122,6 @@ LogicalTensor Updates::describe(std::string_view name) const {
       needs.insert(index_.tensor_of(source).name());
     }
   }
-  for (const std::string_view key : tensor->own_keys) {
-    if (std::find(out.keys.begin(), out.keys.end(), key) == out.keys.end()) {
-      out.keys.emplace_back(key);
-    }
-  }
   needs.erase(out.name);
   out.needs.assign(needs.begin(), needs.end());
   out.refusal = tensor->refusal;

@@ -42,7 +42,7 @@ class Direction {
   void each(size_t count, const Function& function) const {
     for (size_t i = 0; i < count; i += 2) {
       const uint64_t bits = mixed(key_ ^ mixed(i));
-      const double radius = std::sqrt(-2 * std::log((static_cast<double>(bits >> 32) + 0.5) * kUnit));
+      const double radius = std::sqrt(-2 * std::log1p((static_cast<double>(bits >> 32) + 0.5) * kUnit - 1));
       const double angle = kTurn * (static_cast<double>(bits & 0xffffffff) + 0.5) * kUnit;
       function(i, static_cast<float>(radius * std::cos(angle)));
       if (i + 1 < count) {
@@ -71,15 +71,23 @@ void check(const MeZOOptions& options) {
 
 constexpr auto kFloat = static_cast<int8_t>(ScalarType::Float);
 
+/// The name and the aliases of a tensor; one that is stored as it is has one of them as its key.
+std::vector<std::string> names_of(const LogicalTensor& tensor) {
+  std::vector<std::string> names = tensor.aliases;
+  names.push_back(tensor.name);
+  return names;
+}
+
 /// Why a tensor of the model cannot be trained; empty if it can.
 std::string refusal(const BlobCache& cache, const LogicalTensor& tensor) {
   if (tensor.scalar_type != kFloat) {
     return "is not float32";
   }
-  for (const std::string& key : tensor.keys) {
-    if (!cache.owns(key)) {
-      return "is in the base of the cache";
-    }
+  const auto owned = [&](const std::string& key) { return cache.owns(key); };
+  const std::vector<std::string> names = names_of(tensor);
+  if (tensor.keys.empty() ? std::none_of(names.begin(), names.end(), owned)
+                          : !std::all_of(tensor.keys.begin(), tensor.keys.end(), owned)) {
+    return "is in the base of the cache";
   }
   return tensor.refusal.empty() ? "" : format("cannot be changed: {}", tensor.refusal);
 }
@@ -105,6 +113,8 @@ struct MeZO::Impl {
     for (const std::string& name : tensors.names()) {
       const LogicalTensor tensor = tensors.at(name);
       described.insert(tensor.keys.begin(), tensor.keys.end());
+      const std::vector<std::string> aliases = names_of(tensor);
+      described.insert(aliases.begin(), aliases.end());
       if (!tensor.auxiliary && refusal(cache, tensor).empty()) {
         all.push_back(name);
       }
