@@ -33,7 +33,7 @@ SAYING = "to be or not to be that is the question"
 
 
 @functools.cache
-def module() -> torch.nn.Module:
+def module(model: Llama = Llama()) -> torch.nn.Module:  # noqa: B008
     """ExecuTorch's own eager model with its loss as output; only the adapter has gradients."""
     from executorch.examples.models.llama.llama_transformer import construct_transformer
     from executorch.examples.models.llama.model_args import ModelArgs
@@ -41,8 +41,8 @@ def module() -> torch.nn.Module:
     targets = [{**PROJECTIONS, **FEED_FORWARD}[name] for name in MODULES]
     lora = {"r": RANK, "lora_alpha": LORA_ALPHA, "target_modules": targets}
     sizes = {"max_seq_len": LENGTH, "max_context_len": LENGTH, "generate_full_logits": True}
-    made = construct_transformer(ModelArgs(**asdict(Llama()), **sizes, **lora)).eval()
-    made.load_state_dict({**Llama().checkpoint(0), **Llama().adapter(0)})
+    made = construct_transformer(ModelArgs(**asdict(model), **sizes, **lora)).eval()
+    made.load_state_dict({**model.checkpoint(0), **model.adapter(0)})
     plain: Any = type(made)
 
     class WithLoss(plain):

@@ -1,0 +1,151 @@
+"""The application of examples/llm, from two adapters of PEFT to a release and a kill (L1, L3, T1, F1)."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blobstore import save_programs
+from blobstore.adapters import AdapterTags
+from blobstore.releases import publish
+from blobstore.runtime import BlobCache
+from blobstore.training import lower_training
+from tests.llm import llama
+from tests.llm.conftest import silent
+from tests.llm.letters import MODEL, TOKENS
+from tests.llm.test_training import LENGTH, RATE, STEPS, module, rotated
+from tests.releases.server import serving
+
+pytestmark = pytest.mark.long
+
+APP = Path(__file__).parents[2] / "examples" / "llm" / "app.py"
+TEXT = "tobeornottobethat"
+SEEDS = {"one": 3, "two": 4}
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    ids = torch.tensor([llama.make_tokenizer(MODEL.vocab_size).encode(TEXT).ids])
+    assert ids.shape == (1, LENGTH + 1)
+    return ids[:, :-1], ids[:, 1:]
+
+
+@pytest.fixture(scope="module")
+def files(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a release has."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("model.pte", "foundation.ptd", "model_lora.ptd"):
+        (folder / name).write_bytes((exported / "live" / name).read_bytes())
+    (folder / "tokenizer.json").write_bytes((exported / "tokenizer.json").read_bytes())
+    with silent():
+        program = lower_training(module(MODEL), batch(), tag=AdapterTags("train_foundation", "train_adapter"))
+    save_programs({"train": program}, folder, keep_small=1 << 14)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two adapters as PEFT saves those of transformers' models."""
+    folder = tmp_path_factory.mktemp("peft")
+    for name, seed in SEEDS.items():
+        tensors = MODEL.adapter(seed)
+        heads = {"wq.lora_b": MODEL.n_heads, "wk.lora_b": MODEL.n_kv_heads}
+        for key in tensors:
+            for part, count in heads.items():
+                if part in key:
+                    tensors[key] = rotated(tensors[key], count).contiguous()
+        llama.write_peft(folder / name, tensors)
+    return folder
+
+
+class Running:
+    """The application as a process."""
+
+    def __init__(self, device: Path, url: str, adapters: Path) -> None:
+        command = [sys.executable, "-W", "ignore", str(APP), str(device), "--from", url]
+        command += [f"--adapter={name}={adapters / name}" for name in SEEDS]
+        self.log = device.with_suffix(".log").open("wb")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=APP.parents[2]
+        )
+
+    def __call__(self, command: str) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, Path(self.log.name).read_text(encoding="utf-8", errors="replace")[-2000:]
+        return line.rstrip("\n")
+
+
+@contextmanager
+def running(device: Path, url: str, adapters: Path) -> Iterator[Running]:
+    """The application until it is killed."""
+    app = Running(device, url, adapters)
+    try:
+        yield app
+    finally:
+        app.process.kill()
+        app.process.communicate()
+        app.log.close()
+
+
+def said(tensors: dict[str, Tensor], prompt: str) -> str:
+    return MODEL.tell(tensors, prompt, TOKENS)
+
+
+def of_torch(checkpoint: int, seed: int) -> dict[str, Tensor]:
+    """The foundation with an adapter that torch trained."""
+    eager: Any = copy.deepcopy(module(MODEL))
+    eager.load_state_dict({**MODEL.checkpoint(checkpoint), **MODEL.adapter(seed)})
+    trained = [parameter for parameter in eager.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        eager(*batch()).backward()
+        optimizer.step()
+    return dict(eager.state_dict())
+
+
+def newer(files: Path, folder: Path) -> Path:
+    """The same with another foundation."""
+    shutil.copytree(files, folder)
+    weights = MODEL.checkpoint(1)
+    for name in ("foundation.ptd", "train_foundation.ptd"):
+        cache = BlobCache(files / name)
+        wrapped = {key: key.replace(".weight", ".linear.weight") for key in weights}
+        known = {key if key in cache.tensors or key in cache else wrapped[key]: value for key, value in weights.items()}
+        cache.update(known)
+        cache.save(folder.with_suffix(".ptd"))
+        folder.with_suffix(".ptd").replace(folder / name)
+    return folder
+
+
+def test_users_training_a_release_and_a_kill(files: Path, adapters: Path, tmp_path: Path) -> None:
+    """Every answer is that of eager PyTorch with the weights that should be there."""
+    releases, device = tmp_path / "releases", tmp_path / "device"
+    publish(files, releases, name="llama", version="1")
+    first, second = ({name: {**MODEL.checkpoint(n), **MODEL.adapter(SEEDS[name])} for name in SEEDS} for n in (0, 1))
+    trained = of_torch(1, SEEDS["one"])
+    texts = [said(first["one"], "once"), said(second["one"], "once"), said(trained, "once")]
+    assert len(set(texts)) == 3
+    with serving(releases) as server:
+        with running(device, f"{server.url}/llama/latest/index.json", adapters) as app:
+            assert app("ask one once | two hello") == f"{texts[0]} | {said(first['two'], 'hello')}"
+            publish(newer(files, tmp_path / "newer"), releases, name="llama", version="2")
+            assert app("update") == "2"
+            assert app("ask one once | two hello") == f"{texts[1]} | {said(second['two'], 'hello')}"
+            assert app(f"train one {TEXT}").startswith("one ")
+            assert app("ask one once | two hello") == f"{texts[2]} | {said(second['two'], 'hello')}"
+        with running(device, f"{server.url}/llama/latest/index.json", adapters) as app:
+            assert app("ask one once | two hello") == f"{texts[2]} | {said(second['two'], 'hello')}"
+    assert len(APP.read_text(encoding="utf-8").splitlines()) <= 115
