@@ -232,7 +232,7 @@ class _Branch(nn.Module):
 
 _MEMORY = """
 import json, sys, torch
-from benchmarks.harness import peak_of, status
+from benchmarks.harness import peak_of
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import MeZO
 folder, width, trains = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "yes"
@@ -241,9 +241,9 @@ x = torch.randn(1, width)
 with peak_of("RssAnon") as peak:
     method = Program(folder + "/model.pte", cache).method()
     loss = lambda: method(x).square().mean()
-    step = (lambda: MeZO(cache).step(loss)) if trains else loss
+    optimizer = MeZO(cache) if trains else None
     for _ in range(3):
-        step()
+        optimizer.step(loss) if trains else loss()
 print(json.dumps(peak.growth))
 """
 
@@ -254,11 +254,8 @@ def _without_gradients(folder: Path) -> Iterator[Row]:
 
     for width, layers in ((2048, 16), (4096, 8)):
         torch.manual_seed(0)
-        module, tags, x = (
-            nn.Sequential(*(_Branch(width) for _ in range(layers))).eval(),
-            AdapterTags(),
-            torch.ones(1, width),
-        )
+        module = nn.Sequential(*(_Branch(width) for _ in range(layers))).eval()
+        tags, x = AdapterTags(), torch.ones(1, width)
         with quiet():
             config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
             quantize_(module, config, lambda _, name: name.endswith("base"))

@@ -11,14 +11,18 @@
 #include <blobstore/tensors.h>
 
 #include "os/text.h"
+#include "training/optimizer_state.h"
 
 namespace blobstore BLOBSTORE_API {
 namespace {
 
 using executorch::aten::ScalarType;
 using executorch::extension::TensorPtr;
+using internal::check_option;
 using internal::format;
 using internal::throw_error;
+
+constexpr char kMeZO[] = "MeZO";
 
 /// Random bits by position: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 uint64_t mixed(uint64_t bits) {
@@ -58,14 +62,10 @@ class Direction {
 };
 
 void check(const MeZOOptions& options) {
-  const auto refuse = [](const char* name, const char* bound, double value) {
-    throw_error(ErrorKind::Training, "MeZO: {} must be finite and {}, not {}", name, bound, std::to_string(value));
-  };
-  if (!std::isfinite(options.lr) || options.lr < 0) {
-    refuse("lr", "at least 0", options.lr);
-  }
-  if (!std::isfinite(options.eps) || options.eps <= 0) {
-    refuse("eps", "greater than 0", options.eps);
+  check_option(kMeZO, "lr", options.lr);
+  check_option(kMeZO, "eps", options.eps);
+  if (options.eps == 0) {
+    throw_error(ErrorKind::Training, "{}: eps must not be 0", kMeZO);
   }
 }
 
@@ -113,8 +113,8 @@ struct MeZO::Impl {
     for (const std::string& name : tensors.names()) {
       const LogicalTensor tensor = tensors.at(name);
       described.insert(tensor.keys.begin(), tensor.keys.end());
-      const std::vector<std::string> aliases = names_of(tensor);
-      described.insert(aliases.begin(), aliases.end());
+      const std::vector<std::string> names = names_of(tensor);
+      described.insert(names.begin(), names.end());
       if (!tensor.auxiliary && refusal(cache, tensor).empty()) {
         all.push_back(name);
       }
@@ -126,6 +126,24 @@ struct MeZO::Impl {
       }
     }
     return all;
+  }
+
+  /// The name of a tensor that was asked for by its name, an alias or its key. @throws Error: it cannot be trained.
+  std::string chosen(const std::string& asked) const {
+    const BlobCache& cache = *tensors.cache();
+    std::string name = asked;
+    std::string reason;
+    if (tensors.contains(asked)) {
+      const LogicalTensor tensor = tensors.at(asked);
+      name = tensor.name;
+      reason = refusal(cache, tensor);
+    } else {
+      reason = refusal(cache, cache.at(asked));
+    }
+    if (!reason.empty()) {
+      throw_error(ErrorKind::Unsupported, "{}: '{}' {}, so MeZO cannot train it", cache.name(), asked, reason);
+    }
+    return name;
   }
 
   /// Commit the tensors of a step, moved along the direction; one by one, so that only one is there twice.
@@ -150,14 +168,8 @@ struct MeZO::Impl {
 MeZO::MeZO(std::shared_ptr<BlobCache> cache, const MeZOOptions& options, const std::vector<std::string>& names) {
   check(options);
   impl_ = std::make_unique<Impl>(std::move(cache), options);
-  const BlobCache& own = *impl_->tensors.cache();
   for (const std::string& name : names) {
-    const bool known = impl_->tensors.contains(name);
-    const std::string reason = known ? refusal(own, impl_->tensors.at(name)) : refusal(own, own.at(name));
-    if (!reason.empty()) {
-      throw_error(ErrorKind::Unsupported, "{}: '{}' {}, so MeZO cannot train it", own.name(), name, reason);
-    }
-    impl_->names.push_back(known ? impl_->tensors.at(name).name : name);
+    impl_->names.push_back(impl_->chosen(name));
   }
   if (names.empty()) {
     impl_->names = impl_->all();
@@ -168,7 +180,10 @@ MeZO::MeZO(std::shared_ptr<BlobCache> cache, const MeZOOptions& options, const s
     (void)impl_->tensors.value(name); // throws if its blob does not have it
   }
   if (impl_->names.empty()) {
-    throw_error(ErrorKind::Training, "{}: has no float32 tensor of its own that MeZO could train", own.name());
+    throw_error(
+        ErrorKind::Training,
+        "{}: has no float32 tensor of its own that MeZO could train",
+        impl_->tensors.cache()->name());
   }
 }
 
