@@ -108,19 +108,7 @@ nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
 /// What is wrong with tensors that are to become an adapter.
 nb::list adapter_problems(const nb::list& rows, const nb::bytes& path) {
   const PythonTensors tensors(rows);
-  const std::string origin = to_string(path);
-  std::vector<internal::NameAndSizes> shapes;
-  for (const auto& [name, view] : tensors.views()) {
-    shapes.emplace_back(name, view.sizes);
-  }
-  internal::FoundPairs found = internal::find_pairs(shapes, origin);
-  for (Error& error : internal::not_finite(origin, tensors.views())) {
-    found.problems.push_back(std::move(error));
-  }
-  if (found.pairs.empty()) {
-    found.problems.push_back(internal::no_adapter(origin));
-  }
-  return to_python(found.problems);
+  return to_python(internal::adapter_problems(to_string(path), tensors.views()));
 }
 
 /// @param source the path of an adapter, or rows of tensors.

@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -314,6 +316,43 @@ void test_peft_folder(const std::string& folder) {
   CHECK(!result.ok() && result.error().kind() == ErrorKind::FileAccess);
 }
 
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The file is the one that Python wrote of the same tensors, and a file that is refused leaves the old one.
+void test_saving(const std::string& folder) {
+  const auto adapter = blobstore::Adapter::read(folder + "/2.ptd");
+  blobstore::StateDict tensors;
+  for (const blobstore::NamedTensor& tensor : adapter->tensors()) {
+    tensors[tensor.name] = adapter->tensor(tensor.name);
+  }
+  const std::vector<std::string> foundation{folder + "/foundation.ptd"};
+  const std::string path = folder + "/saved.ptd";
+  const std::string expected = contents(folder + "/2.ptd");
+  CHECK(blobstore::save_adapter(path, tensors, foundation, 1) == expected.size());
+  CHECK(contents(path) == expected);
+
+  const auto refuses = [&](ErrorKind kind, const blobstore::StateDict& given, const std::string& target, double scale) {
+    const auto saved = blobstore::nothrow::save_adapter(target, given, foundation, scale);
+    return !saved.ok() && saved.error().kind() == kind && contents(path) == expected;
+  };
+  CHECK(refuses(ErrorKind::Adapter, tensors, path, NAN));
+  CHECK(refuses(ErrorKind::Adapter, {}, path, 1));
+  CHECK(refuses(ErrorKind::Adapter, {*tensors.begin()}, path, 1)); // one of a pair
+  CHECK(refuses(ErrorKind::UnsupportedData, {{"m.lora_a", nullptr}}, path, 1));
+  CHECK(refuses(ErrorKind::OutputPath, tensors, foundation.front(), 1));
+  CHECK(refuses(ErrorKind::FileAccess, tensors, folder + "/none/saved.ptd", 1));
+  auto infinite = tensors;
+  infinite["m.lora_a"] = executorch::extension::make_tensor_ptr({2, 5}, std::vector<float>(10, INFINITY));
+  CHECK(refuses(ErrorKind::Update, infinite, path, 1));
+  infinite["m.lora_a"] = executorch::extension::make_tensor_ptr({1, 5}, std::vector<float>(5));
+  CHECK(refuses(ErrorKind::Layout, infinite, path, 1));
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::save_adapter(path, tensors, {folder + "/1.ptd"}, 1); }));
+  CHECK(contents(path) == expected);
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
@@ -332,6 +371,7 @@ int main(int count, char** arguments) {
   test_covered_base(folder);
   test_fine_tune(folder);
   test_peft_folder(folder);
+  test_saving(folder);
   std::puts("passed");
   return 0;
 }

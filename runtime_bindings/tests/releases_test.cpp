@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -183,6 +184,65 @@ void test_differences(const std::string& device) {
   blobstore::ReleaseOptions options;
   options.allow_rollback = true;
   CHECK(blobstore::commit(index_of("2"), device, options).changed); // as the tests below expect
+}
+
+/// With a downloader: what it is asked for, and that an error of it leaves the old release.
+void test_pulling(const std::string& device) {
+  const std::string server = "https://models.example.com/some/releases/";
+  const std::map<std::string, std::string> files = {
+      {"a/latest/index.json", "release2/index.json"},
+      {"a/1/index.json", "release1/index.json"},
+      {"a/1/ways.json.zst", "release1/ways.json.zst"},
+      {"a/2/ways.json.zst", "release2/ways.json.zst"},
+      {"files/" + digest(read("release1/parts")), "release1/parts"},
+      {"files/" + digest(read("release2/parts")), "release2/parts"}};
+  const std::string pack = digest(kStored);
+  std::vector<std::string> asked;
+  size_t offline_after = 100;
+  const blobstore::Download download = [&](const std::string& url, const std::string& range, const std::string& file) {
+    CHECK(url.rfind(server, 0) == 0);
+    asked.push_back(url.substr(server.size()) + range);
+    if (asked.size() > offline_after) {
+      throw std::runtime_error("offline");
+    }
+    const auto known = files.find(url.substr(server.size()));
+    write(file, known != files.end() ? read(known->second) : range.empty() ? "old" : kStored);
+  };
+  const auto pull = [&](const std::string& version) {
+    asked.clear();
+    return blobstore::pull(server + "a/" + version + "/index.json", device, download);
+  };
+  const std::string parts = "files/" + digest(read("release2/parts"));
+  const std::string bytes = "packs/" + pack.substr(0, 2) + "/" + pack + "bytes=0-4";
+  CHECK(pull("1").changed && read(device + "/current/b/c.txt") == "old");
+  for (offline_after = 0; offline_after < 4; ++offline_after) {
+    try {
+      pull("latest");
+      CHECK(false);
+    } catch (const std::runtime_error& error) {
+      CHECK(std::string(error.what()) == "offline" && read(device + "/current/b/c.txt") == "old");
+    }
+  }
+  offline_after = 100;
+  CHECK(pull("latest").changed && read(device + "/current/b/c.txt") == "newer");
+  CHECK((asked == std::vector<std::string>{"a/latest/index.json", "a/2/ways.json.zst", bytes})); // it has the parts
+  CHECK(!pull("latest").changed && asked.size() == 1);
+  int failed = 0;
+  CHECK(blobstore::internal::names_in(device + "/incoming", failed).empty() && failed == 0);
+  CHECK(error_of([&] { pull("1"); }) == ErrorKind::Trust && asked.size() == 1);
+  for (const char* url : {"", "index.json", "a/index.json", "/index.json"}) {
+    CHECK(error_of([&] { blobstore::pull(url, device, download); }) == ErrorKind::Input);
+  }
+  CHECK(blobstore::nothrow::pull("", device, download).error().kind() == ErrorKind::Input);
+  blobstore::internal::remove_all(device);
+  blobstore::ReleaseOptions options;
+  options.version = "1";
+  CHECK(error_of([&] {
+          blobstore::pull(server + "a/latest/index.json", device, download, options);
+        }) == ErrorKind::Trust);
+  asked.clear();
+  CHECK(blobstore::nothrow::pull(server + "a/latest/index.json", device, download).ok());
+  CHECK((asked == std::vector<std::string>{"a/latest/index.json", "a/2/ways.json.zst", parts, bytes}));
 }
 
 std::string decoded(const std::string& encoding, uint64_t size, const std::string& stored, const std::string& base) {
@@ -444,6 +504,8 @@ int main(int argc, char** argv) {
   test_decoding();
   test_two_releases("device");
   test_differences("device");
+  blobstore::internal::remove_all("pulled");
+  test_pulling("pulled");
   test_what_is_refused("device");
   test_collecting("device");
   blobstore::internal::remove_all("live");

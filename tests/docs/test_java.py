@@ -57,7 +57,9 @@ def test_java_of_the_page_compiles(classes: Path, tmp_path: Path) -> None:
     blocks = excerpts("java")
     assert len(blocks) > 4
     code = "\n".join(blocks)
-    (tmp_path / "Page.java").write_text(f"{BEFORE}\n  void page() {{\n{code}\n  }}\n}}\n", encoding="utf-8")
+    (tmp_path / "Page.java").write_text(
+        f"{BEFORE}\n  void page() throws Exception {{\n{code}\n  }}\n}}\n", encoding="utf-8"
+    )
     compiled("javac", "-cp", classes, "-d", tmp_path, tmp_path / "Page.java")
 
 

@@ -111,6 +111,23 @@ class Adapter {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// Write an adapter, such as one that was trained here, for `load_adapter` and `Runners`: its tensors by name, the
+/// fingerprint of its foundation, and its scale. Python's `save_adapter` writes the same file. An existing file is
+/// replaced when the new one is complete. Reads and writes files; does not block otherwise.
+///
+/// @param tensors in the model's own shapes: a pair for each adapted module, and any other trained tensors. Read during
+///   the call only; nobody may change them meanwhile.
+/// @param foundation the .ptd that it was made for, or several that are used together.
+/// @param scale the factor of the product of a pair: alpha / rank.
+/// @returns the size of the file in bytes.
+/// @throws Error Adapter: a pair is incomplete, there are no pairs, the scale is not finite, or a file is an adapter
+///   itself. Layout: the shapes of a pair do not match. Update: a tensor is not finite. UnsupportedData: one is null or
+///   not of numbers. InvalidKey: a name cannot be a key. OutputPath: the path is that of the foundation, or of a file
+///   of another kind. FileAccess, InvalidFile, Integrity: the foundation cannot be read, or writing failed. An existing
+///   file is unchanged.
+uint64_t save_adapter(
+    const std::string& path, const StateDict& tensors, const std::vector<std::string>& foundation, double scale);
+
 /// How an adapter is loaded.
 struct AdapterOptions {
   /// The factor that the program multiplies the product with. If it is not given, the scale of the adapter must be the

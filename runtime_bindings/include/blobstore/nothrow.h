@@ -113,6 +113,11 @@ Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths
 Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept;
 Result<executorch::extension::TensorPtr> tensor(const Adapter& adapter, std::string_view name) noexcept;
 Result<std::vector<Error>> problems(const Adapter& adapter) noexcept;
+Result<uint64_t> save_adapter(
+    const std::string& path,
+    const StateDict& tensors,
+    const std::vector<std::string>& foundation,
+    double scale) noexcept;
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
 Result<uint64_t> load_adapters(
@@ -219,6 +224,12 @@ Result<Missing> missing(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
 Result<InstalledRelease> commit(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
+/// `download` must not throw.
+Result<InstalledRelease> pull(
+    const std::string& url,
+    const std::string& directory,
+    const Download& download,
+    const ReleaseOptions& options = ReleaseOptions()) noexcept;
 Result<Collected> gc(const std::string& directory, uint64_t keep = 1) noexcept;
 Result<std::shared_ptr<Release>> open_release(
     const std::string& directory, const OpenOptions& options = OpenOptions()) noexcept;

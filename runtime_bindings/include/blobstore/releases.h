@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -122,6 +123,26 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 /// @throws Error Transfer: something was not fetched; `missing` lists it. Integrity: what was fetched is wrong; it was
 ///   removed, so that `missing` lists it again. Otherwise as `missing`. In every case the old release stays current.
 InstalledRelease commit(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
+
+/// Fetches bytes of a URL into a file, which it may replace, by what the application or the system downloads with.
+/// Throws if it cannot.
+/// @param range the value of the header `Range`; empty for all bytes. It may be ignored.
+using Download = std::function<void(const std::string& url, const std::string& range, const std::string& file)>;
+
+/// Take a release by the downloader of the application: fetch its index, call `missing`, fetch what that lists, and
+/// call `commit`. Where the release is the current one already, nothing but the index is fetched.
+///
+/// To require a signature, let `download` check the index, which it fetches first. What was fetched before an error is
+/// not fetched again, unless the server has another release by then. Do not call it for one folder in several threads
+/// or processes at the same time: each would fetch everything.
+///
+/// @param url that of the index in a release folder, without a query: …/assistant/1.3/index.json, or that of `latest`.
+/// @param directory the folder of the device; it is made if it is missing.
+/// @param download called in this thread.
+/// @throws Error Input: the URL is not that of an index in a release folder. Or what `download`, `missing` and `commit`
+///   throw. In every case the old release stays current.
+InstalledRelease pull(
+    const std::string& url, const std::string& directory, const Download& download, const ReleaseOptions& options = {});
 
 /// Remove from a folder what its newest releases do not need: the files of older ones, and what was fetched and not
 /// committed. Files that a process has mapped stay in its memory. `blobstore gc` leaves the same files.

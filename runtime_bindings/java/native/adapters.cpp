@@ -51,6 +51,20 @@ jobject read(JNIEnv* env, jclass, jstring path) {
   });
 }
 
+jlong save(
+    JNIEnv* env,
+    jclass,
+    jstring path,
+    jobjectArray names,
+    jobjectArray tensors,
+    jobjectArray foundation,
+    jdouble scale) {
+  return guarded(env, [&] {
+    const NamedTensors given(env, names, tensors);
+    return static_cast<jlong>(save_adapter(to_path(env, path), given.state_dict(), to_paths(env, foundation), scale));
+  });
+}
+
 jlong load(JNIEnv* env, jclass, jlong tensors, jstring path, jboolean has_scale, jdouble scale, jdouble strength) {
   return guarded(env, [&] {
     AdapterOptions options;
@@ -121,6 +135,8 @@ void add_adapters(std::vector<JNINativeMethod>& functions) {
       functions.end(),
       {function("foundationFingerprint", "([Ljava/lang/String;)Ljava/lang/String;", &fingerprint),
        function("readAdapter", "(Ljava/lang/String;)Ldev/blobstore/AdapterInfo;", &read),
+       function(
+           "saveAdapter", "(Ljava/lang/String;[Ljava/lang/String;[Ldev/blobstore/Tensor;[Ljava/lang/String;D)J", &save),
        function("loadAdapter", "(JLjava/lang/String;ZDD)J", &load),
        function("setAdapterStrength", "(JD)J", &set_strength),
        function("loadAdapters", "(J[Ljava/lang/String;[DZD)J", &load_all),

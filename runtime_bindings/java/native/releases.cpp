@@ -20,6 +20,24 @@ ReleaseOptions options_of(JNIEnv* env, jobjectArray texts, jboolean allow_rollba
   return options;
 }
 
+/// An InstalledRelease of Java.
+Local<> installed(JNIEnv* env, const InstalledRelease& done) {
+  const Local<jstring> name = to_java(env, done.name);
+  const Local<jstring> version = to_java(env, done.version);
+  const Local<jstring> sha256 = to_java(env, done.sha256);
+  const Local<jstring> path = to_java(env, done.path);
+  return make(
+      env,
+      "InstalledRelease",
+      "(Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;ZJ)V",
+      name.get(),
+      version.get(),
+      sha256.get(),
+      path.get(),
+      static_cast<jboolean>(done.changed),
+      static_cast<jlong>(done.release_bytes));
+}
+
 jobject missing_of(
     JNIEnv* env,
     jclass,
@@ -78,21 +96,33 @@ jobject commit_of(
   return guarded(env, [&] {
     const InstalledRelease done =
         commit(to_path(env, index), to_path(env, directory), options_of(env, texts, allow_rollback, plain));
-    const Local<jstring> name = to_java(env, done.name);
-    const Local<jstring> version = to_java(env, done.version);
-    const Local<jstring> sha256 = to_java(env, done.sha256);
-    const Local<jstring> path = to_java(env, done.path);
-    return make(
-               env,
-               "InstalledRelease",
-               "(Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;ZJ)V",
-               name.get(),
-               version.get(),
-               sha256.get(),
-               path.get(),
-               static_cast<jboolean>(done.changed),
-               static_cast<jlong>(done.release_bytes))
-        .give();
+    return installed(env, done).give();
+  });
+}
+
+jobject pull_of(
+    JNIEnv* env,
+    jclass,
+    jstring url,
+    jstring directory,
+    jobjectArray texts,
+    jboolean allow_rollback,
+    jboolean plain,
+    jobject download) {
+  return guarded(env, [&] {
+    const Local<jclass> type(env, env->GetObjectClass(download));
+    const jmethodID method = checked(
+        env, env->GetMethodID(type.get(), "fetch", "(Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;)V"));
+    const auto fetch = [&](const std::string& from, const std::string& range, const std::string& file) {
+      const Local<jstring> source = to_java(env, from);
+      const Local<jstring> bytes = to_java(env, range);
+      const Local<jstring> target = to_java(env, file);
+      env->CallVoidMethod(download, method, source.get(), bytes.get(), target.get());
+      check(env); // what it threw goes to the caller
+    };
+    const InstalledRelease done =
+        pull(to_string(env, url), to_path(env, directory), fetch, options_of(env, texts, allow_rollback, plain));
+    return installed(env, done).give();
   });
 }
 
@@ -121,6 +151,11 @@ void add_releases(std::vector<JNINativeMethod>& functions) {
            "commit",
            "(Ljava/lang/String;Ljava/lang/String;[Ljava/lang/String;ZZ)Ldev/blobstore/InstalledRelease;",
            &commit_of),
+       function(
+           "pull",
+           "(Ljava/lang/String;Ljava/lang/String;[Ljava/lang/String;ZZLdev/blobstore/Releases$Download;)"
+           "Ldev/blobstore/InstalledRelease;",
+           &pull_of),
        function("gc", "(Ljava/lang/String;J)[J", &gc_of)});
 }
 

@@ -1,9 +1,11 @@
 // Training in Java.
+#include <cstring>
 #include <mutex>
 
 #include <blobstore/training.h>
 
 #include "convert.h"
+#include "format/dim_order.h"
 
 namespace blobstore::java {
 namespace {
@@ -40,16 +42,40 @@ jobjectArray names(JNIEnv* env, jclass, jlong training) {
   return guarded(env, [&] { return to_java(env, object<TrainingProgram>(training).names()).give(); });
 }
 
+const executorch::extension::TensorPtr& parameter_of(const TrainingProgram& training, const std::string& name) {
+  const auto found = training.named_parameters().find(name);
+  if (found == training.named_parameters().end()) {
+    throw Error(ErrorKind::KeyNotFound, "no parameter '" + name + "' is trained");
+  }
+  return found->second;
+}
+
 jobject parameter(JNIEnv* env, jclass, jlong handle, jstring name) {
   return guarded(env, [&] {
     auto& training = object<TrainingProgram>(handle);
+    const auto& found = parameter_of(training, to_string(env, name));
+    const std::lock_guard<TrainingProgram> turn(training);
+    return copy_to_java(env, *found).give();
+  });
+}
+
+void set_parameter(JNIEnv* env, jclass, jlong handle, jstring name, jobject tensor) {
+  guarded(env, [&] {
+    auto& training = object<TrainingProgram>(handle);
     const std::string wanted = to_string(env, name);
-    const auto found = training.named_parameters().find(wanted);
-    if (found == training.named_parameters().end()) {
-      throw Error(ErrorKind::KeyNotFound, "no parameter '" + wanted + "' is trained");
+    const auto& found = parameter_of(training, wanted);
+    const View given = view_of(env, tensor);
+    if (const Layout expected = internal::layout_of(*found); given.layout() != expected) {
+      throw Error(
+          ErrorKind::Layout,
+          "the parameter '" + wanted + "' is " + blobstore::to_string(expected) + ", not " +
+              blobstore::to_string(given.layout()) +
+              (expected.sizes == given.layout().sizes ? ", or has another order of dimensions" : ""));
     }
     const std::lock_guard<TrainingProgram> turn(training);
-    return copy_to_java(env, *found->second).give();
+    if (given.nbytes != 0) {
+      std::memcpy(found->mutable_data_ptr(), given.data, given.nbytes);
+    }
   });
 }
 
@@ -95,6 +121,7 @@ void add_training(std::vector<JNINativeMethod>& functions) {
        function("loadTraining", "(JLjava/lang/String;)J", &load),
        function("trainingNames", "(J)[Ljava/lang/String;", &names),
        function("trainingParameter", "(JLjava/lang/String;)Ldev/blobstore/Tensor;", &parameter),
+       function("trainingSetParameter", "(JLjava/lang/String;Ldev/blobstore/Tensor;)V", &set_parameter),
        function("trainingStep", "(JJ[Ljava/lang/Object;I)[Ljava/lang/Object;", &step),
        function("trainingSave", "(JJLjava/lang/String;[Ljava/lang/String;)J", &save),
        function("trainingLoad", "(JJLjava/lang/String;[Ljava/lang/String;)V", &load_checkpoint),

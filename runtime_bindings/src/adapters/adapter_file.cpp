@@ -9,9 +9,14 @@
 
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
+#include "format/dim_order.h"
+#include "format/file_kind.h"
+#include "format/ptd_writer.h"
 #include "logical/numbers.h"
+#include "logical/reorder.h"
 #include "logical/tensor_over.h"
 #include "os/folders.h"
+#include "os/output_file.h"
 #include "os/text.h"
 
 namespace blobstore BLOBSTORE_API {
@@ -183,7 +188,7 @@ executorch::extension::TensorPtr Adapter::tensor(std::string_view name) const {
 
 std::vector<Error> Adapter::problems() const {
   std::vector<Error> found = impl_->unpaired;
-  std::vector<std::pair<std::string, TensorView>> values;
+  NamedViews values;
   for (const NamedTensor& tensor : impl_->tensors) {
     try {
       values.emplace_back(tensor.name, AdapterAccess::stored(*impl_, tensor));
@@ -197,6 +202,25 @@ std::vector<Error> Adapter::problems() const {
     found.push_back(std::move(error));
   }
   return found;
+}
+
+uint64_t save_adapter(
+    const std::string& path, const StateDict& tensors, const std::vector<std::string>& foundation, double scale) {
+  const NamedViews views = views_of(tensors);
+  raise_first(adapter_problems(path, views));
+  const std::string number = number_text(check_scale(scale, "scale"));
+  check_data_output(path, foundation);
+  PtdWriter writer(/*share=*/true, [] {});
+  std::vector<std::optional<Layout>> layouts; // the writer refers to them
+  layouts.reserve(views.size());
+  for (const auto& [name, view] : views) {
+    layouts.push_back(Layout{view.scalar_type, {view.sizes.begin(), view.sizes.end()}, row_major(view.sizes.size())});
+    writer.add(name, layouts.back(), 1, view.data, view.nbytes);
+  }
+  OutputFile file(path);
+  const uint64_t size = writer.write(file, {{kFoundationKey, foundation_fingerprint(foundation)}, {kScaleKey, number}});
+  file.commit();
+  return size;
 }
 
 } // namespace blobstore
@@ -298,8 +322,25 @@ std::string number_text(double number) {
   return std::isfinite(number) && text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-std::vector<Error> not_finite(
-    const std::string& origin, const std::vector<std::pair<std::string, TensorView>>& tensors) {
+NamedViews views_of(const StateDict& tensors) {
+  NamedViews views;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor == nullptr || !is_number(static_cast<int8_t>(tensor->scalar_type()))) {
+      throw_error(ErrorKind::UnsupportedData, "'{}' is not a tensor of numbers", name);
+    }
+    const TensorView view{
+        static_cast<int8_t>(tensor->scalar_type()),
+        {tensor->sizes().begin(), tensor->sizes().end()},
+        static_cast<const uint8_t*>(tensor->const_data_ptr()),
+        tensor->nbytes(),
+        nullptr};
+    const std::vector<uint8_t> order = dim_order_of(*tensor);
+    views.emplace_back(name, reorder(view, order, row_major(order.size())));
+  }
+  return views;
+}
+
+std::vector<Error> not_finite(const std::string& origin, const NamedViews& tensors) {
   std::vector<Error> found;
   for (const auto& [name, value] : tensors) {
     if (!is_finite(value)) {
@@ -307,6 +348,21 @@ std::vector<Error> not_finite(
     }
   }
   return found;
+}
+
+std::vector<Error> adapter_problems(const std::string& origin, const NamedViews& tensors) {
+  std::vector<NameAndSizes> shapes;
+  for (const auto& [name, view] : tensors) {
+    shapes.emplace_back(name, view.sizes);
+  }
+  FoundPairs found = find_pairs(shapes, origin);
+  for (Error& error : not_finite(origin, tensors)) {
+    found.problems.push_back(std::move(error));
+  }
+  if (found.pairs.empty()) {
+    found.problems.push_back(no_adapter(origin));
+  }
+  return std::move(found.problems);
 }
 
 std::vector<LoraPair> only_pairs(

@@ -84,9 +84,17 @@ double check_scale(double number, const char* what);
 /// A number for a message, as Python writes it.
 std::string number_text(double number);
 
+/// Tensors by name. The caller keeps their bytes.
+using NamedViews = std::vector<std::pair<std::string, TensorView>>;
+
+/// Tensors in row-major order. They refer to the caller's memory. @throws Error UnsupportedData: one is not of numbers.
+NamedViews views_of(const StateDict& tensors);
+
 /// An error for each of these tensors that has infinities or NaN.
-std::vector<Error> not_finite(
-    const std::string& origin, const std::vector<std::pair<std::string, TensorView>>& tensors);
+std::vector<Error> not_finite(const std::string& origin, const NamedViews& tensors);
+
+/// What is wrong with tensors that are to become an adapter.
+std::vector<Error> adapter_problems(const std::string& origin, const NamedViews& tensors);
 
 /// Throw the first problem, if there is one.
 void raise_first(const std::vector<Error>& problems);

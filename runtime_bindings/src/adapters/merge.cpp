@@ -17,9 +17,7 @@
 #include "adapters/on_cache.h"
 #include "adapters/peft_names.h"
 #include "adapters/product.h"
-#include "format/dim_order.h"
 #include "logical/numbers.h"
-#include "logical/reorder.h"
 #include "os/text.h"
 
 namespace blobstore BLOBSTORE_API {
@@ -371,25 +369,6 @@ std::unique_ptr<MergedAdapter> merge_adapter(
 } // namespace internal BLOBSTORE_HIDDEN
 
 namespace {
-
-/// Tensors in row-major order. They refer to the caller's memory.
-NamedViews views_of(const StateDict& tensors) {
-  NamedViews views;
-  for (const auto& [name, tensor] : tensors) {
-    if (tensor == nullptr || !is_number(static_cast<int8_t>(tensor->scalar_type()))) {
-      throw_error(ErrorKind::UnsupportedData, "'{}' is not a tensor of numbers", name);
-    }
-    const TensorView view{
-        static_cast<int8_t>(tensor->scalar_type()),
-        {tensor->sizes().begin(), tensor->sizes().end()},
-        static_cast<const uint8_t*>(tensor->const_data_ptr()),
-        tensor->nbytes(),
-        nullptr};
-    const std::vector<uint8_t> order = dim_order_of(*tensor);
-    views.emplace_back(name, reorder(view, order, row_major(order.size())));
-  }
-  return views;
-}
 
 MergeChoices choices_of(const MergeOptions& options) {
   return {options.alpha, options.scale, options.names, views_of(options.weights)};

@@ -14,8 +14,8 @@
 
 #include <blobstore/adapters.h>
 
+#include "adapters/adapter_file.h"
 #include "format/digest.h"
-#include "format/tensor_view.h"
 #include "logical/cache_tensors.h"
 #include "os/text.h"
 
@@ -75,9 +75,6 @@ void check_foundation(const BlobCache& cache, const KnownOfCache& known, const A
 /// The same for the foundation that blobs with these digests make of that of a cache.
 void check_foundation_with(
     const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter);
-
-/// Tensors by name. The caller keeps their bytes.
-using NamedViews = std::vector<std::pair<std::string, TensorView>>;
 
 /// Tensors as an update takes them.
 std::vector<Given> all_given(const NamedViews& values);

@@ -15,6 +15,14 @@ Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noe
   return attempt([&] { return Adapter::read(path); });
 }
 
+Result<uint64_t> save_adapter(
+    const std::string& path,
+    const StateDict& tensors,
+    const std::vector<std::string>& foundation,
+    double scale) noexcept {
+  return attempt([&] { return blobstore::save_adapter(path, tensors, foundation, scale); });
+}
+
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) noexcept {
   return attempt([&] { return blobstore::load_adapter(tensors, path, options); });

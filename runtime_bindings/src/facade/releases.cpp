@@ -17,6 +17,14 @@ Result<InstalledRelease> commit(
   return attempt([&] { return blobstore::commit(index, directory, options); });
 }
 
+Result<InstalledRelease> pull(
+    const std::string& url,
+    const std::string& directory,
+    const Download& download,
+    const ReleaseOptions& options) noexcept {
+  return attempt([&] { return blobstore::pull(url, directory, download, options); });
+}
+
 Result<Collected> gc(const std::string& directory, uint64_t keep) noexcept {
   return attempt([&] { return blobstore::gc(directory, keep); });
 }

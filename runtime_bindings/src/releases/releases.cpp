@@ -52,11 +52,12 @@ class Delivery {
     list_.plain = options.plain || zstd_version() == nullptr; // without it, hardly an encoded form can be decoded
   }
 
+  const ReleaseIndex& index() const { return index_; }
+  bool is_current() const;
   Missing missing();
   InstalledRelease commit();
 
  private:
-  bool is_current() const;
   void check_identity(const std::string& where, const ReleaseOptions& options) const;
   void check_successor(const std::string& where, const ReleaseOptions& options) const;
   std::vector<const ReleaseFile*> wanted() const;
@@ -268,6 +269,44 @@ InstalledRelease Delivery::commit() {
   return done;
 }
 
+/// The URL of the release folder with an index; it ends with a slash.
+std::string release_folder_of(const std::string& url) {
+  size_t end = url.size();
+  for (int part = 0; part < 3 && end != std::string::npos; ++part) { // index.json, version, name
+    end = end == 0 ? std::string::npos : url.rfind('/', end - 1);
+  }
+  if (end == std::string::npos) {
+    throw_error_in(ErrorKind::Input, url, "this is not the URL of an index in a release folder");
+  }
+  return url.substr(0, end + 1);
+}
+
+InstalledRelease pull_by(
+    const std::string& url, const std::string& directory, const Download& download, const ReleaseOptions& options) {
+  const std::string server = release_folder_of(url);
+  const std::string folder = Device(directory).incoming();
+  const std::string index = folder + "index.json";
+  download(url, "", index);
+  std::string ways; // not beside the index: "latest" may be another release by now
+  {
+    Delivery delivery(index, directory, options); // nobody else has the folder while this lives
+    if (delivery.is_current()) {
+      return delivery.commit();
+    }
+    ways = format("{}{}/{}/{}", server, delivery.index().name, delivery.index().version, kWays);
+  }
+  if (options.ways.empty() && !options.plain) {
+    download(ways, "", folder + std::string(kWays));
+  }
+  for (int round = 0; round < 2; ++round) { // the list of parts, and what it names
+    const Missing todo = Delivery(index, directory, options).missing();
+    for (const Fetch& one : todo.fetches) {
+      download(server + one.url, one.range, todo.folder + one.file);
+    }
+  }
+  return Delivery(index, directory, options).commit();
+}
+
 Collected collect(const std::string& directory, uint64_t keep) {
   if (keep == 0) {
     throw_error(ErrorKind::Release, "at least one release must be kept, not 0");
@@ -288,6 +327,11 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 
 InstalledRelease commit(const std::string& index, const std::string& directory, const ReleaseOptions& options) {
   return internal::Delivery(index, directory, options).commit();
+}
+
+InstalledRelease pull(
+    const std::string& url, const std::string& directory, const Download& download, const ReleaseOptions& options) {
+  return internal::pull_by(url, directory, download, options);
 }
 
 Collected gc(const std::string& directory, uint64_t keep) {

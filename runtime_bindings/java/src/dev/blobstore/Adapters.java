@@ -1,6 +1,7 @@
 package dev.blobstore;
 
 import java.util.List;
+import java.util.Map;
 import java.util.OptionalDouble;
 
 /**
@@ -42,6 +43,23 @@ public final class Adapters {
    */
   public static AdapterInfo read(String path) {
     return Native.readAdapter(path);
+  }
+
+  /**
+   * Write an adapter, such as one that was trained here: its tensors by name, the fingerprint of its foundation, and its
+   * scale. C++ and Python write the same file. An existing file is replaced when the new one is complete.
+   *
+   * @param tensors in the model's own shapes: a pair for each adapted module, and any other trained tensors.
+   * @param foundation the {@code .ptd} that it was made for, or several that are used together.
+   * @param scale the factor of the product of a pair: alpha / rank.
+   * @return the size of the file in bytes.
+   * @throws BlobStoreException Adapter: a pair is incomplete, there are none, or the scale is not finite. Layout, Update,
+   *     UnsupportedData, InvalidKey: of a tensor. OutputPath, FileAccess, InvalidFile, Integrity. An existing file is
+   *     unchanged.
+   */
+  public static long save(String path, Map<String, Tensor> tensors, List<String> foundation, double scale) {
+    Named named = new Named(tensors);
+    return Native.saveAdapter(path, named.names, named.tensors, foundation.toArray(new String[0]), scale);
   }
 
   /** As {@link #load(LogicalTensors, String, OptionalDouble, double)}, at strength 1 and the recorded scale. */

@@ -1,5 +1,7 @@
 package dev.blobstore;
 
+import java.io.IOException;
+
 /**
  * The functions of libblobstore_jni, which are registered when it is loaded. Each long that stands for an object is a
  * share of which the caller holds a lease; 0 is none. Strings and arrays are read during the call only; arrays of objects
@@ -104,6 +106,8 @@ final class Native {
 
   static native AdapterInfo readAdapter(String path);
 
+  static native long saveAdapter(String path, String[] names, Tensor[] values, String[] foundation, double scale);
+
   static native long loadAdapter(long tensors, String path, boolean hasScale, double scale, double strength);
 
   static native long setAdapterStrength(long tensors, double strength);
@@ -140,6 +144,15 @@ final class Native {
   static native InstalledRelease commit(
       String index, String directory, String[] options, boolean allowRollback, boolean plain);
 
+  static native InstalledRelease pull(
+      String url,
+      String directory,
+      String[] options,
+      boolean allowRollback,
+      boolean plain,
+      Releases.Download download)
+      throws IOException;
+
   static native long[] gc(String directory, long keep);
 
   // native/training.cpp
@@ -153,6 +166,8 @@ final class Native {
   static native String[] trainingNames(long training);
 
   static native Tensor trainingParameter(long training, String name);
+
+  static native void trainingSetParameter(long training, String name, Tensor value);
 
   static native Object[] trainingStep(long training, long optimizer, Object[] inputs, int onNan);
 

@@ -1,5 +1,8 @@
 package dev.blobstore;
 
+import java.io.IOException;
+import java.util.Objects;
+
 /**
  * Releases in an application that downloads itself: what to fetch, and one switch to what was fetched. Nothing here uses
  * the network.
@@ -43,6 +46,35 @@ public final class Releases {
    */
   public static InstalledRelease commit(String index, String directory, ReleaseOptions options) {
     return Native.commit(index, directory, options.texts(), options.allowRollback, options.plain);
+  }
+
+  /** The downloader of the application, or of the system. */
+  @FunctionalInterface
+  public interface Download {
+    /**
+     * Fetch bytes of a URL into a file, which may be replaced.
+     *
+     * @param range the value of the header {@code Range}; empty for all bytes. It may be ignored.
+     */
+    void fetch(String url, String range, String file) throws IOException;
+  }
+
+  /**
+   * Take a release by the downloader of the application: fetch its index, call {@link #missing}, fetch what that lists,
+   * and call {@link #commit}. Where the release is the current one already, nothing but the index is fetched. To require a
+   * signature, let {@code download} check the index, which it fetches first.
+   *
+   * @param url that of the index in a release folder, without a query: …/assistant/1.3/index.json, or that of latest.
+   * @param directory the folder of the device; it is made if it is missing.
+   * @param download called in this thread.
+   * @throws IOException from {@code download}. What was fetched before is not fetched again.
+   * @throws BlobStoreException Input: the URL is not that of an index in a release folder. Or as {@link #missing} and
+   *     {@link #commit}. The old release stays current.
+   */
+  public static InstalledRelease pull(String url, String directory, Download download, ReleaseOptions options)
+      throws IOException {
+    Objects.requireNonNull(download);
+    return Native.pull(url, directory, options.texts(), options.allowRollback, options.plain, download);
   }
 
   /**

@@ -45,6 +45,20 @@ public final class TrainingProgram extends NativeObject {
     return get(training -> Native.trainingParameter(training, name));
   }
 
+  /**
+   * Change a trained parameter, between two steps: for example, to go on from an adapter. The tensor is copied.
+   *
+   * @throws BlobStoreException KeyNotFound: none has the name. Layout: it has another shape, dtype or order.
+   */
+  public void setParameter(String name, Tensor value) {
+    Objects.requireNonNull(value, "value");
+    number(
+        training -> {
+          Native.trainingSetParameter(training, name, value);
+          return 0;
+        });
+  }
+
   /** As {@link #step(Optimizer, OnNan, Object...)}, and throws if the loss is not finite. */
   public Outputs step(Optimizer optimizer, Object... inputs) {
     return step(optimizer, OnNan.THROW, inputs);

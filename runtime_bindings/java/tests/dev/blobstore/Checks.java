@@ -12,6 +12,7 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
@@ -479,7 +480,7 @@ final class Checks {
     }
   }
 
-  private void adapters() {
+  private void adapters() throws IOException {
     String at = folder + "adapters/";
     try (BlobCache foundation = BlobCache.open(at + "foundation.ptd");
         BlobCache cache = BlobCache.open(List.of(at + "adapter.ptd"), BlobCache.Mode.PRIVATE, foundation, null);
@@ -491,6 +492,20 @@ final class Checks {
       same(info.modules, List.of("m"));
       same(info.problems, List.of());
       print("fingerprint", info.foundation.get());
+
+      float[] twos = new float[14];
+      Arrays.fill(twos, 2);
+      Map<String, Tensor> pair =
+          Map.of("m.lora_a", Tensor.of(Arrays.copyOf(twos, 10), 2, 5), "m.lora_b", Tensor.of(twos, 7, 2));
+      List<String> foundations = List.of(at + "foundation.ptd");
+      byte[] expected = Files.readAllBytes(Path.of(at + "2.ptd")); // as Python wrote it
+      same(Adapters.save(at + "saved.ptd", pair, foundations, 1), (long) expected.length);
+      fails(
+          BlobStoreException.Adapter.class,
+          () -> Adapters.save(at + "saved.ptd", pair, foundations, Double.NaN),
+          "not a finite number");
+      fails(BlobStoreException.Adapter.class, () -> Adapters.save(at + "saved.ptd", Map.of(), foundations, 1));
+      require(Arrays.equals(Files.readAllBytes(Path.of(at + "saved.ptd")), expected), "the file differs");
 
       OptionalDouble one = OptionalDouble.of(1);
       fails(BlobStoreException.Adapter.class, () -> Adapters.setStrength(tensors, 0.5));
@@ -600,6 +615,16 @@ final class Checks {
       require(training.names().contains("hidden.weight"), training.names().toString());
       print("trained", training.parameter("hidden.weight").floats());
       fails(BlobStoreException.KeyNotFound.class, () -> training.parameter("hidden"), "'hidden'");
+      Tensor kept = training.parameter("hidden.weight");
+      training.setParameter("hidden.weight", Tensor.zeros(DType.FLOAT32, kept.sizes()));
+      same(training.parameter("hidden.weight").floats()[3], 0f);
+      training.setParameter("hidden.weight", kept);
+      fails(BlobStoreException.KeyNotFound.class, () -> training.setParameter("hidden", kept), "'hidden'");
+      fails(
+          BlobStoreException.Layout.class,
+          () -> training.setParameter("hidden.weight", Tensor.zeros(DType.FLOAT32, 1)),
+          "'hidden.weight' is float[10, 2], not float[1]");
+      fails(NullPointerException.class, () -> training.setParameter("hidden.weight", null), "value");
       fails(NullPointerException.class, () -> training.publish(null, true, true), "target");
       fails(NullPointerException.class, () -> training.step(null, points(), labels));
       same(training.publish(tensors, true, true), cache.generation());
@@ -680,6 +705,7 @@ final class Checks {
           () -> Releases.missing(index, device, new ReleaseOptions().sha256("0".repeat(64))));
       fails(BlobStoreException.Trust.class, () -> Releases.missing(index, device, new ReleaseOptions().name("other")));
     }
+    pulls();
     String first = folder + "published/model/1/index.json";
     fails(BlobStoreException.Trust.class, () -> Releases.missing(first, device, new ReleaseOptions()), "1");
     require(!Releases.missing(first, device, new ReleaseOptions().allowRollback(true).plain(true)).current, "a rollback");
@@ -691,12 +717,51 @@ final class Checks {
     fails(BlobStoreException.Release.class, () -> Releases.gc(folder + "nowhere", 1));
   }
 
-  private static void download(Path server, Missing.Fetch one, String into) throws IOException {
-    byte[] all = Files.readAllBytes(server.resolve(one.url));
-    if (!one.range.isEmpty()) {
-      String[] ends = one.range.substring("bytes=".length()).split("-");
-      all = Arrays.copyOfRange(all, Integer.parseInt(ends[0]), Integer.parseInt(ends[1]) + 1);
+  /** With a downloader, from an address that nobody has. */
+  private void pulls() throws IOException {
+    String root = "https://models.example.com/releases/";
+    String latest = root + "model/latest/index.json";
+    String device = folder + "pulled";
+    List<String> urls = new ArrayList<>();
+    Releases.Download download =
+        (url, range, file) -> {
+          urls.add(url);
+          byte[] all = Files.readAllBytes(Path.of(folder, "published", url.substring(root.length())));
+          Files.write(Path.of(file), part(all, range));
+        };
+    InstalledRelease done = Releases.pull(latest, device, download, new ReleaseOptions());
+    same(done.version, "2");
+    same(urls.get(0), latest);
+    same(urls.get(1), root + "model/2/ways.json.zst");
+    require(done.changed && Files.exists(Path.of(done.path, "model.ptd")), "it is installed");
+    urls.clear();
+    require(!Releases.pull(latest, device, download, new ReleaseOptions()).changed, "nothing is new");
+    same(urls, List.of(latest));
+    ReleaseOptions none = new ReleaseOptions();
+    fails(BlobStoreException.Input.class, () -> Releases.pull("index.json", device, download, none), "not the URL of an index");
+    fails(
+        IOException.class,
+        () ->
+            Releases.pull(
+                latest,
+                device,
+                (url, range, file) -> {
+                  throw new IOException("offline");
+                },
+                none),
+        "offline");
+  }
+
+  private static byte[] part(byte[] all, String range) {
+    if (range.isEmpty()) {
+      return all;
     }
+    String[] ends = range.substring("bytes=".length()).split("-");
+    return Arrays.copyOfRange(all, Integer.parseInt(ends[0]), Integer.parseInt(ends[1]) + 1);
+  }
+
+  private static void download(Path server, Missing.Fetch one, String into) throws IOException {
+    byte[] all = part(Files.readAllBytes(server.resolve(one.url)), one.range);
     same((long) all.length, one.size);
     Files.write(Path.of(into, one.file), all);
   }

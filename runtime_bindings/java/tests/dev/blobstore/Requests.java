@@ -13,7 +13,6 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
-import java.util.function.Consumer;
 
 /**
  * {@code Requests FOLDER}, with the files that tests/llm/conftest.py writes. It prints a line for each text: the adapter,
@@ -40,53 +39,6 @@ final class Requests {
     end();
   }
 
-  /** A runner over a method: letters and digits are tokens, and the likeliest comes next. */
-  private static final class LetterRunner implements TextRunner {
-    private static final String LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-
-    private final Method forward;
-    private long position = 0;
-    private boolean stopped = false;
-    boolean loaded = false;
-
-    LetterRunner(Method forward) {
-      this.forward = forward;
-    }
-
-    @Override
-    public void load() {
-      loaded = true;
-    }
-
-    @Override
-    public void reset() {
-      position = 0;
-    }
-
-    @Override
-    public void stop() {
-      stopped = true;
-    }
-
-    @Override
-    public void generate(String prompt, Consumer<String> onToken) {
-      stopped = false;
-      long[] tokens = prompt.chars().mapToLong(LETTERS::indexOf).toArray();
-      for (int made = 0; made < TOKENS && !stopped; ++made) {
-        Tensor read = Tensor.of(tokens, 1, tokens.length);
-        float[] logits = forward.execute(read, Tensor.of(new long[] {position}, 1)).tensor(0).floats();
-        position += tokens.length;
-        int begin = logits.length - LETTERS.length();
-        int best = 0;
-        for (int i = 1; i < LETTERS.length(); ++i) {
-          best = logits[begin + i] > logits[begin + best] ? i : best;
-        }
-        tokens = new long[] {best};
-        onToken.accept(LETTERS.substring(best, best + 1));
-      }
-    }
-  }
-
   private Runners open(int count, List<AutoCloseable> kept) {
     List<LetterRunner> runners = new ArrayList<>();
     List<BlobCache> caches = new ArrayList<>();
@@ -96,11 +48,11 @@ final class Requests {
         try (Program program = Program.load(folder + "live/model.pte", caches.get(i))) {
           Method forward = program.loadMethod("forward");
           kept.add(forward);
-          runners.add(new LetterRunner(forward));
+          runners.add(new LetterRunner(forward, TOKENS));
         }
       }
       Runners made = Runners.of(runners, caches, OptionalDouble.empty());
-      require(runners.stream().allMatch(one -> one.loaded), "a runner was not loaded");
+      require(runners.stream().allMatch(LetterRunner::isLoaded), "a runner was not loaded");
       made.setAdapter("one", folder + "one.ptd");
       made.setAdapter("two", folder + "two.ptd");
       return made;
