@@ -1,8 +1,9 @@
-"""The application of examples/llm, from two adapters of PEFT to a release and a kill (L1, L3, T1, F1)."""
+"""The applications of examples/llm, from two adapters of PEFT to a release and a kill (L1, L3, T1, F1, N1)."""
 
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 import sys
@@ -20,15 +21,18 @@ from blobstore.adapters import AdapterTags
 from blobstore.releases import publish
 from blobstore.runtime import BlobCache
 from blobstore.training import lower_training
+from tests import native_build
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.letters import MODEL, TOKENS
 from tests.llm.test_training import LENGTH, RATE, STEPS, module, rotated
+from tests.native_build import ROOT
 from tests.releases.server import serving
+from tests.runtime.application import build
 
 pytestmark = pytest.mark.long
 
-APP = Path(__file__).parents[2] / "examples" / "llm" / "app.py"
+EXAMPLES, RUNNERS = ROOT / "examples" / "llm", ROOT / "tests" / "llm" / "runners"
 TEXT = "tobeornottobethat"
 SEEDS = {"one": 3, "two": 4}
 
@@ -67,15 +71,53 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def in_python(folder: Path, adapters: list[str]) -> list[str]:
+    """The command of the application for a device and a server, whose places are `DEVICE` and `URL`."""
+    options = [f"--adapter={one}" for one in adapters]
+    return [sys.executable, "-W", "ignore", str(EXAMPLES / "app.py"), "DEVICE", "--from", "URL", *options]
+
+
+def in_cpp(folder: Path, adapters: list[str]) -> list[str]:
+    """With the runner of the tests in place of ExecuTorch's, as in Java."""
+    return [str(build(RUNNERS, "requests_with_adapters").parent / "app"), "DEVICE", "URL", *adapters]
+
+
+def in_java(folder: Path, adapters: list[str]) -> list[str]:
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    with native_build.folder("native-tests") as directory:
+        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests")
+        jars = ("blobstore.jar", "blobstore_java_tests.jar", str(folder))
+        command = native_build.java(directory / "java", "-Xcheck:jni", jars=jars)
+    path = command[command.index("-cp") + 1]
+    native_build.run(
+        "javac", "-Xlint:all", "-Werror", "-cp", path, "-d", folder, EXAMPLES / "App.java", RUNNERS / "LetterApp.java"
+    )
+    return [*command, "LetterApp", "DEVICE", "URL", *adapters]
+
+
+APPS = {"app.py": in_python, "app.cpp": in_cpp, "App.java": in_java}
+
+
+@pytest.fixture(scope="module", params=APPS)
+def command(request: pytest.FixtureRequest, adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("app")
+    return APPS[request.param](folder, [f"{name}={adapters / name}" for name in SEEDS])
+
+
 class Running:
     """The application as a process."""
 
-    def __init__(self, device: Path, url: str, adapters: Path) -> None:
-        command = [sys.executable, "-W", "ignore", str(APP), str(device), "--from", url]
-        command += [f"--adapter={name}={adapters / name}" for name in SEEDS]
+    def __init__(self, command: list[str], device: Path, url: str) -> None:
         self.log = device.with_suffix(".log").open("wb")
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=APP.parents[2]
+            [{"DEVICE": str(device), "URL": url}.get(part, part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            cwd=ROOT,
+            env=native_build.ENVIRONMENT,
         )
 
     def __call__(self, command: str) -> str:
@@ -88,9 +130,9 @@ class Running:
 
 
 @contextmanager
-def running(device: Path, url: str, adapters: Path) -> Iterator[Running]:
+def running(command: list[str], device: Path, url: str) -> Iterator[Running]:
     """The application until it is killed."""
-    app = Running(device, url, adapters)
+    app = Running(command, device, url)
     try:
         yield app
     finally:
@@ -130,7 +172,7 @@ def newer(files: Path, folder: Path) -> Path:
     return folder
 
 
-def test_users_training_a_release_and_a_kill(files: Path, adapters: Path, tmp_path: Path) -> None:
+def test_users_training_a_release_and_a_kill(command: list[str], files: Path, tmp_path: Path) -> None:
     """Every answer is that of eager PyTorch with the weights that should be there."""
     releases, device = tmp_path / "releases", tmp_path / "device"
     publish(files, releases, name="llama", version="1")
@@ -139,13 +181,21 @@ def test_users_training_a_release_and_a_kill(files: Path, adapters: Path, tmp_pa
     texts = [said(first["one"], "once"), said(second["one"], "once"), said(trained, "once")]
     assert len(set(texts)) == 3
     with serving(releases) as server:
-        with running(device, f"{server.url}/llama/latest/index.json", adapters) as app:
+        url = f"{server.url}/llama/latest/index.json"
+        with running(command, device, url) as app:
             assert app("ask one once | two hello") == f"{texts[0]} | {said(first['two'], 'hello')}"
             publish(newer(files, tmp_path / "newer"), releases, name="llama", version="2")
             assert app("update") == "2"
             assert app("ask one once | two hello") == f"{texts[1]} | {said(second['two'], 'hello')}"
             assert app(f"train one {TEXT}").startswith("one ")
             assert app("ask one once | two hello") == f"{texts[2]} | {said(second['two'], 'hello')}"
-        with running(device, f"{server.url}/llama/latest/index.json", adapters) as app:
+        with running(command, device, url) as app:
             assert app("ask one once | two hello") == f"{texts[2]} | {said(second['two'], 'hello')}"
-    assert len(APP.read_text(encoding="utf-8").splitlines()) <= 115
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_it_has_about_a_hundred_lines(name: str) -> None:
+    """Without blank lines, comments and imports."""
+    text = re.sub(r'"""(?s:.*?)"""|/\*(?s:.*?)\*/', "", (EXAMPLES / name).read_text(encoding="utf-8"))
+    others = re.compile(r"\s*(?://.*|#.*|import .*|from .*)?")
+    assert len([line for line in text.splitlines() if not others.fullmatch(line)]) <= 115

@@ -16,6 +16,7 @@ struct GenerationConfig {
   int32_t max_new_tokens = -1;
   int32_t num_bos = 0;
   int32_t num_eos = 0;
+  float temperature = 0.8f; // not used
 };
 
 class LetterRunner {
@@ -23,6 +24,17 @@ class LetterRunner {
   using Error = executorch::runtime::Error;
 
   LetterRunner(const std::string& program, const std::string& data) : module_(program, data) {}
+
+  /// The tokens of a text; fewer than it has letters if one is no token.
+  static std::vector<int64_t> encode(const std::string& text) {
+    std::vector<int64_t> tokens;
+    for (const char letter : text) {
+      if (const size_t token = kLetters.find(letter); token != std::string::npos) {
+        tokens.push_back(static_cast<int64_t>(token));
+      }
+    }
+    return tokens;
+  }
 
   Error load() { return module_.load_method("forward"); }
   void reset() { position_ = 0; }
@@ -32,13 +44,9 @@ class LetterRunner {
       const std::string& prompt,
       const GenerationConfig& config,
       const std::function<void(const std::string&)>& on_token) {
-    std::vector<int64_t> tokens;
-    for (const char letter : prompt) {
-      const size_t token = kLetters.find(letter);
-      if (token == std::string::npos) {
-        return Error::InvalidArgument;
-      }
-      tokens.push_back(static_cast<int64_t>(token));
+    std::vector<int64_t> tokens = encode(prompt);
+    if (tokens.size() != prompt.size()) {
+      return Error::InvalidArgument;
     }
     if (position_ + static_cast<int64_t>(tokens.size()) + config.max_new_tokens > kContext) {
       return Error::InvalidArgument;
