@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import zstandard
 
 from blobstore import open_ptd, save_file
@@ -14,6 +17,22 @@ from blobstore.releases import Patience
 
 NOW = Patience(attempts=3, pause=lambda seconds: None)
 Weights = dict[str, np.ndarray]
+
+
+def published_once(publish_all: Callable[[Path], object]) -> Any:
+    """A fixture: the folder `releases` that a function makes in a folder. It is called once, and each test has a copy of all
+    that it wrote, in its `tmp_path`."""
+
+    made: list[Path] = []
+
+    def releases(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        if not made:
+            publish_all(folder := tmp_path_factory.mktemp("published"))
+            made.append(folder)
+        shutil.copytree(made[0], tmp_path, dirs_exist_ok=True)
+        return tmp_path / "releases"
+
+    return pytest.fixture(releases)
 
 
 def weights(seed: int = 0, layers: int = 6, size: int = 128) -> Weights:

@@ -16,18 +16,17 @@ import pytest
 
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
 from blobstore.releases import Release, publish, pull
-from tests.releases.models import found, inputs, same, spoil, weights, write_ways
+from tests.releases.models import found, inputs, published_once, same, spoil, weights, write_ways
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@published_once
+def releases(folder: Path) -> None:
     """Version 1, and two more with one more blob each."""
-    root, tensors = tmp_path / "releases", weights()
-    publish(inputs(tmp_path / "in", tensors), root, name="a", version="1")
+    root, tensors = folder / "releases", weights()
+    publish(inputs(folder / "in", tensors), root, name="a", version="1")
     for version in (2, 3):
         tensors[f"new{version}"] = np.arange(50_000 * version, dtype=np.float32)
-        publish(inputs(tmp_path / "in", tensors), root, name="a", version=str(version))
-    return root
+        publish(inputs(folder / "in", tensors), root, name="a", version=str(version))
 
 
 def damaged(device: Path) -> list[str]:

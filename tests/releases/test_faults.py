@@ -19,14 +19,18 @@ from blobstore.releases.index.index import Object
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.registry import _Upload
-from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.models import NOW, found, inputs, published_once, same, weights
 from tests.releases.server import Server, is_object, serving
 
 
+@published_once
+def releases(folder: Path) -> None:
+    publish(inputs(folder / "in", weights()), folder / "releases", name="a", version="1", plain=True)
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1", plain=True)
-    with serving(tmp_path / "releases") as server:
+def server(releases: Path) -> Iterator[Server]:
+    with serving(releases) as server:
         yield server
 
 

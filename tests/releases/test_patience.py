@@ -29,7 +29,7 @@ from blobstore.errors import ServerBusyError, TransferError
 from blobstore.releases import Patience, publish, pull
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, WrongAnswerError
-from tests.releases.models import inputs, weights
+from tests.releases.models import inputs, published_once, weights
 from tests.releases.server import Server, serving
 from tests.releases.wire import free_port
 
@@ -49,10 +49,14 @@ class Time:
         return Patience(pause=self.pause, clock=lambda: self.now, **options)
 
 
+@published_once
+def releases(folder: Path) -> None:
+    publish(inputs(folder / "in", weights(layers=2, size=16)), folder / "releases", name="a", version="1")
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    publish(inputs(tmp_path / "in", weights(layers=2, size=16)), tmp_path / "releases", name="a", version="1")
-    with serving(tmp_path / "releases") as server:
+def server(releases: Path) -> Iterator[Server]:
+    with serving(releases) as server:
         yield server
 
 

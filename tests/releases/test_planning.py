@@ -22,7 +22,7 @@ from blobstore.releases import Plan, commit, gc, plan, publish, pull
 from blobstore.releases.index.index import Object
 from blobstore.releases.sources.fetched import FetchedSource, fetched_name
 from blobstore.releases.sources.source import Found
-from tests.releases.models import NOW, found, inputs, same, spoil, weights
+from tests.releases.models import NOW, found, inputs, published_once, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.test_registry import keys
 
@@ -33,15 +33,19 @@ def changed() -> dict[str, np.ndarray]:
     return tensors
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@published_once
+def releases(folder: Path) -> None:
     """Versions 1 to 3: a first one, a layer changed, and a small file changed."""
-    root = tmp_path / "releases"
-    publish(inputs(tmp_path / "in", weights()), root, name="a", version="1", plain=True)
-    publish(inputs(tmp_path / "in", changed()), root, name="a", version="2", plain=True)
-    (tmp_path / "in/tokenizer/0.json").write_text("other")
-    publish(tmp_path / "in", root, name="a", version="3", plain=True)
-    with serving(root) as server:
+    root = folder / "releases"
+    publish(inputs(folder / "in", weights()), root, name="a", version="1", plain=True)
+    publish(inputs(folder / "in", changed()), root, name="a", version="2", plain=True)
+    (folder / "in/tokenizer/0.json").write_text("other")
+    publish(folder / "in", root, name="a", version="3", plain=True)
+
+
+@pytest.fixture
+def server(releases: Path) -> Iterator[Server]:
+    with serving(releases) as server:
         yield server
 
 

@@ -19,28 +19,19 @@ from blobstore.cli.app import app
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Pulled, gc, plan, publish, pull
 from blobstore.releases.sources.caching import cache_control
-from tests.releases.models import NOW, found, inputs, same, spoil, weights
+from tests.releases.models import NOW, found, inputs, published_once, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.wire import needs_nginx, nginx, wire_to
 
 LATEST = "a/latest/index.json"
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions 1 to 3."""
-    folder = tmp_path_factory.mktemp("published")
+@published_once
+def releases(folder: Path) -> None:
+    """Versions 1 to 3, and beside them what was published last."""
     for number in (1, 2, 3):
         content = inputs(folder / "in", weights(number, layers=2, size=32))
         publish(content, folder / "releases", name="a", version=str(number))
-    return folder
-
-
-@pytest.fixture
-def releases(published: Path, tmp_path: Path) -> Path:
-    """A copy of versions 1 to 3, and beside it what was published last."""
-    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "releases"
 
 
 @pytest.fixture

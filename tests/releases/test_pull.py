@@ -22,21 +22,20 @@ from blobstore.releases.index.index import Index, schema
 from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import Ways
 from tests.interruptions import forked
-from tests.releases.models import NOW, found, inputs, read_ways, same, weights
+from tests.releases.models import NOW, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@published_once
+def releases(folder: Path) -> None:
     """Versions 1 to 3: a first one, one layer changed and one new, and one small file changed."""
-    root, tensors = tmp_path / "releases", weights()
-    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="1")
+    root, tensors = folder / "releases", weights()
+    publish(inputs(folder / "in", tensors, files=20), root, name="assistant", version="1")
     tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
     tensors["new"] = np.arange(50_000, dtype=np.float32)
-    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="2")
-    (tmp_path / "in/tokenizer/0.json").write_text("other")
-    publish(tmp_path / "in", root, name="assistant", version="3")
-    return root
+    publish(inputs(folder / "in", tensors, files=20), root, name="assistant", version="2")
+    (folder / "in/tokenizer/0.json").write_text("other")
+    publish(folder / "in", root, name="assistant", version="3")
 
 
 def expected() -> dict[str, np.ndarray]:

@@ -21,15 +21,14 @@ import pytest
 
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Patience, gc, publish, pull, push
-from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.models import NOW, found, inputs, published_once, same, weights
 from tests.releases.server import Server, is_object, serving
 from tests.waiting import SECONDS, until
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
-    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
-    return tmp_path / "releases"
+@published_once
+def releases(folder: Path) -> None:
+    publish(inputs(folder / "in", weights()), folder / "releases", name="a", version="1")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from blobstore.errors import PoolError, ReleaseError
 from blobstore.pool import Pool
 from blobstore.pool.codec import check_encoding
 from blobstore.releases import gc, publish, pull, sweep
-from tests.releases.models import NOW, Weights, found, inputs, read_ways, same, weights
+from tests.releases.models import NOW, Weights, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
 
@@ -28,13 +28,12 @@ def version(number: int) -> Weights:
     return {**tensors, "own": rng.standard_normal(3000).astype(np.float32)}
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@published_once
+def releases(folder: Path) -> None:
     """Versions 1 to 4."""
     for number in range(1, 5):
-        inputs(tmp_path / "in", version(number), files=1)
-        publish(tmp_path / "in", tmp_path / "releases", name="a", version=str(number))
-    return tmp_path / "releases"
+        inputs(folder / "in", version(number), files=1)
+        publish(folder / "in", folder / "releases", name="a", version=str(number))
 
 
 def nbytes(releases: Path) -> int:

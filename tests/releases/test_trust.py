@@ -36,7 +36,7 @@ from blobstore.releases.sources.oci_layout import LayoutTarget
 from blobstore.releases.sources.registry import RegistrySource
 from blobstore.releases.sources.source import read_small
 from blobstore.releases.sources.trust import check_signature, sign
-from tests.releases.models import inputs, read_ways, weights, write_ways
+from tests.releases.models import inputs, published_once, read_ways, weights, write_ways
 from tests.releases.server import serving
 
 DATA = b"an index"
@@ -51,11 +51,10 @@ def keys(folder: Path, curve: ec.EllipticCurve, name: str = "key") -> tuple[Path
     return private, public, key
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@published_once
+def releases(folder: Path) -> None:
     """Version 1, which is not signed."""
-    publish(inputs(tmp_path / "in", weights(layers=2)), tmp_path / "releases", name="a", version="1")
-    return tmp_path / "releases"
+    publish(inputs(folder / "in", weights(layers=2)), folder / "releases", name="a", version="1")
 
 
 @pytest.fixture
