@@ -26,7 +26,7 @@ test-all: $(VENV)/.runtime ## run the tests, without the native and the slow one
 test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow
 
-bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
+bench: $(VENV)/.runtime $(VENV)/.extra-bench ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks $(ARGUMENTS)
 
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
@@ -39,7 +39,7 @@ pictures: $(VENV)/.runtime $(VENV)/.extra-pictures ## draw the pictures in docs/
 	$(RUN) -m examples.demo demo-output
 	$(RUN) -m benchmarks.pictures $(ARGUMENTS)
 
-native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems; link the library in all forms
+native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems; link the library in all forms, and look for names that are defined twice
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms here
 	$(RUN) -m pytest -m native tests/runtime
 
@@ -49,8 +49,8 @@ aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-li
 compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS, musl and, with BIONIC=DIR, Android; see it refuse others
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile "$(BIONIC)"
 
-sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
-	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
+sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers
+	$(RUN) -W ignore -m runtime_bindings.tests.sanitize $(ARGUMENTS)
 
 SECONDS ?= 600
 fuzz: $(VENV)/.runtime $(VENV)/.extra-fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang

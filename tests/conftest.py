@@ -30,8 +30,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 lowering_speed.install()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with long tests come first, so that no worker is left alone with one at the end."""
+    """Cases of `slow_for` are slow. Modules with long tests come first, so that no worker is left alone with one at the end."""
+    for item in items:
+        marker = item.get_closest_marker("slow_for")
+        if marker is not None and isinstance(item, pytest.Function) and item.callspec.id in marker.args:
+            item.add_marker("slow")
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)
 

@@ -153,6 +153,7 @@ def test_a_message_is_given_as_a_literal() -> None:
                 assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_type_checkers_see_it(tmp_path: Path) -> None:
     """As PEP 702 defines it."""

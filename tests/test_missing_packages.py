@@ -274,6 +274,7 @@ def says_what_is_missing(distribution: str, kind: str, how: str, written: str) -
     return bool(right) and (itself or any(distribution in OF_USERS[extra] for extra in extras))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "distribution",
     [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in OPTIONAL],

@@ -120,6 +120,7 @@ for line in {lines!r}:
     assert "NETWORK" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_importing_and_running_use_no_network(tmp_path: Path) -> None:
     """Everything that is public, with torch and executorch, and a program that runs."""

@@ -193,6 +193,7 @@ def cost(command: Sequence[Any], folder: Path) -> tuple[subprocess.CompletedProc
     return done, float(seconds), int(peak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "inspect", "diff", "verify", "convert", "delta", "dedup", "fuse"])
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_costs_little(name: str, command: str, bombs: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Build the C++ tests for the platforms of the library and run them where that is possible.
 
-    python -m runtime_bindings.tests.platforms here     this machine: other sizes of pages, and the code for systems
-                                                        that are not Linux
+    python -m runtime_bindings.tests.platforms here     this machine: other sizes of pages, the code for systems that are
+                                                        not Linux, and names that are defined twice
     python -m runtime_bindings.tests.platforms aarch64  Linux on aarch64, with a cross compiler and qemu
     python -m runtime_bindings.tests.platforms compile [BIONIC]
                                                         other systems: their compilers take all sources, and those that
@@ -38,10 +38,17 @@ REFUSED = {
 
 
 def here() -> None:
-    """Run the tests here, and once more as on systems that are not Linux."""
+    """Run the tests here, and once more as on systems that are not Linux; and link all of the library with GCC's link-time
+    optimization, which refuses two different definitions of one name."""
     with native_build.folder("native-tests") as folder:  # some were built there by tests/runtime/test_native_api.py
         test(folder, native_build.build_with_hooks)
     build_and_test(ROOT / "build" / "native-posix", "-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_POSIX_ONLY=ON")
+    options = ("-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_ODR=ON", "-DCMAKE_UNITY_BUILD=OFF")
+    built(
+        ROOT / "build" / "one-definition",
+        lambda folder: native_build.build_tests(folder, *options, targets=("cache_test",)),
+    )
+    say("definitions: no findings")
 
 
 def aarch64() -> None:
@@ -69,14 +76,18 @@ def build_and_test(folder: Path, *options: str) -> None:
 
 
 def test(folder: Path, build: Callable[[Path], None]) -> None:
+    built(folder, build)
+    if not native_build.ctest(folder):
+        sys.exit(1)
+
+
+def built(folder: Path, build: Callable[[Path], None]) -> None:
     if reason := native_build.missing():
         sys.exit(reason)
     try:
         build(folder)
     except AssertionError as error:
         sys.exit(str(error))
-    if not native_build.ctest(folder):
-        sys.exit(1)
 
 
 def compile_all(bionic: str = "") -> None:

@@ -96,6 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @given(files, st.booleans(), st.sampled_from(["1", "-1e308", "1e-320"]))
 @settings(max_examples=300)

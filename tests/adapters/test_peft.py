@@ -155,6 +155,7 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> Non
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params={"head_dim": 24})
 
 
+@pytest.mark.slow_for("delegated")
 @pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bool) -> None:

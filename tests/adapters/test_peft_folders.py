@@ -87,6 +87,7 @@ def test_a_folder_is_merged_and_taken_out(plain: Any, tmp_path: Path) -> None:
     assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
 def test_a_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool) -> None:

@@ -18,7 +18,7 @@ from tests.adapters.llama import RANK, TOKENS, executorch_llama, hf_llama, hf_lo
 from tests.adapters.nets import LoraLinear, adapter_of, lower_stock, write_peft
 from tests.models import quiet
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 PARAMS = {"dim": 32, "n_heads": 4, "use_hf_rope": True}
 TARGETS = ["q_proj", "v_proj", "up_proj"]

@@ -248,6 +248,7 @@ def raise_at(number, run):
     return lines >= number  # it came where Python cannot raise it, such as in a finalizer
 
 
+@pytest.mark.slow_for("group")
 @pytest.mark.long
 @pytest.mark.parametrize("job", ["group", "save"])
 def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job, quiet):

@@ -136,6 +136,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.slow_for("docs/language-models.md", "docs/pool.md", "docs/case-study.md")
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages())
 def test_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from blobstore.errors import InvalidFileError, MissingDependencyError
 from examples.demo import flow, models, run_demo
 from tests.native_build import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from examples.llm import answers
 from tests.llm.letters import TOKENS, eager
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def test_two_users_at_once(exported: Path, capfd: pytest.CaptureFixture[str]) -> None:

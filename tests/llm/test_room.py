@@ -67,6 +67,7 @@ def cache_of(target: Path) -> BlobCache:
     return BlobCache(target / "model_lora.ptd", base=BlobCache(target / "foundation.ptd"))
 
 
+@pytest.mark.slow
 def test_room_by_overrides(folder: Path, tmp_path: Path) -> None:
     """Until an adapter comes, the program is that of the checkpoint; then any adapter of PEFT that fits in (L1, L2)."""
     target = tmp_path / "out"

@@ -25,6 +25,7 @@ def step(application: Path, name: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_each_request_has_its_adapter(application: Path, exported: Path) -> None:
     one, heard, *others = step(application, "texts", exported)
     assert one == heard == eager("once", "one")

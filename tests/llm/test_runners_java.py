@@ -10,7 +10,7 @@ import pytest
 from tests import native_build
 from tests.llm.letters import eager
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def test_requests(exported: Path) -> None:

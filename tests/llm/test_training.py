@@ -131,6 +131,7 @@ def test_the_running_runner_speaks_with_what_was_trained(folder_of_training: Pat
     assert files(live)[1].exists()
 
 
+@pytest.mark.slow
 def test_a_quantized_program_learns_without_gradients(folder: Path, tmp_path: Path) -> None:
     """MeZO on the program that serves, with weights of 4 bits; another runner then says what the trained one says."""
     config = llama.config(folder, "a", tmp_path / "model.pte", adapter="one", quantized=True)

@@ -176,6 +176,7 @@ def run_stock(edge: Any, example: tuple[Tensor, ...]) -> Tensor:
         return program.load_method("forward").execute(list(example))[0].clone()
 
 
+@pytest.mark.slow_for("PT2E")
 @pytest.mark.parametrize("quantized", [False, True], ids=["float", "PT2E"])
 def test_the_examples_of_the_backend_page(quantized: bool, tmp_path: Path) -> None:
     """MobileNet V2, delegated as a whole, follows a fine-tune, also from a packed file (L1, U1, X1)."""

@@ -353,6 +353,7 @@ def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> No
         assert bytes(cache.get_data(key)) == expected.numpy().tobytes()
 
 
+@pytest.mark.slow_for("rows")
 @pytest.mark.parametrize("granularity", [PerGroup(32), PerAxis(0)], ids=["groups", "rows"])
 def test_four_bits(granularity: Granularity, tmp_path: Path) -> None:
     """torchao's tensors, integers, or floats; rows of even and odd length (U1, X1)."""

@@ -80,6 +80,7 @@ ADDED = "gone+child"
 """Its contents are there, but unused, and one of them is to be stored against a base that is unused."""
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("grace", [NEVER, 0.0])
 def test_a_collection_between_any_two_steps_of_adding(
@@ -105,6 +106,7 @@ def test_a_collection_between_any_two_steps_of_adding(
     assert outcomes == ({"added"} if grace else {"added", "given up"})
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first marks, the second deletes."""
@@ -121,6 +123,7 @@ def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch
         assert f"{ADDED}@2" in world.versions()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):
@@ -133,6 +136,7 @@ def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeyp
         world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is there or not; later collections leave nothing of it, and it can be added again."""
@@ -152,6 +156,7 @@ def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch
         assert world.place.stored_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):

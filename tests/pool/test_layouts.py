@@ -307,6 +307,7 @@ def forms() -> dict[str, tuple[dict[str, Array], bytes, int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", forms())
 def test_what_programs_make_of_a_weight(tmp_path: Path, form: str) -> None:
     model, content, most = forms()[form]
@@ -488,6 +489,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_programs_of_xnnpack_take_nearly_nothing_beside_their_checkpoint(lowered: Path, tmp_path: Path) -> None:
     weights = sum(value.numel() * 4 for value in Net().state_dict().values())

@@ -78,6 +78,7 @@ def test_a_series_gets_a_new_base_now_and_then(tmp_path_factory: pytest.TempPath
     assert 2 <= wholes(together(tmp_path_factory.mktemp("series"), series(seed, 30, "float16"))) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all they take no more than against the first one alone, and each that is a difference takes less."""

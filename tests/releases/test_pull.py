@@ -298,6 +298,7 @@ def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
     assert same(found(tmp_path / "elsewhere/current"), weights())
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_publish_that_was_killed_is_done_again(tmp_path: Path) -> None:
     """Before every call that changes a folder: what devices see is the release before or this one, and the next try goes

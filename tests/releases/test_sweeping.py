@@ -176,6 +176,7 @@ def test_a_device_with_an_old_list_of_ways_looks_again(releases: Path, tmp_path:
         assert asked == [None, "no-cache"]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(["publish", "drop", "sweep", "other"]), st.integers(0, 9)), max_size=12))

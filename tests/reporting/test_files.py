@@ -83,6 +83,7 @@ def test_xnnpack_stores_convolutions_channels_last(programs: dict[str, Path], lo
     assert finding.saves == weight.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_total_is_what_the_command_really_saves(lowered: Any, tmp_path: Path) -> None:
     """Two programs of one model; the report's command is run, and its promise compared."""

@@ -96,6 +96,7 @@ def check(cache: Path) -> None:
     assert as_json(cache=cache) == json.dumps(to_json(fresh))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

@@ -580,6 +580,7 @@ EVERYWHERE = [
 """Keys that lead to every view, and into each of six files and folders."""
 
 
+@pytest.mark.slow_for("extent1", "extent2", "extent3")
 @pytest.mark.long
 @pytest.mark.parametrize("extent", [(80, 24), (200, 50), (30, 10), (1, 1)])
 def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple[int, int]) -> None:

@@ -20,6 +20,7 @@ cache = BlobCache(path + ".ptd") if KNOWN else BlobCache()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True], ids=["keys missing", "keys there"])
 @pytest.mark.parametrize("name", BOMBS)
 def test_small_programs_cost_little(name: str, known: bool, tmp_path: Path) -> None:

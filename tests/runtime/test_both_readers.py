@@ -168,6 +168,7 @@ def test_any_byte_changed(tmp_path, seed):
     assert (accepted == 0) == (seed[-8:-1] in {b"BLOBMAN", b"BLOBEND"})
 
 
+@pytest.mark.slow
 def test_any_byte_changed_and_sealed_again(tmp_path, seed):
     """Single bytes."""
     path = tmp_path / "x.ptd"
@@ -180,6 +181,7 @@ def test_any_byte_changed_and_sealed_again(tmp_path, seed):
     assert accepted  # for example, a different letter in a key
 
 
+@pytest.mark.slow
 def test_any_word_changed_and_sealed_again(tmp_path, seed):
     """Single words, with values at the limits."""
     path = tmp_path / "x.ptd"

@@ -52,6 +52,7 @@ def folder_of(package: str) -> Path:
     return Path(spec.submodule_search_locations[0], "lib").resolve()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "lines"),
     [

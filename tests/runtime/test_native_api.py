@@ -50,6 +50,7 @@ def folder(tmp_path_factory: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["headers", "headers_without_exceptions"])
 def test_each_header_compiles_by_itself(target: str) -> None:
     """Without warnings, also with -fno-exceptions -fno-rtti (N3)."""

@@ -76,6 +76,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow_for("int8 per tensor", "static int8")
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_those_without_a_store(kind: str, tmp_path: Path) -> None:
     """When the file is built, when it is used, after an update, and when all is reverted (K1, K3)."""
@@ -285,6 +286,7 @@ def test_adapters_go_to_the_heap(tmp_path: Path) -> None:
     assert names and not any("lora" in name for name in names)
 
 
+@pytest.mark.slow
 def test_equal_integers_with_other_scales_do_not_meet(tmp_path: Path) -> None:
     """Two int8 models whose weights differ by a factor have equal integers, and other names in the file (K2)."""
     example, names, outputs = inputs(2, 3, 8, 8), [], []

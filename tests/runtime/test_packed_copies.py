@@ -100,6 +100,7 @@ def test_one_tensor_in_turn(copy: Copy) -> None:
         assert running() == plain()
 
 
+@pytest.mark.slow_for("static int8", "int8 per tensor")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer(kind: str, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def weights(seed: int) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in randomize(seeded(nets.MLP), seed).items() if name != "shift"}
 
 
+@pytest.mark.slow_for("static int8", "not packed", "convolutions")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
@@ -195,6 +196,7 @@ def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     assert store.stats.written == 3
 
 
+@pytest.mark.slow_for("-1.0", "inf", "nan")
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
 def test_scales_that_cannot_be_packed_are_refused(scale: float, tmp_path: Path) -> None:

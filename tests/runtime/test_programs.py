@@ -31,6 +31,7 @@ def mlp(tmp_path):
     return lowered, *load(lowered, tmp_path)
 
 
+@pytest.mark.slow_for("<lambda>5", "<lambda>6")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "make",
@@ -420,6 +421,7 @@ def test_metadata(tmp_path):
     assert "decode" in repr(method) and "prefill" in repr(program)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
 def test_import_order(first, tmp_path):

@@ -144,6 +144,7 @@ def lora_minilm(
     return {name: (one.before, one.after) for name, one in tuned.items()}
 
 
+@pytest.mark.slow
 def test_lora_minilm_of_one_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The example on the first layer of the encoder (D2)."""
     for before, after in lora_minilm(monkeypatch, tmp_path, layers=1, steps=12).values():

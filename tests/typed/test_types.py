@@ -146,6 +146,7 @@ def check(messages: Sequence[str], copy: Path, asked: int) -> None:
     assert not [message for message in messages if ": error: " in message]
 
 
+@pytest.mark.slow
 @each
 def test_everything_that_a_script_gets_has_a_type(checker: str, tmp_path: Path) -> None:
     copy, asked = revealed(SCRIPT, tmp_path)
@@ -171,6 +172,7 @@ def test_without_torch_arrays_have_types(checker: str, tmp_path: Path) -> None:
         check(run_pyright(copy, python, paths), copy, asked)
 
 
+@pytest.mark.slow_for("mypy")
 @each
 def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
     """Each line that has a mistake, and no other."""
@@ -181,6 +183,7 @@ def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 def test_the_script_runs(tmp_path: Path) -> None:
     """Its types are of something that works."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

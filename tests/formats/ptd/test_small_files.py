@@ -208,6 +208,7 @@ def peak_memory():
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("reader", [("blobstore", "open_ptd"), ("blobstore.runtime", "BlobCache")])
 @pytest.mark.parametrize("name", BOMBS)

@@ -72,6 +72,7 @@ def test_old_program_truncated_anywhere():
         _use(old[:length])
 
 
+@pytest.mark.slow_for("True")
 @pytest.mark.long
 @pytest.mark.parametrize("inline", [False, True])
 def test_every_bit_flipped(small, inline):

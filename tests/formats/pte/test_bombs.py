@@ -11,6 +11,7 @@ from tests.formats.pte.bombs import BOMBS, check_cost
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_small_programs_cost_little(name: str, tmp_path: Path) -> None:
     """Below 1 MB: at most 2 s and 300 MB, however often the program refers to the same bytes (R1)."""

@@ -184,6 +184,7 @@ def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: s
     check_again(tmp_path / "one.pte")
 
 
+@pytest.mark.slow_for("True-decoder", "False-decoder")
 @pytest.mark.long
 @pytest.mark.parametrize("make", [models.mlp, models.decoder, models.adapters], ids=["mlp", "decoder", "adapters"])
 @pytest.mark.parametrize("delegated", [False, True])
