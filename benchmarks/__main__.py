@@ -26,6 +26,7 @@ MODULES = (
     "training",
     "adapters",
     "packed",
+    "memory",
     "llm",
     "fuse",
     "releases",

@@ -34,13 +34,13 @@ _UPDATED = 128, 2048  # layers and their width, of the update of everything: 2 G
 
 def rows(folder: Path) -> Iterator[Row]:
     """Measure everything; `folder` is for files."""
-    layers = _lower(folder / "layers", "64 layers of 4 MiB", *_stack(_LAYERS))
+    layers = _lower(folder / "layers", "64 layers of 4 MiB", *stack(_LAYERS))
     yield from _starts(layers, at_256=True)
     yield from _start_of_stock(layers)
     yield from _verification(layers)
-    yield from _one_layer(layers, _lower_ours(folder / "four", *_stack(4)))
+    yield from _one_layer(layers, lower_ours(folder / "four", *stack(4)))
     for name, model, bits in (
-        ("the same in 4 bits", _stack(_LAYERS), 4),
+        ("the same in 4 bits", stack(_LAYERS), 4),
         ("MiniLM", _encoder(), 32),
         ("MiniLM in 4 bits", _encoder(), 4),
     ):
@@ -52,7 +52,7 @@ def rows(folder: Path) -> Iterator[Row]:
 
 
 @dataclass(frozen=True)
-class _Model:
+class Model:
     """A lowered model.
 
     Attributes:
@@ -87,9 +87,10 @@ class _Model:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def _stack(layers: int, width: int = _WIDTH) -> tuple[nn.Module, Tensor]:
+def stack(layers: int, width: int = _WIDTH, batch: int = 1) -> tuple[nn.Module, Tensor]:
+    """Linear layers, by default of 4 MiB each, and an input for them."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).eval(), torch.ones(1, width)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).eval(), torch.ones(batch, width)
 
 
 def _encoder() -> tuple[nn.Module, Tensor, Tensor]:
@@ -105,25 +106,25 @@ def _four_bits(module: nn.Module) -> None:
         quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)))
 
 
-def _lower(folder: Path, name: str, module: nn.Module, *inputs: Tensor, bits: int = 32) -> _Model:
+def _lower(folder: Path, name: str, module: nn.Module, *inputs: Tensor, bits: int = 32) -> Model:
     if bits == 4:
         _four_bits(module)
-    model = _lower_ours(folder, module, *inputs)
+    model = lower_ours(folder, module, *inputs)
     save(lower({"forward": (module, inputs)}), folder / "stock")
     return replace(model, name=name)
 
 
-def _lower_ours(folder: Path, module: nn.Module, *inputs: Tensor) -> _Model:
+def lower_ours(folder: Path, module: nn.Module, *inputs: Tensor) -> Model:
     """As an application gets it: with digests in the data files, so that no load has to read them."""
     program = lower({"forward": (module, inputs)}, partitioners=plugin, external_constants=lambda node: "model")
     save_programs({"model": program}, folder)
-    return _Model("", folder)
+    return Model("", folder)
 
 
 # ------------------------------------------------------------------------------------------------ starts
 
 
-def _starts(model: _Model, *, at_256: bool = False) -> Iterator[Row]:
+def _starts(model: Model, *, at_256: bool = False) -> Iterator[Row]:
     """What a start takes, with the files of both sides in the page cache."""
     own_file = model.folder / "stock.packed"
     build = _build(model)
@@ -167,7 +168,7 @@ def _share(work: str, nbytes: float, of: int, percent: float, more: str = "", be
     return Row(work, figure, f"at most {percent:g} %", share <= percent / 100)
 
 
-def _two_processes(model: _Model, packed: int) -> Iterator[Row]:
+def _two_processes(model: Model, packed: int) -> Iterator[Row]:
     files = model.folder / "model.pte", model.data, model.store
     with Application("ours", *files) as first, Application("ours", *files) as second:
         before = [one.pss() for one in (first, second)]
@@ -182,7 +183,7 @@ def _two_processes(model: _Model, packed: int) -> Iterator[Row]:
     yield _share("  two processes: the PSS of each in the file", max(shares), packed, 55, more)
 
 
-def _build(model: _Model) -> Row:
+def _build(model: Model) -> Row:
     """The load that builds, and leaves the store built."""
     ways: tuple[list[float], list[float]] = ([], [])
     target = model.folder / "written"
@@ -209,7 +210,7 @@ def _build(model: _Model) -> Row:
     return replace(row, figure=f"{row.figure}; maps of {file.mapped} of {file.entries} entries")
 
 
-def _steady(model: _Model) -> Row:
+def _steady(model: Model) -> Row:
     files = model.folder / "model.pte", model.data
     with Application("ours", *files, model.store) as ours, Application("ours", *files) as theirs:
         for one in (ours, theirs):
@@ -228,7 +229,7 @@ def _alternate(ours: Application, theirs: Application, calls: int) -> tuple[floa
     return median(seconds[0]), median(seconds[1])
 
 
-def _start_of_stock(model: _Model) -> Iterator[Row]:
+def _start_of_stock(model: Model) -> Iterator[Row]:
     """A program of the stock partitioner, on both sides the same file."""
     program, folder = model.folder / "stock" / "model.pte", model.folder / "packed-stock"
     start("ours", program, (), folder)
@@ -244,7 +245,7 @@ def _start_of_stock(model: _Model) -> Iterator[Row]:
 # ------------------------------------------------------------------------------------------------ verification
 
 
-def _verification(model: _Model) -> Iterator[Row]:
+def _verification(model: Model) -> Iterator[Row]:
     path = model.packed
     store = PackedStore(model.store)
 
@@ -271,7 +272,7 @@ def _verification(model: _Model) -> Iterator[Row]:
 class _Updates:
     """A program on a cache, and one of its layers, whose weight changes."""
 
-    def __init__(self, model: _Model, packed: bool) -> None:
+    def __init__(self, model: Model, packed: bool) -> None:
         self.store = PackedStore(model.store) if packed else None
         self.cache = BlobCache(model.data, packed=self.store)
         self.method = Program(model.folder / "model.pte", self.cache).method()
@@ -294,7 +295,7 @@ class _Updates:
         assert self.store.stats.written >= times and self.store.stats.repacked == 0, self.store.stats
 
 
-def _one_layer(large: _Model, small: _Model) -> Iterator[Row]:
+def _one_layer(large: Model, small: Model) -> Iterator[Row]:
     ours, handle = _Updates(large, packed=True), _Updates(large, packed=False)
     outputs = []
     for one in (ours, handle):
@@ -351,7 +352,7 @@ def _update_of_all(folder: Path) -> Iterator[Row]:
             True,
         )
         return
-    _lower_ours(folder, *_stack(*_UPDATED))
+    lower_ours(folder, *stack(*_UPDATED))
     build = (
         "from blobstore.runtime import *; import sys; f = sys.argv[1]; "
         "Program(f + '/model.pte', BlobCache(f + '/model.ptd', packed=PackedStore(f + '/packed'))).method(); print(0)"

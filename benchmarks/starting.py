@@ -46,6 +46,11 @@ class Process:
         )
         assert self._line() == "ready"
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 
@@ -81,9 +86,13 @@ class Application(Process):
     def __init__(self, how: str, program: Path, data: Sequence[Path] = (), packed: Path | None = None) -> None:
         super().__init__(_executable(), how, packed or "-", program, *data)
 
-    def load(self) -> float:
-        """Load the method; the seconds that it took."""
-        return float(self.ask("load"))
+    def load(self, read_ahead: int | None = None) -> float:
+        """Load the method; the seconds that it took.
+
+        Args:
+            read_ahead: how many bytes of packed weights to read ahead; None for the default.
+        """
+        return float(self.ask("load" if read_ahead is None else f"load {read_ahead}"))
 
     def run(self, times: int = 1) -> tuple[float, str]:
         """Call the method; the seconds of all calls together, and a digest of the outputs of the last one."""
@@ -93,6 +102,19 @@ class Application(Process):
     def write(self, source: Path, target: Path) -> float:
         """Write the bytes of a file to another one and sync it; the seconds."""
         return float(self.ask(f"write {source} {target}"))
+
+    def read(self, path: Path) -> float:
+        """Read the bytes of a file in order; the seconds."""
+        return float(self.ask(f"read {path}"))
+
+    def touch(self, path: Path) -> float:
+        """Map a file and read a byte of each cache line in order; the seconds."""
+        return float(self.ask(f"touch {path}"))
+
+    def read_from_disk(self) -> int:
+        """What this process has had the disk read so far, in bytes."""
+        text = Path(f"/proc/{self.pid}/io").read_text(encoding="ascii")
+        return int(dict(line.split(": ") for line in text.splitlines())["read_bytes"])
 
     def anonymous(self) -> int:
         """Memory that is in no file, in bytes."""
@@ -105,7 +127,7 @@ class Application(Process):
     def pss_of(self, path: Path) -> int:
         """The same, of a mapped file alone and of what was changed in its maps."""
         found, inside = 0, False
-        for line in Path(f"/proc/{self._process.pid}/smaps").read_text(encoding="utf-8").splitlines():
+        for line in Path(f"/proc/{self.pid}/smaps").read_text(encoding="utf-8").splitlines():
             if not line.split(" ", 1)[0].endswith(":"):  # the head of a map
                 inside = line.endswith(str(path))
             elif inside and line.startswith("Pss:"):
@@ -113,7 +135,7 @@ class Application(Process):
         return found
 
     def _memory(self, file: str, field: str) -> int:
-        text = Path(f"/proc/{self._process.pid}/{file}").read_text(encoding="ascii")
+        text = Path(f"/proc/{self.pid}/{file}").read_text(encoding="ascii")
         found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
         assert found, field
         return int(found[1]) << 10

@@ -7,9 +7,11 @@
 //
 // It does what the lines on standard input say, and prints one line for each:
 //
-//   load                    seconds
+//   load [BYTES]            seconds; with how many bytes to read ahead, if not the default
 //   run TIMES               seconds, and a digest of the outputs
 //   write SOURCE TARGET     seconds to write the bytes of a file that is mapped, and to wait until the disk has them
+//   read FILE               seconds to read the bytes of a file in order
+//   touch FILE              seconds to map a file and read a byte of each cache line in order
 
 #include <array>
 #include <chrono>
@@ -20,6 +22,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -86,7 +89,7 @@ void add(uint64_t& digest, const et::EValue& value) {
 class Start {
  public:
   virtual ~Start() = default;
-  virtual void load() = 0;
+  virtual void load(std::optional<uint64_t> read_ahead) = 0;
   virtual et::MethodMeta meta() = 0;
   virtual void run(const Values& inputs, uint64_t* digest) = 0;
 };
@@ -96,7 +99,7 @@ class Stock : public Start {
   Stock(std::string packed, std::string program, std::vector<std::string> data)
       : packed_(std::move(packed)), program_(std::move(program)), data_(std::move(data)) {}
 
-  void load() override {
+  void load(std::optional<uint64_t>) override {
     module_ = std::make_unique<Module>(program_, data_, Module::LoadMode::Mmap);
     if (packed_.empty()) {
       check(module_->load(), "the program");
@@ -143,8 +146,10 @@ class Ours : public Start {
   Ours(std::string packed, std::string program, std::vector<std::string> data)
       : packed_(std::move(packed)), program_(std::move(program)), data_(std::move(data)) {}
 
-  void load() override {
-    const auto store = packed_.empty() ? nullptr : blobstore::PackedStore::open(packed_);
+  void load(std::optional<uint64_t> read_ahead) override {
+    blobstore::PackedOptions options;
+    options.read_ahead = read_ahead.value_or(options.read_ahead);
+    const auto store = packed_.empty() ? nullptr : blobstore::PackedStore::open(packed_, options);
     const auto cache = blobstore::BlobCache::open(data_, blobstore::BlobCache::Mode::Private, nullptr, store);
     method_ = blobstore::Program::load(program_, cache)->load_method("forward");
     if (store != nullptr) {
@@ -172,20 +177,62 @@ class Ours : public Start {
   std::shared_ptr<blobstore::Method> method_;
 };
 
-void write(const std::string& from, const std::string& to) {
-  const int source = open(from.c_str(), O_RDONLY);
-  struct stat about{};
-  if (source < 0 || fstat(source, &about) != 0) {
-    fail(from + " cannot be read");
+/// A file that is open and mapped.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path) : descriptor(open(path.c_str(), O_RDONLY)) {
+    struct stat about{};
+    if (descriptor < 0 || fstat(descriptor, &about) != 0) {
+      fail(path + " cannot be read");
+    }
+    size = static_cast<size_t>(about.st_size);
+    void* const pages = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (pages == MAP_FAILED) {
+      fail(path + " cannot be mapped");
+    }
+    bytes = static_cast<const uint8_t*>(pages);
   }
-  const auto size = static_cast<size_t>(about.st_size);
-  void* bytes = mmap(nullptr, size, PROT_READ, MAP_SHARED, source, 0);
+  ~MappedFile() {
+    munmap(const_cast<uint8_t*>(bytes), size);
+    close(descriptor);
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const int descriptor;
+  size_t size = 0;
+  const uint8_t* bytes = nullptr;
+};
+
+void read(const std::string& path) {
+  const MappedFile file(path);
+  std::vector<uint8_t> piece(1 << 20);
+  ssize_t count = 0;
+  while ((count = ::read(file.descriptor, piece.data(), piece.size())) > 0) {
+  }
+  if (count < 0) {
+    fail(path + " cannot be read");
+  }
+}
+
+void touch(const std::string& path) {
+  const MappedFile file(path);
+  uint64_t sum = 0;
+  for (size_t at = 0; at < file.size; at += 64) {
+    sum += file.bytes[at];
+  }
+  static volatile uint64_t used;
+  used = sum;
+}
+
+void write(const std::string& from, const std::string& to) {
+  const MappedFile source(from);
   const int target = open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  if (bytes == MAP_FAILED || target < 0) {
+  if (target < 0) {
     fail(to + " cannot be written");
   }
-  for (size_t done = 0; done < size;) {
-    const ssize_t count = ::write(target, static_cast<const char*>(bytes) + done, size - done);
+  for (size_t done = 0; done < source.size;) {
+    const ssize_t count = ::write(target, source.bytes + done, source.size - done);
     if (count <= 0) {
       fail(to + " cannot be written");
     }
@@ -195,8 +242,6 @@ void write(const std::string& from, const std::string& to) {
     fail(to + " cannot be synced");
   }
   close(target);
-  munmap(bytes, size);
-  close(source);
 }
 
 void serve(Start& start) {
@@ -207,7 +252,9 @@ void serve(Start& start) {
     std::string command;
     words >> command;
     if (command == "load") {
-      std::printf("%.9f\n", seconds([&] { start.load(); }));
+      uint64_t bytes = 0;
+      const bool given = static_cast<bool>(words >> bytes);
+      std::printf("%.9f\n", seconds([&] { start.load(given ? std::optional(bytes) : std::nullopt); }));
       tensors = inputs_of(start.meta());
       inputs.assign(tensors.begin(), tensors.end());
     } else if (command == "run") {
@@ -224,6 +271,10 @@ void serve(Start& start) {
       std::string from, to;
       words >> from >> to;
       std::printf("%.9f\n", seconds([&] { write(from, to); }));
+    } else if (command == "read" || command == "touch") {
+      std::string path;
+      words >> path;
+      std::printf("%.9f\n", seconds([&] { command == "read" ? read(path) : touch(path); }));
     } else {
       fail("unknown command " + line);
     }

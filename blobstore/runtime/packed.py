@@ -17,6 +17,7 @@ from blobstore.runtime.native import as_count, decode_text, native, native_path
 __all__ = ["PackedFile", "PackedStats", "PackedStore", "as_packed"]
 
 DEFAULT_LIMIT = 4 << 30
+DEFAULT_READ_AHEAD = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -100,21 +101,33 @@ class PackedStore:
             the least recently used first. A file that is larger by itself is not written.
         verify: compare the file with its digests at every load. Otherwise only if it is new, or was changed since it was
             last compared.
+        read_ahead: how many bytes of packed weights that are not in memory a load asks the system to read, while the load
+            returns and the first call computes: of those of the method, the ones that a call needs first, and never more
+            than half of the memory that the process can have. With 0, pages are read when they are used.
 
     Attributes:
         folder: the absolute path.
-        limit: as given.
+        limit, read_ahead: as given.
 
     Raises:
         FileAccessError: the path is something else than a folder.
         OutputPathError: it ends like the path of a file, such as `.ptd`.
         UnsupportedDataError: `folder` is not a path.
+        InputError: `limit` or `read_ahead` is not an integer, or is out of range.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, limit: int = DEFAULT_LIMIT, verify: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        limit: int = DEFAULT_LIMIT,
+        verify: bool = False,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+    ) -> None:
         self.limit = as_count(limit, "the limit")
+        self.read_ahead = as_count(read_ahead, "read_ahead")
         check_folder_name(as_path(folder))
-        self._native: Any = native.PackedStore.open(native_path(folder), self.limit, bool(verify))
+        self._native: Any = native.PackedStore.open(native_path(folder), self.limit, bool(verify), self.read_ahead)
         self.folder = Path(os.fsdecode(self._native.folder))
 
     @property

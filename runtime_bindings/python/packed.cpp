@@ -66,15 +66,17 @@ void add_packed(nb::module_& module) {
   nb::class_<PackedStore>(module, "PackedStore")
       .def_static(
           "open",
-          [](const nb::bytes& folder, uint64_t limit, bool verify) {
+          [](const nb::bytes& folder, uint64_t limit, bool verify, uint64_t read_ahead) {
             PackedOptions options;
             options.limit = limit;
             options.verify = verify;
+            options.read_ahead = read_ahead;
             return PackedStore::open(to_string(folder), options);
           },
           "folder"_a,
           "limit"_a,
-          "verify"_a)
+          "verify"_a,
+          "read_ahead"_a)
       .def_prop_ro("folder", [](const PackedStore& store) { return to_bytes(store.folder()); })
       .def("stats", &stats)
       .def("list", &files<&PackedStore::list>)

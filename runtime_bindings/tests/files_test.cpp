@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -28,6 +31,7 @@
 #include "check.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"
+#include "os/read_ahead.h"
 
 namespace {
 
@@ -299,6 +303,67 @@ void test_killed_process() {
   CHECK(folder.left() == 0 && size_of(folder / "other.ptd") == 0);
 }
 
+/// How many pages of a file are in memory from each of some offsets on, without a hole.
+std::vector<size_t> in_memory(const std::string& path, const std::vector<size_t>& offsets) {
+  const blobstore::internal::File file(path, /*writable=*/false);
+  const blobstore::internal::Mapping map(file, 0, file.size(), blobstore::internal::Mapping::Kind::ReadOnly);
+  const size_t page = blobstore::internal::page_size();
+#if defined(__APPLE__)
+  std::vector<char> pages(map.length() / page);
+#else
+  std::vector<unsigned char> pages(map.length() / page);
+#endif
+  CHECK(mincore(map.pages(), map.length(), pages.data()) == 0);
+  std::vector<size_t> found;
+  for (const size_t offset : offsets) {
+    size_t end = offset / page;
+    while (end < pages.size() && (pages[end] & 1) != 0) {
+      ++end;
+    }
+    found.push_back(end * page - offset);
+  }
+  return found;
+}
+
+/// What is asked for is read, and nothing else: not what is in memory already, and not more than permitted.
+void test_read_ahead() {
+#if defined(__linux__)
+  const Folder folder;
+  const std::string path = folder / "large";
+  constexpr size_t kMib = size_t{1} << 20;
+  {
+    blobstore::internal::OutputFile out(path);
+    const std::vector<uint8_t> bytes(64 * kMib, 7);
+    out.write(bytes.data(), bytes.size());
+    out.commit();
+  }
+  const blobstore::internal::File file(path, /*writable=*/false);
+  const auto drop = [&] { CHECK(posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED) == 0); };
+  drop();
+  if (in_memory(path, {0})[0] != 0) {
+    return; // a file system in memory
+  }
+  using Sizes = std::vector<size_t>;
+  const auto becomes = [&](const Sizes& offsets, const Sizes& sizes) {
+    for (int i = 0; i < 6000 && in_memory(path, offsets) != sizes; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return in_memory(path, offsets) == sizes;
+  };
+  blobstore::internal::read_ahead(file, {{0, 64 * kMib}}, 0);
+  blobstore::internal::read_ahead(file, {}, 64 * kMib);
+  CHECK(becomes({0, 32 * kMib}, {0, 0}));
+  blobstore::internal::read_ahead(file, {{8 * kMib, kMib}, {32 * kMib, 8 * kMib}}, 6 * kMib);
+  CHECK(becomes({0, 8 * kMib, 32 * kMib, 48 * kMib}, {0, kMib, 5 * kMib, 0}));
+  // what is there does not count
+  blobstore::internal::read_ahead(file, {{8 * kMib, kMib}, {48 * kMib, 8 * kMib}}, 6 * kMib);
+  CHECK(becomes({0, 8 * kMib, 48 * kMib}, {0, kMib, 6 * kMib}));
+  drop();
+  blobstore::internal::read_ahead(file, {{0, 64 * kMib}}, UINT64_MAX);
+  CHECK(becomes({0}, {64 * kMib}));
+#endif
+}
+
 } // namespace
 
 int main() {
@@ -312,5 +377,6 @@ int main() {
   test_full_disk();
   test_folder_without_permission();
   test_killed_process();
+  test_read_ahead();
   return 0;
 }

@@ -145,6 +145,7 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         # arguments
         "folder": lambda: tmp_path / "packed",
         "limit": lambda: 1 << 20,
+        "read_ahead": lambda: 1 << 20,
         "packed": lambda: None,
         "BlobCache.paths": lambda: folder / "working.ptd",
         "base": lambda: (),

@@ -29,11 +29,12 @@ jobjectArray files(JNIEnv* env, const std::vector<PackedFile>& found) {
       .give();
 }
 
-jlong open(JNIEnv* env, jclass, jstring folder, jlong limit, jboolean verify) {
+jlong open(JNIEnv* env, jclass, jstring folder, jlong limit, jboolean verify, jlong read_ahead) {
   return guarded(env, [&] {
     PackedOptions options;
     options.limit = static_cast<uint64_t>(limit);
     options.verify = verify != JNI_FALSE;
+    options.read_ahead = static_cast<uint64_t>(read_ahead);
     return share(PackedStore::open(to_path(env, folder), options));
   });
 }
@@ -83,7 +84,7 @@ jobjectArray gc(JNIEnv* env, jclass, jlong store) {
 void add_packed(std::vector<JNINativeMethod>& functions) {
   functions.insert(
       functions.end(),
-      {function("openPacked", "(Ljava/lang/String;JZ)J", &open),
+      {function("openPacked", "(Ljava/lang/String;JZJ)J", &open),
        function("packedStats", "(J)Ldev/blobstore/PackedStats;", &stats),
        function("packedList", "(J)[Ldev/blobstore/PackedFile;", &list),
        function("packedVerify", "(J)[Ldev/blobstore/PackedFile;", &verify),

@@ -62,6 +62,17 @@ std::optional<Digest> id_of(
   return hasher.digest();
 }
 
+/// Where entries lie in their file: those next to each other are one part.
+void note_used(const std::vector<PackedUnit>& units, std::vector<FileRange>& used) {
+  for (const PackedUnit& unit : units) {
+    const uint64_t begin = unit.entry->offset;
+    if (used.empty() || begin != align_up(used.back().offset + used.back().size, page_size())) {
+      used.push_back({begin, 0});
+    }
+    used.back().size = begin + unit.entry->size - used.back().offset;
+  }
+}
+
 } // namespace
 
 /// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but
@@ -200,8 +211,15 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
   use_file(store, changes);
-  if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
-    write_through(names, weights);
+  if (recipe_->packed != nullptr) {
+    const std::vector<PackedUnit> units =
+        units_of(recipe_->payload.constants, names, weights, recipe_->packed->index());
+    if (load != nullptr) {
+      note_used(units, load->result.used);
+    }
+    if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
+      write_through(units);
+    }
   }
   const std::vector<size_t>& needed = changes ? weights : changed;
   const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
@@ -298,10 +316,9 @@ std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& uni
 }
 
 /// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
-void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& weights) {
+void Delegate::write_through(const std::vector<PackedUnit>& units) {
   const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
   const PackedLease& lease = *recipe_->packed;
-  const std::vector<PackedUnit> units = units_of(constants, names, weights, lease.index());
   const std::set<uint32_t> others = groups_to_repack(units);
   std::vector<bool> through(constants.size());
   for (const PackedUnit& unit : units) {

@@ -2,26 +2,73 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <string>
+#include <string_view>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "os/file.h"
 #include "os/system_text.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
 #if BLOBSTORE_LINUX
 
-std::optional<uint64_t> anonymous_memory() {
-  constexpr char kName[] = "\nRssAnon:";
-  const std::string status = system_text("/proc/self/status");
-  const size_t found = status.find(kName);
+namespace {
+
+/// A number of bytes in a file of lines such as "RssAnon:   1234 kB". @param name with what is before and behind it.
+std::optional<uint64_t> bytes_in(const std::string& path, std::string_view name) {
+  const std::string text = system_text(path);
+  const size_t found = text.find(name);
   if (found == std::string::npos) {
     return std::nullopt;
   }
-  return std::strtoull(status.c_str() + found + sizeof kName - 1, nullptr, 10) * 1024;
+  return std::strtoull(text.c_str() + found + name.size(), nullptr, 10) * 1024;
+}
+
+/// The least limit of a group and of those around it. @param root where the system shows the groups.
+uint64_t least_limit(const std::string& root, std::string group, const char* file) {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (bool more = true; more;) {
+    const std::string text = system_text(root + group + file);
+    if (!text.empty() && text[0] >= '0' && text[0] <= '9') { // and not "max"
+      least = std::min<uint64_t>(least, std::strtoull(text.c_str(), nullptr, 10));
+    }
+    more = !group.empty();
+    group.resize(more ? group.rfind('/') : 0);
+  }
+  return least;
+}
+
+} // namespace
+
+std::optional<uint64_t> anonymous_memory() {
+  return bytes_in("/proc/self/status", "\nRssAnon:");
+}
+
+uint64_t memory_for_files() {
+  uint64_t least = bytes_in("/proc/meminfo", "\nMemAvailable:").value_or(std::numeric_limits<uint64_t>::max());
+  const std::string groups = system_text("/proc/self/cgroup"); // "4:memory:/a/b" or, in version 2, "0::/a/b"
+  for (size_t begin = 0; begin < groups.size();) {
+    const size_t end = std::min(groups.find('\n', begin), groups.size());
+    const std::string line = groups.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t path = line.find(":/");
+    if (path == std::string::npos) {
+      continue;
+    }
+    const std::string kind = line.substr(0, path);
+    const std::string group = line.substr(path + 1);
+    if (kind == "0:") {
+      least = std::min(least, least_limit("/sys/fs/cgroup", group, "/memory.max"));
+    } else if (ends_with(kind, ":memory")) {
+      least = std::min(least, least_limit("/sys/fs/cgroup/memory", group, "/memory.limit_in_bytes"));
+    }
+  }
+  return least;
 }
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) {
@@ -58,6 +105,10 @@ std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) 
 
 std::optional<uint64_t> anonymous_memory() {
   return std::nullopt;
+}
+
+uint64_t memory_for_files() {
+  return std::numeric_limits<uint64_t>::max();
 }
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>&) {

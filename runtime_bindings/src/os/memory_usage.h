@@ -21,6 +21,10 @@ struct MemoryUsage {
 /// Memory of this process alone that no file is behind, in bytes; empty if this system cannot say.
 std::optional<uint64_t> anonymous_memory();
 
+/// How much memory this process can have for pages of files, in bytes: what the system can give, and no more than the
+/// limits of the groups (cgroup) that the process is in. The largest number if this system cannot say.
+uint64_t memory_for_files();
+
 /// Usage of these pages; empty if this system cannot say.
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges);
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <vector>
 
 #include <executorch/runtime/core/named_data_map.h>
 
@@ -18,6 +19,7 @@
 #include "format/constants.h"
 #include "format/digest.h"
 #include "format/text_hash.h"
+#include "os/read_ahead.h"
 #include "packed/packed_folder.h"
 
 namespace blobstore::internal {
@@ -77,6 +79,7 @@ struct LoadPlan {
 /// What came of one load, or of several with plans to build.
 struct LoadResult {
   bool refused = false; // a delegate had to be covered and was not
+  std::vector<FileRange> used; // of the plan's file, where the entries of the method lie
 
   // Of what was packed to `scratch`:
   std::set<Digest> covers; // the delegates that did

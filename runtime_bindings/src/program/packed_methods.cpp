@@ -123,6 +123,14 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
     }
     throw;
   }
+  // after the load, so that what it reads itself does not wait behind this
+  const uint64_t most = packed_->options().read_ahead;
+  if (plan.file != nullptr) {
+    read_ahead(plan.file->file(), result.used, most);
+  }
+  if (stock_covered) {
+    read_ahead(plan.stock_file->file(), {{0, plan.stock_file->size()}}, most);
+  }
   if (growth) {
     packed_->note_fallback(use.fallback.empty() ? kNotInCopies : use.fallback, growth->bytes());
   } else if (has_stock) {

@@ -127,7 +127,7 @@ final class Native {
   static native long mergedUndo(long merged);
 
   // native/packed.cpp
-  static native long openPacked(String folder, long limit, boolean verify);
+  static native long openPacked(String folder, long limit, boolean verify, long readAhead);
 
   static native PackedStats packedStats(long store);
 

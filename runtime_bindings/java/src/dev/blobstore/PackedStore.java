@@ -13,6 +13,9 @@ public final class PackedStore extends NativeObject {
   /** The size of all files together that {@link #open(String)} allows, in bytes. */
   public static final long DEFAULT_LIMIT = 4L << 30;
 
+  /** How much a load asks the system to read by default, in bytes. */
+  public static final long DEFAULT_READ_AHEAD = 256L << 20;
+
   private PackedStore(long pointer) {
     super(pointer);
   }
@@ -22,18 +25,31 @@ public final class PackedStore extends NativeObject {
     return open(folder, DEFAULT_LIMIT, false);
   }
 
+  /** As {@link #open(String, long, boolean, long)}, with the default of what is read ahead. */
+  public static PackedStore open(String folder, long limit, boolean verify) {
+    return open(folder, limit, verify, DEFAULT_READ_AHEAD);
+  }
+
   /**
    * Open a folder, which is made when the first file is written.
    *
    * @param limit the size of all files together, in bytes; files that no living process uses are removed to stay below.
    * @param verify compare the file with its digests at every load.
+   * @param readAhead how many bytes of packed weights that are not in memory a load asks the system to read, while the
+   *     load returns and the first call computes; never more than half of the memory that the process can have. With 0,
+   *     pages are read when they are used.
    * @throws BlobStoreException.FileAccess the path exists and is not a folder.
    */
-  public static PackedStore open(String folder, long limit, boolean verify) {
-    if (limit < 0) {
-      throw new IllegalArgumentException("limit is " + limit + ", which is negative");
+  public static PackedStore open(String folder, long limit, boolean verify, long readAhead) {
+    notNegative("limit", limit);
+    notNegative("readAhead", readAhead);
+    return new PackedStore(Native.openPacked(folder, limit, verify, readAhead));
+  }
+
+  private static void notNegative(String what, long number) {
+    if (number < 0) {
+      throw new IllegalArgumentException(what + " is " + number + ", which is negative");
     }
-    return new PackedStore(Native.openPacked(folder, limit, verify));
   }
 
   /** What happened through this object in this process. */

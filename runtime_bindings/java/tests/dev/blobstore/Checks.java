@@ -597,6 +597,7 @@ final class Checks {
     }
     fails(BlobStoreException.FileAccess.class, () -> PackedStore.open(folder + "plain.ptd"));
     fails(IllegalArgumentException.class, () -> PackedStore.open(store, -1, false));
+    fails(IllegalArgumentException.class, () -> PackedStore.open(store, 1, false, -1));
   }
 
   private void training() {
