@@ -211,16 +211,7 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
   use_file(store, changes);
-  if (recipe_->packed != nullptr) {
-    const std::vector<PackedUnit> units =
-        units_of(recipe_->payload.constants, names, weights, recipe_->packed->index());
-    if (load != nullptr) {
-      note_used(units, load->result.used);
-    }
-    if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
-      write_through(units);
-    }
-  }
+  use_entries(load, names, weights);
   const std::vector<size_t>& needed = changes ? weights : changed;
   const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
   if (!id || lost) {
@@ -285,6 +276,20 @@ void Delegate::use_file(const std::shared_ptr<PackedFolder>& store, bool changes
     recipe_->pages = PackedPages::of(foundation.shared_from_this(), store, recipe_->packed);
   }
   recipe_->path = recipe_->pages != nullptr ? recipe_->pages->path() : recipe_->packed->path();
+}
+
+/// Note which entries of that file the load takes, and let them follow the cache.
+void Delegate::use_entries(const LoadScope* load, const BlobNames& names, const std::vector<size_t>& weights) {
+  if (recipe_->packed == nullptr) {
+    return;
+  }
+  const std::vector<PackedUnit> units = units_of(recipe_->payload.constants, names, weights, recipe_->packed->index());
+  if (load != nullptr) {
+    note_used(units, load->result.used);
+  }
+  if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
+    write_through(units);
+  }
 }
 
 /// The groups of constants that need a new handle when they change: not all of what is packed together can be written

@@ -71,6 +71,7 @@ class Delegate final : private ForkAware {
   void use_file(const std::shared_ptr<PackedFolder>& store, bool changes);
   void learn(const LoadScope* load) const;
   std::set<uint32_t> groups_to_repack(const std::vector<PackedUnit>& units) const;
+  void use_entries(const LoadScope* load, const BlobNames& names, const std::vector<size_t>& weights);
   void write_through(const std::vector<PackedUnit>& units);
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,

@@ -9,9 +9,9 @@
 namespace blobstore::internal {
 namespace {
 
-/// Linux reads no more for one request than the readahead of the device or its largest transfer, which are rarely both
-/// smaller.
-constexpr uint64_t kRequest = uint64_t{512} << 10;
+/// Linux reads no more for one request than the larger one of the device's readahead, 128 KiB by default, and its
+/// largest transfer.
+constexpr uint64_t kRequest = uint64_t{128} << 10;
 /// A part of this size is taken to be in memory if its first page is: to look at each page of a large file that is in
 /// memory takes longer than to load it.
 constexpr uint64_t kPart = uint64_t{4} << 20;
