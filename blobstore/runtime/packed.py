@@ -17,7 +17,7 @@ from blobstore.runtime.native import as_count, decode_text, native, native_path
 __all__ = ["PackedFile", "PackedStats", "PackedStore", "as_packed"]
 
 DEFAULT_LIMIT = 4 << 30
-DEFAULT_READ_AHEAD = 32 << 20
+DEFAULT_READ_AHEAD = 16 << 20
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,18 @@ def _in_memory(path: Path) -> np.ndarray:
     return found & 1 == 1
 
 
+def _drop(path: Path) -> None:
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @pytest.fixture
 def packed(large: Path, tmp_path: Path) -> Path:
     """A folder with a file of packed weights, of 16 MiB, that is not in memory."""
     for _ in range(2):  # the second load verifies what the first one wrote
         packed_files.run_child(folder=large, sizes=[1, 1024], packed=tmp_path)
     path = packed_files.only(tmp_path)
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    _drop(path)
     if _in_memory(path).any():
         pytest.skip("this file system keeps files in memory")
     return tmp_path
@@ -68,17 +72,16 @@ def test_a_load_reads_as_many_bytes_ahead_as_it_may(large: Path, packed: Path, n
     assert store.read_ahead == nbytes and (store.stats.hits, store.stats.fallbacks) == (1, 0)
 
 
-def test_by_default_all_weights_are_read(large: Path, packed: Path) -> None:
-    """If memory permits it: the file has less than the default."""
+def test_a_budget_above_the_weights_reads_all_of_them(large: Path, packed: Path) -> None:
+    """Up to the last entry."""
     path = packed_files.only(packed)
-    entries = packed_files.read(path).entries
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    end = max(entry.offset + entry.size for entry in entries)
-    assert end < PackedStore(packed).read_ahead == DEFAULT_READ_AHEAD
-    method = Program(large / "model.pte", BlobCache(large / "model.ptd", packed=packed)).method()
+    end = max(entry.offset + entry.size for entry in packed_files.read(path).entries)
+    _drop(path)
+    store = PackedStore(packed, read_ahead=2 * end)
+    method = Program(large / "model.pte", BlobCache(large / "model.ptd", packed=store)).method()
     waiting.until(lambda: _in_memory(path)[: end // mmap.PAGESIZE].all())
     assert method is not None
+    assert PackedStore(packed).read_ahead == DEFAULT_READ_AHEAD
 
 
 _LOAD = """

@@ -35,7 +35,7 @@ struct PackedOptions {
   /// How many bytes of packed weights a load asks the system to read that are not in memory, in bytes. They are read
   /// while the load returns and the first call computes. Of the packed weights of the method, those that a call needs
   /// first; never more than half of the memory that the process can have. With 0, pages are read when they are used.
-  uint64_t read_ahead = uint64_t{32} << 20;
+  uint64_t read_ahead = uint64_t{16} << 20;
 };
 
 /// A file of a packed store.

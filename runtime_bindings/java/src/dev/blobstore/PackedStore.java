@@ -14,7 +14,7 @@ public final class PackedStore extends NativeObject {
   public static final long DEFAULT_LIMIT = 4L << 30;
 
   /** How much a load asks the system to read by default, in bytes. */
-  public static final long DEFAULT_READ_AHEAD = 32L << 20;
+  public static final long DEFAULT_READ_AHEAD = 16L << 20;
 
   private PackedStore(long pointer) {
     super(pointer);
