@@ -345,8 +345,9 @@ void test_read_ahead() {
   }
   using Sizes = std::vector<size_t>;
   const auto becomes = [&](const Sizes& offsets, const Sizes& sizes) {
-    for (int i = 0; i < 6000 && in_memory(path, offsets) != sizes; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto last = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (in_memory(path, offsets) != sizes && std::chrono::steady_clock::now() < last) {
+      std::this_thread::yield();
     }
     return in_memory(path, offsets) == sizes;
   };
