@@ -50,7 +50,7 @@ compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ 
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile "$(BIONIC)"
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers
-	$(RUN) -W ignore -m runtime_bindings.tests.sanitize $(ARGUMENTS)
+	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
 
 SECONDS ?= 600
 fuzz: $(VENV)/.runtime $(VENV)/.extra-fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang

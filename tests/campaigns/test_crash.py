@@ -43,6 +43,7 @@ campaign.main()
     return process.returncode, process.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_in_place_is_found():
     """After a kill it is neither old nor new, and after an error it has changed."""
     code, output = crash('path.write_text("new")')
@@ -50,6 +51,7 @@ def test_a_file_that_is_written_in_place_is_found():
     assert "kill at call" in output and "EIO at call" in output
 
 
+@pytest.mark.slow
 def test_litter_is_found():
     code, output = crash(
         """
@@ -66,6 +68,7 @@ def test_litter_is_found():
     assert "EIO at call" in output and "kill at call" in output and '"out/state.tmp"' in output
 
 
+@pytest.mark.slow
 def test_a_staged_file_is_not_found():
     code, output = crash(
         """

@@ -57,6 +57,7 @@ def test_data_files_of_several_tags_are_one_group(tmp_path):
     assert all(after in ("old", "new") and left == [] for _, after, left in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
     """A name gets new bytes, and keys of old programs are pruned: each program computes its old or its new outputs."""

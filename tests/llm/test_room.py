@@ -114,6 +114,7 @@ def test_an_adapter_by_overrides(folder: Path, tmp_path: Path) -> None:
     assert llama.text(runner) == Llama().tell({**Llama().checkpoint(0), **Llama().adapter(0)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

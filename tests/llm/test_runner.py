@@ -52,6 +52,7 @@ def test_texts_of_stock_exports(stock: Stock) -> None:
     assert stock("b", "two") == eager(1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock, tmp_path: Path) -> None:
     """By a file that is bound to the foundation, by tensors, and back; each text is that of a stock export (L3, D2, U1)."""

@@ -57,6 +57,7 @@ def delegates(edge: Any) -> tuple[int, list[str]]:
     )
 
 
+@pytest.mark.slow_for("static, one by one", "dynamic, then the rest")
 @pytest.mark.parametrize("case", CASES)
 def test_precisions_and_per_op_mode(case: str, tmp_path: Path) -> None:
     """The same parts are delegated as without the plug-in, and an update reaches all of them (L1, U1)."""

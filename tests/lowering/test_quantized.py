@@ -325,6 +325,7 @@ def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -
     assert torch.equal(run(*example), before)
 
 
+@pytest.mark.slow_for("model3", "model.pt")
 @pytest.mark.parametrize("model", [None, 3, "model.pt", ["weight"]])
 def test_names_are_restored_with_the_float_model_only(model: object) -> None:
     """Anything else is an error that says what is needed (U1)."""

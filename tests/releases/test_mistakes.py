@@ -254,6 +254,7 @@ def test_metadata_that_changes_alone(tmp_path: Path, kind: str) -> None:
     assert published.new_bytes < 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_one_of_many_small_files_changes(tmp_path: Path) -> None:
     """It does not make each of 1,000 a request of its own (F2)."""

@@ -212,6 +212,7 @@ assert code == 0, code
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: Path) -> None:
     """Before every call that changes a folder; the next pull goes on (F3)."""
@@ -240,6 +241,7 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
     assert seen == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_many_pulls_at_once(releases: Path, tmp_path: Path) -> None:
     """Into one folder and into many; one of those into the same folder fetches (F2, F3)."""

@@ -93,7 +93,7 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
     }
 
 
-@pytest.mark.slow_for("republish", "publish")
+@pytest.mark.slow_for("republish", "publish", "commit", "sweep")
 @pytest.mark.parametrize("one", CALLABLES, ids=str)
 def test_every_wrong_kind_of_argument(
     one: PublicCallable, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

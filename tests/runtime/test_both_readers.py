@@ -150,6 +150,7 @@ def structure(data):
     return [*range(48 + size), *range(manifest_start(data), len(data))]
 
 
+@pytest.mark.slow_for("earlier", "foreign")
 def test_truncated_anywhere(tmp_path, seed):
     """No truncated file is accepted."""
     path = tmp_path / "x.ptd"
@@ -157,6 +158,7 @@ def test_truncated_anywhere(tmp_path, seed):
     assert not any(check(path, seed[:length]) for length in range(len(seed)))
 
 
+@pytest.mark.slow_for("earlier", "foreign")
 def test_any_byte_changed(tmp_path, seed):
     """With digests, no change of the structure is accepted."""
     path = tmp_path / "x.ptd"

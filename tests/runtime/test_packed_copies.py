@@ -165,6 +165,7 @@ def test_the_counters_were_lost(copy: Copy) -> None:
         assert copy.start(copy.store())() == copy.expected()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("point", [4, 5, 6, 7, 8, 9, 10])
 def test_a_process_that_is_killed_in_a_commit(point: int, copy: Copy, hooks: Path) -> None:

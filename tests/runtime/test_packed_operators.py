@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 PARTS = 4
 
 
-@pytest.mark.slow_for("0", "1", "2")
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_operator_follows_in_every_order(part: int) -> None:
     """Loaded before and after a change, private and shared: outputs are the module's, and no process dies of it."""

@@ -190,6 +190,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.slow_for("batch norms", "convolutions")
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_process_without_the_library_follows(kind: str, made: Any, folder: Path, application: Path) -> None:
     """It computes what a process does that packs the new weights, to the bit; nothing is packed again."""
@@ -452,6 +453,7 @@ def test_looking_at_files_locks_none(made: Any, folder: Path) -> None:
     assert [one.in_use for one in store.list()] == [False]
 
 
+@pytest.mark.slow
 def test_two_programs_on_one_working_copy(made: Any, folder: Path) -> None:
     """Each has a file; neither removes that of the other, and an update writes both."""
     model = made(seeded(nets.MLP), folder, 2, 16)

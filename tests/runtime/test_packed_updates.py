@@ -90,7 +90,7 @@ def weights(seed: int) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in randomize(seeded(nets.MLP), seed).items() if name != "shift"}
 
 
-@pytest.mark.slow_for("static int8", "not packed", "convolutions")
+@pytest.mark.slow_for("static int8", "not packed", "convolutions", "int8 per tensor")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:

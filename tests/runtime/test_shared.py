@@ -113,6 +113,7 @@ for line in sys.stdin:
     assert value(cache) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("point", CRASH_POINTS)
 @pytest.mark.parametrize("survivor", ["already open", "opened later"])
@@ -145,6 +146,7 @@ cache.update(weights(2))
     assert value(cache) == 7 and value(BlobCache(copy, "shared")) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_killed_at_random_moments(copy):
     """Three processes commit and are killed; a fourth only ever sees whole generations (B3)."""

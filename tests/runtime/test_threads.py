@@ -249,6 +249,7 @@ def test_fork_while_other_threads_commit_and_execute(three):
         assert [in_child(child) for _ in range(20)] == [0] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_while_another_thread_has_the_thread_pool(tmp_path):

@@ -229,6 +229,7 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow_for("lower_training")
 @pytest.mark.parametrize("one", CALLABLES, ids=str)
 def test_every_wrong_kind_of_argument(
     one: PublicCallable, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -548,6 +548,7 @@ assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
     """The old file is there until it is replaced, then the new one (B3)."""

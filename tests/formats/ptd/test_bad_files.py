@@ -60,6 +60,7 @@ def test_truncated_at_any_byte(tmp_path, good, foreign):
                 read(path)
 
 
+@pytest.mark.slow_for("False")
 @pytest.mark.long
 @pytest.mark.parametrize("earlier", [False, True])
 def test_any_bit_flipped(tmp_path, good, earlier):
