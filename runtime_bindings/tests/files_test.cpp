@@ -304,7 +304,7 @@ void test_killed_process() {
   CHECK(folder.left() == 0 && size_of(folder / "other.ptd") == 0);
 }
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(BLOBSTORE_EMULATED)
 /// How many pages of a file are in memory from each of some offsets on, without a hole.
 std::vector<size_t> in_memory(const std::string& path, const std::vector<size_t>& offsets) {
   const blobstore::internal::File file(path, /*writable=*/false);
@@ -329,7 +329,7 @@ std::vector<size_t> in_memory(const std::string& path, const std::vector<size_t>
 
 /// What is asked for is read, and nothing else: not what is in memory already, and not more than permitted.
 void test_read_ahead() {
-#if defined(__linux__)
+#if defined(__linux__) && !defined(BLOBSTORE_EMULATED)
   const Folder folder;
   const std::string path = folder / "large";
   constexpr size_t kMib = size_t{1} << 20;
