@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,27 +42,17 @@ class Candidate(NamedTuple):  # there are thousands
     """A blob that is stored whole, or will be, and can be a base.
 
     Attributes:
-        place: where it is; of a stored one, the row of the table, which nobody has checked yet.
         steps: that make the type of its elements that of the new blob.
         shape: as in the tables.
     """
 
     digest: bytes
-    place: Source | tuple[Any, ...]
+    where: Source | Stored
     sketch: bytes
     dtype: str
     shape: str
     size: int
     steps: tuple[str, ...] = ()
-
-    @property
-    def where(self) -> Source | Stored:
-        """Where it is.
-
-        Raises:
-            PoolError: its row has values that cannot be.
-        """
-        return self.place if isinstance(self.place, Source) else Stored.read(self.place)
 
 
 @dataclass(frozen=True)

@@ -170,10 +170,8 @@ def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str 
         """,
         kinds=kinds,
     )
-    return [
-        Candidate(digest, (digest, nbytes, dtype, shape, *place), sketch, dtype, shape, nbytes)
-        for digest, nbytes, dtype, shape, *place, sketch in rows
-    ]
+    blobs = [Stored.read(row) for row in rows]
+    return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]
 
 
 def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
