@@ -230,7 +230,16 @@ void test_pulling(const std::string& device) {
   int failed = 0;
   CHECK(blobstore::internal::names_in(device + "/incoming", failed).empty() && failed == 0);
   CHECK(error_of([&] { pull("1"); }) == ErrorKind::Trust && asked.size() == 1);
-  for (const char* url : {"", "index.json", "a/index.json", "/index.json"}) {
+  for (const char* url :
+       {"",
+        "index.json",
+        "a/index.json",
+        "/index.json",
+        "a/1/other.json",
+        "a/1/index.json?key=b/c/d",
+        "http://server/index.json",
+        "http://server/1/index.json",
+        "http://server"}) {
     CHECK(error_of([&] { blobstore::pull(url, device, download); }) == ErrorKind::Input);
   }
   CHECK(blobstore::nothrow::pull("", device, download).error().kind() == ErrorKind::Input);

@@ -271,11 +271,13 @@ InstalledRelease Delivery::commit() {
 
 /// The URL of the release folder with an index; it ends with a slash.
 std::string release_folder_of(const std::string& url) {
-  size_t end = url.size();
+  const size_t scheme = url.find("://");
+  const size_t path = scheme == std::string::npos ? 0 : url.find('/', scheme + 3); // the server is no part of it
+  size_t end = ends_with(url, "/index.json") ? url.size() : std::string::npos;
   for (int part = 0; part < 3 && end != std::string::npos; ++part) { // index.json, version, name
     end = end == 0 ? std::string::npos : url.rfind('/', end - 1);
   }
-  if (end == std::string::npos) {
+  if (end == std::string::npos || end < path) {
     throw_error_in(ErrorKind::Input, url, "this is not the URL of an index in a release folder");
   }
   return url.substr(0, end + 1);
