@@ -265,9 +265,14 @@ def http(data: bytes) -> None:
             insist(set(os.listdir(folder)) <= {"device"}, "something was written beside the folder")
 
 
+CLOSES = b"Connection: close\r\n"
+"""Without this in an answer, the next request may be sent while the player ends the connection."""
+
+
 def ok(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """An answer as servers give it."""
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+    """An answer as servers give it before they close the connection."""
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}".encode()
+    return head + CLOSES + b"\r\n" + body
 
 
 @contextlib.contextmanager

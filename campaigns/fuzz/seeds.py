@@ -188,7 +188,7 @@ def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
         pinned = pull(f"http://{host}/fuzz/1/index.json", work / "device", threads=1).sha256
     web = f"http://{{host}}/fuzz/1/index.json@sha256:{pinned}".encode() + KIND
     yield "http", "web", web + ANSWER.join(answers)
-    yield "http", "kept", web + ANSWER.join(KEPT + one for one in answers)
+    yield "http", "kept", web + ANSWER.join(KEPT + one.replace(releases.CLOSES, b"", 1) for one in answers)
     push(f"oci:{work / 'layout'}:1", published / "www/fuzz/1")
     blobs = work / "layout" / "blobs" / "sha256"
     manifest = json.loads((work / "layout" / "index.json").read_text())["manifests"][0]["digest"].partition(":")[2]
