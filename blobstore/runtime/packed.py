@@ -101,9 +101,9 @@ class PackedStore:
             the least recently used first. A file that is larger by itself is not written.
         verify: compare the file with its digests at every load. Otherwise only if it is new, or was changed since it was
             last compared.
-        read_ahead: how many bytes of packed weights that are not in memory a load asks the system to read, while the load
-            returns and the first call computes: of those of the method, the ones that a call needs first, and never more
-            than half of the memory that the process can have. With 0, pages are read when they are used.
+        read_ahead: how many bytes of the packed weights of a method, from those on that a call needs first, a load asks
+            the system to read where they are not in memory, while the load returns and the first call computes. Never
+            more than half of the memory that the process can have. With 0, pages are read when they are used.
 
     Attributes:
         folder: the absolute path.

@@ -32,9 +32,9 @@ struct PackedOptions {
   /// Compare the file with its digests at every load. By default, this happens only if it is new or has changed since
   /// the last comparison.
   bool verify = false;
-  /// How many bytes of packed weights a load asks the system to read that are not in memory, in bytes. They are read
-  /// while the load returns and the first call computes. Of the packed weights of the method, those that a call needs
-  /// first; never more than half of the memory that the process can have. With 0, pages are read when they are used.
+  /// How many bytes of the packed weights of a method, from those on that a call needs first, a load asks the system to
+  /// read where they are not in memory. They are read while the load returns and the first call computes. Never more
+  /// than half of the memory that the process can have. With 0, pages are read when they are used.
   uint64_t read_ahead = uint64_t{16} << 20;
 };
 

@@ -41,16 +41,16 @@ void read_ahead(const File& file, const std::vector<FileRange>& ranges, uint64_t
     const uint64_t last = range.offset + range.size;
     for (uint64_t part = align_down(range.offset, page_size()); part < last; part += kPart) {
       uint8_t* const pages = map.data() + part;
-      if (is_in_memory(pages)) {
-        continue;
-      }
-      if (!bounded) { // only now, because this reads files of the system
-        most = std::min(most, memory_for_files() / 2);
-        bounded = true;
-      }
-      const uint64_t size = std::min({kPart, last - part, most});
-      for (uint64_t at = 0; at < size; at += kRequest) {
-        madvise(pages + at, std::min(kRequest, size - at), MADV_WILLNEED);
+      uint64_t size = std::min({kPart, last - part, most});
+      if (!is_in_memory(pages)) {
+        if (!bounded) { // only now, because this reads files of the system
+          most = std::min(most, memory_for_files() / 2);
+          bounded = true;
+        }
+        size = std::min(size, most);
+        for (uint64_t at = 0; at < size; at += kRequest) {
+          madvise(pages + at, std::min(kRequest, size - at), MADV_WILLNEED);
+        }
       }
       most -= size;
       if (most == 0) {

@@ -14,10 +14,10 @@ struct FileRange {
   uint64_t size = 0;
 };
 
-/// Ask the system to read parts of a file that are not in memory, in this order, without waiting for them.
+/// Ask the system to read parts of a file where they are not in memory, in this order, without waiting for them.
 ///
-/// @param most how many bytes to ask for. Never more than half of what this process can have in memory, because pages
-///   beyond that would replace those that were asked for first.
+/// @param most how many bytes of the parts to look at. Never more is asked for than half of what this process can have
+///   in memory, because pages beyond that would replace those that were asked for first.
 void read_ahead(const File& file, const std::vector<FileRange>& ranges, uint64_t most);
 
 } // namespace blobstore::internal

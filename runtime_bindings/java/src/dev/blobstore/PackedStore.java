@@ -35,9 +35,9 @@ public final class PackedStore extends NativeObject {
    *
    * @param limit the size of all files together, in bytes; files that no living process uses are removed to stay below.
    * @param verify compare the file with its digests at every load.
-   * @param readAhead how many bytes of packed weights that are not in memory a load asks the system to read, while the
-   *     load returns and the first call computes; never more than half of the memory that the process can have. With 0,
-   *     pages are read when they are used.
+   * @param readAhead how many bytes of the packed weights of a method, from those on that a call needs first, a load asks
+   *     the system to read where they are not in memory, while the load returns and the first call computes; never more
+   *     than half of the memory that the process can have. With 0, pages are read when they are used.
    * @throws BlobStoreException.FileAccess the path exists and is not a folder.
    */
   public static PackedStore open(String folder, long limit, boolean verify, long readAhead) {
