@@ -63,7 +63,7 @@ std::shared_ptr<const BlobName> BlobName::of(const std::string& identity, bool c
 
 std::shared_ptr<const BlobName> BlobName::of_content(const std::string& identity) {
   std::string text = named_by(digest(identity.data(), identity.size()));
-  return std::shared_ptr<const BlobName>(new BlobName(identity, 0, std::move(text)));
+  return std::shared_ptr<const BlobName>(new BlobName({}, 0, std::move(text)));
 }
 
 BlobName::~BlobName() {

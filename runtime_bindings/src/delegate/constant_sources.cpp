@@ -164,26 +164,33 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
       digest = content(i, commit);
     }
     std::string& text = own[i];
+    text.reserve(constant.key.size() + 96);
     text = constant.key;
     text += '\0';
     if (digest) {
-      text += *digest + std::to_string(constant.nbytes);
+      text += *digest;
+      text += std::to_string(constant.nbytes);
     } else {
       text += format("{}:{}", identities[i].owner->id(), identities[i].version);
     }
     text += '\0';
     if (recipe.named_by_content) {
       const Digest& all = recipe.payload.digest;
-      text += constant.packing.empty() ? std::string(all.begin(), all.end()) : constant.packing;
+      constant.packing.empty() ? text.append(all.begin(), all.end()) : text.append(constant.packing);
     }
     group.identity += text;
     group.of_content = group.of_content && digest;
   }
   std::vector<std::shared_ptr<const BlobName>> names;
   names.reserve(identities.size());
+  std::string identity;
   for (size_t i = 0; i < identities.size(); ++i) {
     const Group& group = groups[constants_[i].group];
-    const std::string identity = recipe.payload.inner + '\0' + own[i] + '\0' + group.identity;
+    identity = recipe.payload.inner;
+    identity += '\0';
+    identity += own[i];
+    identity += '\0';
+    identity += group.identity;
     names.push_back(
         recipe.named_by_content && group.of_content ? BlobName::of_content(identity)
                                                     : BlobName::of(identity, commit == nullptr));

@@ -153,12 +153,16 @@ Delegate::Delegate(
     const MaybeReading reading(cache_.get());
     generation_ = cache_ ? cache_->generation() : 0;
     identities_ = sources_.identify();
-    const PackedChoice packed = choose_packed(load);
+    PackedChoice packed = choose_packed(load);
     std::optional<HeapGrowth> growth;
     if (!packed.fallback.empty()) {
       growth.emplace();
     }
-    inner_ = make(identities_, nullptr, context.event_tracer());
+    if (packed.names) {
+      inner_ = make(std::move(*packed.names), nullptr, context.event_tracer());
+    } else {
+      inner_ = make(identities_, nullptr, context.event_tracer());
+    }
     learn(load);
     packed_store_ = packed.store;
     if (growth) {
@@ -195,7 +199,7 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   recipe_->named_by_content = true;
   const bool building = plan != nullptr && plan->scratch != nullptr;
   const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared; // the file does
-  const BlobNames names = names_in_file(weights, building, changes);
+  BlobNames names = names_in_file(weights, building, changes);
   const std::optional<Digest> id = id_of(recipe_->payload, names, weights);
   if (building) {
     if (id) {
@@ -215,13 +219,14 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   const std::vector<size_t>& needed = changes ? weights : changed;
   const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
   if (!id || lost) {
-    return {std::move(store), changes && id ? kNotInCopies : kChangedBefore};
+    return {std::move(store), changes && id ? kNotInCopies : kChangedBefore, std::nullopt};
   }
-  if (covered) {
-    return {std::move(store), ""};
+  std::string reason;
+  if (!covered) {
+    reason = plan != nullptr ? plan->fallback : kStockLoad;
+    reason = reason.empty() ? "it is no part of a method that was packed" : reason;
   }
-  const std::string reason = plan != nullptr ? plan->fallback : kStockLoad;
-  return {std::move(store), reason.empty() ? "it is no part of a method that was packed" : reason};
+  return {std::move(store), std::move(reason), std::move(names)}; // what changed since goes by the names of the file
 }
 
 /// Pack for a file that is being built.
@@ -489,7 +494,12 @@ bool Delegate::needs_handle(const std::vector<Identity>& identities) const {
 /// @param commit if not null, constants that it changes have their bytes from there.
 std::unique_ptr<InnerHandle> Delegate::make(
     const std::vector<Identity>& identities, const StagedCommit* commit, et::EventTracer* tracer) const {
-  std::vector<std::shared_ptr<const BlobName>> names = sources_.names(*recipe_, identities, commit);
+  return make(sources_.names(*recipe_, identities, commit), commit, tracer);
+}
+
+/// @param names of the constants, with what the commit changes.
+std::unique_ptr<InnerHandle> Delegate::make(
+    BlobNames names, const StagedCommit* commit, et::EventTracer* tracer) const {
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   const std::vector<InnerConstant> bytes = sources_.choose_bytes(commit, kept, passing);

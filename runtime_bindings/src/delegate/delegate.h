@@ -62,6 +62,7 @@ class Delegate final : private ForkAware {
   struct PackedChoice {
     std::shared_ptr<PackedFolder> store; // to report to; null for none
     std::string fallback; // why weights are packed to the heap; empty if all are in a file
+    std::optional<BlobNames> names; // of the constants, if they are known by now
   };
   PackedChoice choose_packed(const LoadScope* load);
   void pack_to_scratch(
@@ -77,6 +78,8 @@ class Delegate final : private ForkAware {
       const std::vector<Identity>& identities,
       const StagedCommit* commit,
       executorch::runtime::EventTracer* tracer) const;
+  std::unique_ptr<InnerHandle> make(
+      BlobNames names, const StagedCommit* commit, executorch::runtime::EventTracer* tracer) const;
 
   void before_fork() override { mutex_.lock(); } // waits until a running call has ended
   void after_fork_in_parent() override { mutex_.unlock(); }

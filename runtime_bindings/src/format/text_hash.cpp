@@ -10,7 +10,7 @@
 namespace blobstore::internal {
 
 size_t TextHash::operator()(std::string_view text) const {
-  static const uint64_t seed = uint64_t{random_word()} << 32 | random_word();
+  static const uint64_t seed = random_word();
   return static_cast<size_t>(XXH3_64bits_withSeed(text.data(), text.size(), seed));
 }
 

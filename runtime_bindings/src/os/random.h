@@ -7,9 +7,9 @@
 
 namespace blobstore::internal {
 
-uint32_t random_word();
+uint64_t random_word();
 
-/// Hexadecimal digits, in lower case.
+/// Hexadecimal digits, in lower case; at most 256.
 std::string random_digits(size_t count);
 
 } // namespace blobstore::internal
