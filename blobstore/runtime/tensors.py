@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from blobstore.core.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.arrays import DTYPES, KINDS, Plain
+from blobstore.core.memory.dtypes import scalar_type_named
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.tensors import as_bytes, check_by_name, scalar_type_of
 from blobstore.core.notebook import block, heading, shown, table
@@ -210,9 +212,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def _items(self, name: str, value: Any) -> list[Item]:
         """A value as the native module takes it; of a tensor that torchao quantized, the integers and the scales."""
-        if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.dtype in KINDS:
-            layout = int(KINDS[value.dtype]), value.shape, tuple(range(value.ndim))
-            return [(name, value, layout, "array")]  # `as_bytes` would take most of the time of an update
+        if (array := _as_array(value)) is not None:  # `as_bytes` would take most of the time of an update
+            layout = int(KINDS[array.dtype]), array.shape, tuple(range(array.ndim))
+            return [(name, array, layout, type(value).__name__)]
         if hasattr(value, "qdata") and hasattr(value, "scale") and name in self:
             scales = f"{self[name].name}.scale"
             if scales in self and self[scales].keys:
@@ -229,6 +231,17 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def _unknown(self, name: object) -> KeyNotFoundError:
         return KeyNotFoundError(decode_text(self._native.unknown(_text(name))))
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    """An array over the memory of a tensor or an array that is contiguous, if numpy has its dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+        plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_neg()
+        if not plain or scalar_type_named(value.dtype) not in KINDS.values() or not value.is_contiguous():
+            return None
+        value = value.detach().numpy()
+    return value if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.dtype in KINDS else None
 
 
 def _text(name: object) -> str:
