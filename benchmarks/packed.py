@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from benchmarks.harness import MIB, ROUNDS, Row, flush, mib, ratio_row, show, side_by_side
+from benchmarks.harness import MIB, ROUNDS, Row, flush, mib, ratio_row, show, side_by_side, without_bar
 from benchmarks.lowered import in_process, plugin, save
 from benchmarks.starting import Application, Start, in_turns, start
 from benchmarks.training import publish_all
@@ -305,10 +305,21 @@ def _one_layer(large: Model, small: Model) -> Iterator[Row]:
     assert outputs[0].equal(outputs[1])
     times = side_by_side(ours, handle, rounds=31)
     yield ratio_row("one 4 MiB float layer of 64 changed, against the new handle without a store", *times, at_least=2)
-    target = np.zeros((_WIDTH, _WIDTH), np.float32)
+    target, packed = (np.zeros((_WIDTH, _WIDTH), np.float32) for _ in range(2))
     sources = [weight.numpy() for weight in ours.weights]
     turns = iter(range(10**6))
     copy = lambda: np.copyto(target, sources[next(turns) % 2])  # noqa: E731
+
+    def twice() -> None:
+        copy()
+        np.copyto(packed, target)
+
+    bare = ratio_row(
+        "  only the copies, into the blob and on from there, against the same",
+        *side_by_side(twice, handle, rounds=31),
+        at_least=2,
+    )
+    yield without_bar(bare)
     yield ratio_row("  against a memcpy of 4 MiB", *side_by_side(ours, copy, rounds=31), at_most=4)
     first, copied = side_by_side(ours, copy, rounds=15, before=ours.revert)
     row = ratio_row("  the first time, which takes pages, against the memcpy", first, copied, at_most=4)
