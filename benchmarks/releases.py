@@ -28,6 +28,7 @@ from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
 from blobstore.pool import Pool
 from blobstore.pool.codec import decode, encode, near_encodings, sample
+from blobstore.pool.packs import Stored
 from blobstore.pool.tables import BLOBS, EVENTS, PARTS
 from blobstore.releases import Release, publish, pull, push
 
@@ -127,9 +128,8 @@ def fill(releases: Path, name: str, count: int) -> None:
                         (*called, "model.ptd", at << 14, 1 << 14, f"layer{at}", "float", "64,64", "", digest, number)
                     )
                     if at == number % 50:
-                        blobs.append(
-                            (digest, 1 << 14, "float", "64,64", "planes:4", None, bytes(32), at << 14, 1 << 13, None)
-                        )
+                        kind = (1 << 14, "float", "64,64", "planes:4")
+                        blobs.append(Stored(digest, *kind, None, bytes(32), at << 14, 1 << 13, number).row())
             pool.tables.append(PARTS, parts)
             pool.tables.append(BLOBS, blobs)
             pool.tables.append(EVENTS, events)
@@ -195,6 +195,7 @@ def _gigabyte(folder: Path) -> Iterator[Row]:
     save_file(tensors, folder / "in" / "model.ptd")
     releases = folder / "releases"
     first = publish(folder / "in", releases, name="a", version="1")
+    (releases / "model.ptd").hardlink_to(folder / "in" / "model.ptd")  # as whoever has no releases serves it
     new = 0
     for i in (7, 100, 200):
         tensors[f"layer{i}"] = rng.integers(0, 256, _SIZE, np.uint8)
@@ -203,11 +204,11 @@ def _gigabyte(folder: Path) -> Iterator[Row]:
     publish(folder / "in", releases, name="a", version="2")
     del tensors
     with _served(releases) as url:
-        device, file = folder / "device", max((releases / "packs").glob("*/*"), key=lambda path: path.stat().st_size)
+        device = folder / "device"
         curl = shutil.which("curl") or "curl"
 
         def theirs() -> None:
-            subprocess.run([curl, "-sS", "-o", folder / "copy", f"{url}/packs/{file.name[:2]}/{file.name}"], check=True)
+            subprocess.run([curl, "-sS", "-o", folder / "copy", f"{url}/model.ptd"], check=True)
             subprocess.run([shutil.which("sha256sum") or "", folder / "copy"], check=True, stdout=subprocess.DEVNULL)
 
         def ours() -> None:
