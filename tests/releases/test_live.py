@@ -6,6 +6,7 @@ Each test is about Python's `Release` and about that of the C++ library.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -168,6 +169,22 @@ def test_newer_releases_are_taken(live: Any, tmp_path: Path) -> None:
         pull(tmp_path / "r/a/1", device, allow_rollback=True)
         assert found.follow().taken
         assert same(held(found.cache), with_layer(weights(), 0, 0))
+
+
+def test_what_is_equal_is_not_read(live: Any, tmp_path: Path) -> None:
+    """Equal contents are known by the digests of the release: a switch costs what changed (D2)."""
+    many = {f"layer{number}": np.full(1 << 20, number, np.float32) for number in range(16)}
+    device = release(tmp_path, "1", {**many, "small": np.zeros(64, np.float32)})
+    with live.open(device) as found:
+        release(tmp_path, "2", {**many, "small": np.ones(64, np.float32)})
+        before = page_faults()
+        assert found.follow().keys == ("small",)
+        assert page_faults() - before < 512  # to touch both files takes 2,048, of 16 pages each
+        assert found.cache.numpy("small")[5] == 1
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 @pytest.mark.long

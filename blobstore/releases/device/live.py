@@ -10,18 +10,20 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from blobstore.core.disk.locks import Lock
 from blobstore.core.errors import ClosedError, ReleaseError
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import count, line, listed
 from blobstore.releases.device.installed import Installed
 from blobstore.releases.index.index import Index
 from blobstore.releases.index.needs import check_executorch
-from blobstore.releases.index.overlay import replaceable, same_blob
+from blobstore.releases.index.overlay import replaceable
 from blobstore.runtime.cache import BlobCache
 from blobstore.runtime.packed import PackedStore
 
@@ -59,6 +61,7 @@ class _Data:
     """The data files of one release, and for each key the file that has it."""
 
     def __init__(self, installed: Installed, index: Index, names: Sequence[str] | None) -> None:
+        self._installed, self._index = installed, index
         possible = [file.name for file in index.files if file.kind in {"data", "adapter"}]
         for name in names or ():
             if name not in possible:
@@ -70,12 +73,42 @@ class _Data:
         self.home: dict[str, PtdDataMap] = {}
         for name, data_map in self.maps.items():
             for key in data_map:
-                if key in self.home and not same_blob(self.home[key], data_map, key):
+                if key in self.home and not self._same(key, self.home[key], self, data_map):
                     raise ReleaseError(
                         f"{installed.folder}: the key {key!r} of data file {name!r} has other contents in another data file; "
                         "open only one of them, with `data`"
                     )
                 self.home[key] = data_map
+
+    def same(self, key: str, other: _Data) -> bool:
+        """Whether another release has the same bytes and layout under a key that both have.
+
+        Raises:
+            FileAccessError, InvalidFileError: the list of parts of a release is gone or damaged.
+        """
+        one, two = self.home[key], other.home[key]
+        return one.path == two.path or self._same(key, one, other, two)
+
+    def _same(self, key: str, one: PtdDataMap, other: _Data, two: PtdDataMap) -> bool:
+        if one.get_tensor_layout(key) != two.get_tensor_layout(key):
+            return False
+        digests = self._sha256(key, one), other._sha256(key, two)
+        if None in digests:  # it is a part together with other bytes
+            return same_bytes(one.get_data(key), two.get_data(key))
+        return digests[0] == digests[1]
+
+    def _sha256(self, key: str, data_map: PtdDataMap) -> str | None:
+        """The digest of a blob that is a part of its file, by which the file was checked when it was installed."""
+        return self._contents[data_map.path].get(data_map.byte_range(key))
+
+    @cached_property
+    def _contents(self) -> dict[Path, dict[tuple[int, int], str]]:
+        """For each file, its parts: first byte, first byte behind it, SHA-256."""
+        files = zip(self._index.distinct, self._installed.parts(self._index).files, strict=True)
+        return {
+            self._installed.path(file.sha256): {(one.offset, one.offset + one.size): one.sha256 for one in parts}
+            for file, parts in files
+        }
 
     def cache(self, packed: PackedStore | str | os.PathLike[str] | None) -> BlobCache:
         """A cache with all blobs."""
@@ -193,7 +226,7 @@ class Release:
         keys = []
         for key, data_map in home.items():
             old = old_home.get(key)
-            if old is None or old.path == data_map.path or same_blob(old, data_map, key):
+            if old is None or self._data.same(key, new):
                 continue
             if replaceable(old, data_map, key):
                 keys.append(key)

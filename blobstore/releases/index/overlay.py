@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import Entry
-from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.distinct import Distinct
 
-__all__ = ["newest_entries", "replaceable", "same_blob"]
+__all__ = ["newest_entries", "replaceable"]
 
 
 def _newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
@@ -59,15 +58,6 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
                 count += 1
             entries.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
     return entries
-
-
-def same_blob(one: PtdDataMap, other: PtdDataMap, key: str) -> bool:
-    """Whether two files have the same bytes and layout under a key."""
-    return (
-        one.digest(key) == other.digest(key)
-        and one.get_tensor_layout(key) == other.get_tensor_layout(key)
-        and same_bytes(one.get_data(key), other.get_data(key))
-    )
 
 
 def replaceable(old: PtdDataMap, new: PtdDataMap, key: str) -> bool:

@@ -17,7 +17,6 @@
 #include "os/output_file.h"
 #include "os/paths.h"
 #include "os/text.h"
-#include "releases/parts.h"
 
 namespace blobstore::internal {
 namespace {
@@ -183,6 +182,11 @@ ReleaseIndex Installed::index(const std::string& sha256) const {
   return read_index(index_bytes(sha256), format("{}{}.json", indexes_, sha256));
 }
 
+ReleaseParts Installed::parts(const ReleaseIndex& index) const {
+  const std::string list = file(index.parts.sha256);
+  return read_parts(read_small(list, kTableLimit), index, list);
+}
+
 std::optional<ReleaseMark> Device::mark() const {
   std::optional<ReleaseMark> found;
   const std::string path = format("{}{}", indexes_, kNewest);
@@ -278,8 +282,7 @@ const std::map<std::string, LocalBytes>& Device::blobs() {
 /// Add the contents of a release. @param seen the files whose contents were added.
 void Device::add_blobs(const std::string& view, std::set<std::string>& seen) {
   const ReleaseIndex index = this->index(view.substr(0, 64));
-  const std::string list = file(index.parts.sha256);
-  const ReleaseParts parts = read_parts(read_small(list, kTableLimit), index, list);
+  const ReleaseParts parts = this->parts(index);
   const std::vector<const ReleaseFile*> files = index.distinct();
   for (size_t i = 0; i < files.size(); ++i) {
     const ReleaseObject& object = files[i]->object;

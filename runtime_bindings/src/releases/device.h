@@ -15,6 +15,7 @@
 
 #include "os/file.h"
 #include "releases/index.h"
+#include "releases/parts.h"
 
 namespace blobstore::internal {
 
@@ -64,6 +65,8 @@ class Installed {
   std::string view() const;
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
+  /// What the files of a release that is here consist of. @throws Error FileAccess, InvalidFile.
+  ReleaseParts parts(const ReleaseIndex& index) const;
 
  protected:
   std::string index_bytes(const std::string& sha256) const;

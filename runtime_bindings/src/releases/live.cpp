@@ -36,19 +36,6 @@ struct Place {
   SourceBlob blob() const { return file->blob(index); }
 };
 
-/// Whether two files have the same bytes and layout under a key.
-bool is_same(const Place& one, const Place& other) {
-  if (one.layout() != other.layout()) {
-    return false;
-  }
-  const SourceBlob a = one.blob();
-  const SourceBlob b = other.blob();
-  const std::optional<Digest> of_a = one.file->recorded_digest(one.index);
-  const std::optional<Digest> of_b = other.file->recorded_digest(other.index);
-  return a.size == b.size && (!of_a || !of_b || *of_a == *of_b) &&
-      (a.size == 0 || std::memcmp(a.data, b.data, a.size) == 0);
-}
-
 /// Whether the blob of a key can take the place of another one in a cache: its size and layout are the same, and it is
 /// not one of the records that describe other blobs.
 bool is_replaceable(const Place& old, const Place& other) {
@@ -58,17 +45,19 @@ bool is_replaceable(const Place& old, const Place& other) {
 /// The data files of one release, and for each key the file that has it.
 class Data {
  public:
-  /// @param names of the data files; empty for all but adapters. @throws Error as `Release::open`.
-  Data(const Installed& installed, const ReleaseIndex& index, const std::optional<std::vector<std::string>>& names) {
+  /// @param installed, index: used as long as this lives. @param names of the data files; empty for all but adapters.
+  /// @throws Error as `Release::open`.
+  Data(const Installed& installed, const ReleaseIndex& index, const std::optional<std::vector<std::string>>& names)
+      : installed_(installed), index_(index) {
     for (const std::string& name : names ? *names : all_of(index)) {
       const ReleaseFile* const file = index.find(name);
       if (file == nullptr || !file->is_data()) {
-        throw_unknown(installed, index, name);
+        throw_unknown(name);
       }
       if (digests_.emplace(name, file->object.sha256).second) {
         files_.push_back(std::make_unique<PtdFile>(installed.file(file->object.sha256)));
         files_.back()->check_length();
-        add(installed, name, *files_.back());
+        add(name, *files_.back());
       }
     }
   }
@@ -89,8 +78,40 @@ class Data {
     const auto found = by_key_.find(key);
     return found == by_key_.end() ? nullptr : &places_[found->second];
   }
+  /// Whether a file of another release has the same bytes and layout under a key as one of this release.
+  /// @throws Error FileAccess, InvalidFile: the list of parts of a release is gone or damaged.
+  bool is_same(const Place& one, const Data& other, const Place& two) const {
+    if (one.layout() != two.layout()) {
+      return false;
+    }
+    const std::string* const digest = sha256(one);
+    const std::string* const digest_of_other = other.sha256(two);
+    if (digest != nullptr && digest_of_other != nullptr) {
+      return *digest == *digest_of_other;
+    }
+    const SourceBlob a = one.blob(); // it is a part together with other bytes
+    const SourceBlob b = two.blob();
+    return a.size == b.size && (a.size == 0 || std::memcmp(a.data, b.data, a.size) == 0);
+  }
 
  private:
+  /// The digest of a blob that is a part of its file, by which the file was checked when it was installed.
+  const std::string* sha256(const Place& place) const {
+    if (!parts_) {
+      parts_ = installed_.parts(index_);
+      const std::vector<const ReleaseFile*> files = index_.distinct();
+      for (size_t i = 0; i < files.size(); ++i) {
+        for (const ReleasePart& part : parts_->files[i]) {
+          contents_[installed_.file(files[i]->object.sha256)][{part.offset, part.size}] = part.content;
+        }
+      }
+    }
+    const SourceBlob blob = place.blob();
+    const auto& contents = contents_[place.file->name()];
+    const auto found = contents.find({static_cast<uint64_t>(blob.data - place.file->bytes().first), blob.size});
+    return blob.size == 0 || found == contents.end() ? nullptr : &parts_->contents[found->second].sha256;
+  }
+
   static std::vector<std::string> all_of(const ReleaseIndex& index) {
     std::vector<std::string> found;
     for (const ReleaseFile& file : index.files) {
@@ -101,10 +122,9 @@ class Data {
     return found;
   }
 
-  [[noreturn]] static void throw_unknown(
-      const Installed& installed, const ReleaseIndex& index, const std::string& name) {
+  [[noreturn]] void throw_unknown(const std::string& name) const {
     std::set<std::string> possible;
-    for (const ReleaseFile& file : index.files) {
+    for (const ReleaseFile& file : index_.files) {
       if (file.kind == "data" || file.kind == "adapter") {
         possible.insert(file.name);
       }
@@ -115,24 +135,24 @@ class Data {
     }
     throw_error_in(
         ErrorKind::Release,
-        installed.name(),
+        installed_.name(),
         "{} {} has no data file '{}'; it has {}",
-        index.name,
-        index.version,
+        index_.name,
+        index_.version,
         name,
         has.empty() ? "none" : has);
   }
 
-  void add(const Installed& installed, const std::string& name, const PtdFile& file) {
+  void add(const std::string& name, const PtdFile& file) {
     for (size_t i = 0; i < file.size(); ++i) {
       const Place place{&file, i};
       const auto [known, is_new] = by_key_.emplace(place.key(), places_.size());
       if (is_new) {
         places_.push_back(place);
-      } else if (!is_same(places_[known->second], place)) {
+      } else if (!is_same(places_[known->second], *this, place)) {
         throw_error_in(
             ErrorKind::Release,
-            installed.name(),
+            installed_.name(),
             "the key '{}' of data file '{}' has other contents in another data file; open only one of them",
             place.key(),
             name);
@@ -140,6 +160,11 @@ class Data {
     }
   }
 
+  const Installed& installed_;
+  const ReleaseIndex& index_;
+  mutable std::optional<ReleaseParts> parts_; // read when it is needed
+  mutable std::map<std::string, std::map<std::pair<uint64_t, uint64_t>, size_t>>
+      contents_; // by path; of offset and size
   std::vector<std::unique_ptr<PtdFile>> files_;
   std::map<std::string, std::string> digests_;
   std::vector<Place> places_;
@@ -332,7 +357,7 @@ std::vector<Change> LiveRelease::compare(const Data& old, const Data& other, std
     const Place* const before = old.find(place.key());
     if (before == nullptr) {
       reasons.push_back(format("the key '{}' is new", place.key()));
-    } else if (before->file->name() != place.file->name() && !is_same(*before, place)) {
+    } else if (before->file->name() != place.file->name() && !old.is_same(*before, other, place)) {
       if (is_replaceable(*before, place)) {
         const SourceBlob blob = place.blob();
         changes.emplace_back(place.key(), blob.data, blob.size, &place.layout());
