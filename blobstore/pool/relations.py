@@ -60,9 +60,9 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
     if not digests:
         return []
     keys = [(short_key(digest),) for digest in digests]
-    where = "SELECT b.filename, b.file_row_number FROM blobs b SEMI JOIN wanted w ON b.key = w.a ORDER BY 1, 2"
+    where = "SELECT b.filename, b.file_row_number FROM blobs b SEMI JOIN wanted w ON b.key = w.a"
     found: dict[str, list[int]] = defaultdict(list)
-    for file, row in tables.query(where, wanted=keys):
+    for file, row in sorted(tables.query(where, wanted=keys)):
         found[file].append(row)
     condition = _unmarked(tables) if unmarked else "true"
     rows: list[Stored] = []
@@ -162,7 +162,7 @@ def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str 
         f"""
         WITH newest AS (
             SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN kinds k ON {matching}
-            WHERE b.base IS NULL AND {_unmarked(tables)}
+            WHERE b.base_key IS NULL AND {_unmarked(tables)}
             QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
         )
         SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.filename = n.file AND b.file_row_number = n.row

@@ -337,6 +337,7 @@ class Tables:
                 delta.create_write_transaction([], "append", _schema(table), commit_properties=mark)
                 delta.update_incremental()
                 delta.optimize.compact()
+                delta.create_checkpoint()  # whoever reads the table begins here
                 delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
                 delta.cleanup_metadata()
         return True
@@ -346,8 +347,24 @@ class Tables:
         return delta.transaction_version(_TIDY) or 0
 
     def _update(self, table: str) -> bool:
-        self._delta(table).update_incremental()
+        delta = self._delta(table)
+        if not self._is_newest(table, delta.version()):
+            delta.update_incremental()
         return True
+
+    def _is_newest(self, table: str, version: int) -> bool:
+        """Whether a commit of a table in a folder is certainly the newest one; the engine would list all of them.
+
+        They are numbered without gaps. Old ones are removed from the first on, so while this one is there, so is the next.
+        """
+        if self._objects.folder is None:
+            return False
+        return self._entry(table, version).exists() and not self._entry(table, version + 1).exists()
+
+    def _entry(self, table: str, version: int) -> Path:
+        """The file of a commit of a table in a folder."""
+        assert self._objects.folder is not None  # noqa: S101 - the caller asked
+        return self._objects.folder / "tables" / table / "_delta_log" / f"{version:020}.json"
 
     def _again(self, table: str, step: Callable[[], bool]) -> None:
         """Call a function that reads or changes a table until it says that it is done.
@@ -446,9 +463,8 @@ class Tables:
         if self._objects.folder is None:
             return
         folder = self._objects.folder / "tables" / table
-        entry = folder / "_delta_log" / f"{self._delta(table).version():020}.json"
         newest = self._files(table, self._delta(table))[:1]
-        for place in [*newest, entry]:
+        for place in [*newest, self._entry(table, self._delta(table).version())]:
             with contextlib.suppress(FileNotFoundError), named(place):
                 descriptor = os.open(place, os.O_RDONLY)
                 try:

@@ -160,19 +160,13 @@ PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::
   Writes writes;
   for (const PackedEntry* at : entries) {
     Entry& entry = entries_.at(at);
-    bool changes = false;
-    bool restores = true;
-    for (const std::string& key : entry.keys) {
-      if (key.empty()) {
-        continue;
-      }
-      const bool here = commit.changes(key);
-      changes = changes || here;
-      restores = restores && (here ? commit.restores_file() : !cache_->differs_from_file(key));
-    }
-    if (!changes) {
+    const auto changes = [&](const std::string& key) { return !key.empty() && commit.changes(key); };
+    if (std::none_of(entry.keys.begin(), entry.keys.end(), changes)) {
       continue;
     }
+    const bool restores = std::all_of(entry.keys.begin(), entry.keys.end(), [&](const std::string& key) {
+      return key.empty() || (changes(key) ? commit.restores_file() : !cache_->differs_from_file(key));
+    });
     std::shared_ptr<Write> write = entry.pending.lock(); // of another delegate
     if (write == nullptr || write->done_) {
       write = prepare_write(*at, entry, restores);
