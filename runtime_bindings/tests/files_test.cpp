@@ -31,6 +31,7 @@
 
 #include "check.h"
 #include "format/ptd_writer.h"
+#include "os/file_pages.h"
 #include "os/output_file.h"
 #include "os/read_ahead.h"
 
@@ -367,6 +368,43 @@ void test_read_ahead() {
 #endif
 }
 
+/// Fresh pages are moved to their place; memory that others map where these were stays.
+void test_moved_pages() {
+#if BLOBSTORE_LINUX
+  using blobstore::internal::File;
+  using blobstore::internal::FilePages;
+  using blobstore::internal::Mapping;
+  const Folder folder;
+  const std::string path = folder / "a";
+  const size_t size = size_t{5} << 20;
+  const std::vector<uint8_t> old(2 * size, 1);
+  const std::vector<uint8_t> fresh(size, 2);
+  blobstore::internal::OutputFile output(path);
+  output.write(old.data(), old.size());
+  output.commit();
+  const File file(path, /*writable=*/false);
+  const Mapping map(file, 0, old.size(), Mapping::Kind::Private);
+  FilePages pages(map.data() + 100, size, file, 100);
+  std::vector<void*> others;
+  {
+    FilePages::Prepared prepared = pages.prepare(fresh.data(), "a");
+    pages.write(std::move(prepared), fresh.data());
+    for (int i = 0; i < 64; ++i) { // the first gap that is large enough gets them
+      others.push_back(mmap(nullptr, size_t{1} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    }
+  }
+  for (void* other : others) {
+    CHECK(other != MAP_FAILED && msync(other, size_t{1} << 20, MS_ASYNC) == 0); // an error if a part is not mapped
+    munmap(other, size_t{1} << 20);
+  }
+  CHECK(std::equal(fresh.begin(), fresh.end(), map.data() + 100));
+  CHECK(std::all_of(map.data(), map.data() + 100, [](uint8_t byte) { return byte == 1; }));
+  CHECK(std::all_of(map.data() + 100 + size, map.data() + old.size(), [](uint8_t byte) { return byte == 1; }));
+  pages.restore(pages.read_edges());
+  CHECK(std::equal(old.begin(), old.end(), map.data()));
+#endif
+}
+
 } // namespace
 
 int main() {
@@ -381,5 +419,6 @@ int main() {
   test_folder_without_permission();
   test_killed_process();
   test_read_ahead();
+  test_moved_pages();
   return 0;
 }

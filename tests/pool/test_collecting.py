@@ -334,22 +334,38 @@ def test_two_that_tidy_at_once_do_not_double_rows(
             pool.add(tmp_path / "a.safetensors", f"m@{number}")
         monkeypatch.setattr("blobstore.pool.tables._SMALL_FILES", 2)
         begun: list[int] = []
-        events = pool.tables._delta("events")
-        update = type(events).update_incremental
+        look = pool.tables.fresh
 
-        def between(self: Any) -> None:
+        def between(*tables: str) -> None:
             """The other one tidies after the first has looked, and before it changes anything."""
-            update(self)
-            if self is events and not begun:
+            look(*tables)
+            if tables == ("events",) and not begun:
                 begun.append(1)
                 other.tables.tidy()
 
-        monkeypatch.setattr(type(events), "update_incremental", between)
+        monkeypatch.setattr(pool.tables, "fresh", between)
         pool.tables.tidy()
         assert begun
     assert all(number == distinct for _, number, distinct in rows_of(where))
     with where.open() as pool:
         assert len(pool.versions()) == 6
+
+
+def test_who_looks_after_old_commits_were_removed_sees_the_newest(tmp_path: Path) -> None:
+    """The commit that follows the one seen last is gone, as are all old ones; there is a checkpoint instead."""
+    path = write(tmp_path / "a.safetensors", tensors())
+    with Pool(tmp_path / "pool", create=True) as pool, Pool(tmp_path / "pool") as other:
+        pool.add(path, "m@0")
+        assert len(pool.versions()) == 1
+        for number in range(1, 4):
+            other.add(path, f"m@{number}")
+        other.tables.tidy(always=True)
+        for log in (tmp_path / "pool/tables").glob("*/_delta_log"):
+            assert list(log.glob("*.checkpoint.parquet"))
+            for entry in sorted(log.glob("*.json"))[:-1]:
+                entry.unlink()
+        assert [one.version for one in pool.versions()] == list("0123")
+        assert pool.verify() == []
 
 
 def test_an_event_that_is_there_twice_counts_once(where: Place, tmp_path: Path) -> None:

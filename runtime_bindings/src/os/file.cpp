@@ -349,6 +349,18 @@ Mapping::~Mapping() {
   }
 }
 
+void Mapping::moved(void* first, size_t size) noexcept {
+  auto* const begin = static_cast<uint8_t*>(std::exchange(pages_, nullptr));
+  auto* const hole = static_cast<uint8_t*>(first);
+  const size_t before = static_cast<size_t>(hole - begin);
+  const size_t behind = length_ - before - size;
+  for (const auto& [left, length] : {std::pair(begin, before), std::pair(hole + size, behind)}) {
+    if (length != 0) {
+      munmap(left, length);
+    }
+  }
+}
+
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(pages_, other.pages_);
   std::swap(length_, other.length_);

@@ -130,6 +130,8 @@ class Mapping {
   uint8_t* data() const { return static_cast<uint8_t*>(pages_) + skip_; }
   void* pages() const { return pages_; }
   size_t length() const { return length_; }
+  /// Unmap what is left after some of its pages were moved away: where they were, others may map memory meanwhile.
+  void moved(void* first, size_t size) noexcept;
 
  private:
   void* pages_ = nullptr;

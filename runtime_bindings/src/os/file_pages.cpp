@@ -70,6 +70,21 @@ uintptr_t FilePages::inner_end() const {
   return align_up(begin_, page_size()) > last ? end() : last;
 }
 
+#if BLOBSTORE_LINUX
+/// Take fresh pages for a place. They lie between huge pages as the place does, so those that it has room for stay
+/// whole when they are moved there: one fault, and one entry of the processor's table, for 512 pages.
+void FilePages::Prepared::take(uintptr_t place, size_t size) {
+  inner_ = Mapping(size + kHugePage);
+  begin_ = reinterpret_cast<uintptr_t>(inner_.pages());
+  begin_ += (place - begin_) % kHugePage;
+  const uintptr_t first = align_up(begin_, kHugePage);
+  const uintptr_t last = align_down(begin_ + size, kHugePage);
+  if (first < last) {
+    madvise(pointer(first), last - first, MADV_HUGEPAGE);
+  }
+}
+#endif
+
 FilePages::Prepared FilePages::prepare(const void* data, const std::string& what) const {
   Prepared prepared;
   const uintptr_t first = align_down(begin_, page_size());
@@ -79,14 +94,9 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
   if (!replaced_ && inner >= kHugePage - kHugePage / 8 && replaced_count.load() < kMaxReplaced) {
     populate(first, inner_begin(), *file_, what);
     populate(inner_end(), last, *file_, what);
-    prepared.inner_ = Mapping(inner + 2 * kHugePage);
-    const auto raw = reinterpret_cast<uintptr_t>(prepared.inner_.pages());
-    const uintptr_t start = align_up(raw, kHugePage);
-    prepared.skip_ = start - raw;
-    // one fault for 512 pages; the unused rest of the last huge page is lost until memory is short, so it must be small
-    const size_t huge = align_down(inner + kHugePage / 8, kHugePage);
-    madvise(pointer(start), huge, MADV_HUGEPAGE);
-    std::memcpy(pointer(start), static_cast<const uint8_t*>(data) + (inner_begin() - begin_), inner);
+    prepared.take(inner_begin(), inner);
+    populate(prepared.begin_, prepared.begin_ + inner, *file_, what);
+    std::memcpy(pointer(prepared.begin_), static_cast<const uint8_t*>(data) + (inner_begin() - begin_), inner);
     return prepared;
   }
 #endif
@@ -98,19 +108,11 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
 
 void FilePages::write(Prepared&& prepared, const void* data) {
   const auto* from = static_cast<const uint8_t*>(data);
-#if BLOBSTORE_LINUX
-  if (prepared.inner_.pages() != nullptr) {
-    const size_t inner = inner_end() - inner_begin();
-    auto* fresh = static_cast<uint8_t*>(prepared.inner_.pages()) + prepared.skip_;
-    if (mremap(fresh, inner, inner, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(inner_begin())) != MAP_FAILED) {
-      replaced_ = true;
-      replaced_count.fetch_add(1);
-      std::memcpy(pointer(begin_), from, inner_begin() - begin_);
-      std::memcpy(pointer(inner_end()), from + (inner_end() - begin_), end() - inner_end());
-      return;
-    }
+  if (move(prepared, inner_begin(), inner_end() - inner_begin())) {
+    std::memcpy(pointer(begin_), from, inner_begin() - begin_);
+    std::memcpy(pointer(inner_end()), from + (inner_end() - begin_), end() - inner_end());
+    return;
   }
-#endif
   std::memcpy(pointer(begin_), from, size_);
 }
 
@@ -121,12 +123,8 @@ FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {
   }
 #if BLOBSTORE_LINUX
   if (size_ >= kWorthMoving && replaced_count.load() < kMaxReplaced) {
-    prepared.inner_ = Mapping(size_ + (size_ >= kHugePage ? kHugePage : 0));
-    const auto raw = reinterpret_cast<uintptr_t>(prepared.inner_.pages());
-    const uintptr_t start = size_ >= kHugePage ? align_up(raw, kHugePage) : raw;
-    prepared.skip_ = start - raw;
-    madvise(pointer(start), align_down(size_, kHugePage), MADV_HUGEPAGE);
-    populate(start, start + size_, *file_, what);
+    prepared.take(begin_, size_);
+    populate(prepared.begin_, prepared.begin_ + size_, *file_, what);
     return prepared;
   }
 #endif
@@ -135,16 +133,24 @@ FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {
 }
 
 uint8_t* FilePages::write_fresh(Prepared&& prepared) {
+  move(prepared, begin_, size_);
+  return static_cast<uint8_t*>(pointer(begin_));
+}
+
+/// Move fresh pages to their place. @returns whether there are any, and the system did it.
+bool FilePages::move(
+    [[maybe_unused]] Prepared& prepared, [[maybe_unused]] uintptr_t place, [[maybe_unused]] size_t size) {
 #if BLOBSTORE_LINUX
-  if (prepared.inner_.pages() != nullptr) {
-    uint8_t* fresh = static_cast<uint8_t*>(prepared.inner_.pages()) + prepared.skip_;
-    if (mremap(fresh, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(begin_)) != MAP_FAILED) {
-      replaced_ = true;
-      replaced_count.fetch_add(1);
-    }
+  void* const fresh = pointer(prepared.begin_);
+  if (prepared.inner_.pages() != nullptr &&
+      mremap(fresh, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(place)) != MAP_FAILED) {
+    prepared.inner_.moved(fresh, size);
+    replaced_ = true;
+    replaced_count.fetch_add(1);
+    return true;
   }
 #endif
-  return static_cast<uint8_t*>(pointer(begin_));
+  return false;
 }
 
 FilePages::Edges FilePages::read_edges() const {

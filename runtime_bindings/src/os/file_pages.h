@@ -37,8 +37,10 @@ class FilePages {
 
    private:
     friend class FilePages;
-    Mapping inner_; // fresh pages with the new bytes; if empty, the bytes are written in place
-    [[maybe_unused]] size_t skip_ = 0; // to the first of them
+    void take(uintptr_t place, size_t size);
+
+    Mapping inner_; // has fresh pages for the new bytes; if empty, the bytes are written in place
+    [[maybe_unused]] uintptr_t begin_ = 0; // of these pages
   };
 
   /// Allocate all memory that writing these bytes takes. The contents of the run do not change.
@@ -65,6 +67,7 @@ class FilePages {
   uintptr_t end() const { return begin_ + size_; }
   uintptr_t inner_begin() const; // of the own pages; equal to inner_end() without own pages
   uintptr_t inner_end() const;
+  bool move(Prepared& prepared, uintptr_t place, size_t size);
   void give_back(uintptr_t begin, uintptr_t end);
 
   uintptr_t begin_;
