@@ -12,7 +12,6 @@ import numpy as np
 from blobstore.core.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.arrays import DTYPES, KINDS, Plain
-from blobstore.core.memory.dtypes import scalar_type_named
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.tensors import as_bytes, check_by_name, scalar_type_of
 from blobstore.core.notebook import block, heading, shown, table
@@ -237,10 +236,10 @@ def _as_array(value: Any) -> np.ndarray | None:
     """An array over the memory of a tensor or an array that is contiguous, if numpy has its dtype."""
     torch = sys.modules.get("torch")
     if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
-        plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_neg()
-        if not plain or scalar_type_named(value.dtype) not in KINDS.values() or not value.is_contiguous():
+        try:  # it refuses what is not the bytes as they lie there; to ask first takes longer than that, with cold caches
+            value = (value.detach() if value.requires_grad else value).numpy()
+        except (TypeError, RuntimeError):
             return None
-        value = value.detach().numpy()
     return value if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.dtype in KINDS else None
 
 
