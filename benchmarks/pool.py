@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, side_by_side
+from benchmarks.harness import Row, flush, side_by_side
 from benchmarks.release_peers import COMPRESSING
 from blobstore import save_file
 from blobstore.pool import Pool
@@ -341,6 +341,7 @@ def _large(folder: Path) -> Iterator[Row]:
         changed = families[7] + random.integers(0, 2, families[7].shape, np.uint16)
         model = {f"layers.{at}.weight": torch.from_numpy(changed[at].reshape(64, 32)) for at in range(200)}
         save_file({name: tensor.view(torch.bfloat16) for name, tensor in model.items()}, folder / "model.ptd")
+        flush()  # the tables that were made here, too, which a commit would wait for
 
     def add(pool: Pool) -> None:
         pool.add(folder / "model.ptd", f"new@{next(numbers)}")
