@@ -171,6 +171,7 @@ def test_newer_releases_are_taken(live: Any, tmp_path: Path) -> None:
         assert same(held(found.cache), with_layer(weights(), 0, 0))
 
 
+@pytest.mark.long
 def test_what_is_equal_is_not_read(live: Any, tmp_path: Path) -> None:
     """Equal contents are known by the digests of the release: a switch costs what changed (D2)."""
     many = {f"layer{number}": np.full(1 << 20, number, np.float32) for number in range(16)}
