@@ -333,6 +333,25 @@ def test_damage_is_found_before_anything_changes(live: Any, tmp_path: Path) -> N
         assert found.follow().taken and found.version == "2"
 
 
+def test_a_list_of_parts_that_was_changed_is_not_believed(live: Any, tmp_path: Path) -> None:
+    """It says which blobs are equal, and is whole otherwise; the old weights stay (F3, B5)."""
+    device = release(tmp_path, "1", weights())
+    with live.open(device) as found:
+        old = {path.name for path in (device / "files").iterdir()}
+        release(tmp_path, "2", with_layer(weights(), 2, 7))
+        [parts] = [
+            path for path in (device / "files").iterdir() if path.name not in old and path.stat().st_size < 1 << 16
+        ]
+        good = parts.read_bytes()
+        parts.chmod(0o644)
+        parts.write_bytes(good.replace(b"a", b"b"))
+        with pytest.raises(IntegrityError, match="expected the SHA-256 that is its name"):
+            found.follow()
+        parts.write_bytes(good)
+        assert (found.version, found.cache.generation) == ("1", 0) and same(held(found.cache), weights())
+        assert found.follow().taken and found.version == "2"
+
+
 def test_programs_need_an_executorch(tmp_path: Path) -> None:
     """The C++ library compares the version that the application gives it (F3)."""
     from tests import models

@@ -275,11 +275,7 @@ class Installed:
         Raises:
             FileAccessError, IntegrityError: it cannot be read, or does not have the digest that is its name.
         """
-        path = self._indexes / f"{sha256}.json"
-        data = read_small(path, INDEX_LIMIT)
-        if (found := digest_of(data)) != sha256:
-            raise IntegrityError(path, f"expected the SHA-256 that is its name, found {found}")
-        return data
+        return _read_named(self._indexes / f"{sha256}.json", sha256, INDEX_LIMIT)
 
     def index(self, sha256: str) -> Index:
         """An index that is here."""
@@ -442,10 +438,10 @@ class Installed:
         """What the files of a release that is here consist of.
 
         Raises:
-            FileAccessError, InvalidFileError: the list is not here, or damaged.
+            FileAccessError, IntegrityError, InvalidFileError: the list is not here, or damaged.
         """
         place = self.path(index.parts.sha256)
-        return parse_parts(read_small(place, TABLE_LIMIT), index, str(place))
+        return parse_parts(_read_named(place, index.parts.sha256, TABLE_LIMIT), index, str(place))
 
     def blobs(self) -> dict[str, LocalBlob]:
         """The contents of all files that are here, by SHA-256."""
@@ -517,3 +513,11 @@ class Installed:
             if self.incoming.is_dir():
                 shutil.rmtree(self.incoming, ignore_errors=True)
             return Collected(len(gone), files, nbytes, in_use)
+
+
+def _read_named(path: Path, sha256: str, limit: int) -> bytes:
+    """The bytes of a file that is named by their digest."""
+    data = read_small(path, limit)
+    if (found := digest_of(data)) != sha256:
+        raise IntegrityError(path, f"expected the SHA-256 that is its name, found {found}")
+    return data

@@ -84,7 +84,7 @@ class _Data:
         """Whether another release has the same bytes and layout under a key that both have.
 
         Raises:
-            FileAccessError, InvalidFileError: the list of parts of a release is gone or damaged.
+            FileAccessError, IntegrityError: the list of parts of a release is gone or damaged.
         """
         one, two = self.home[key], other.home[key]
         return one.path == two.path or self._same(key, one, other, two)

@@ -21,6 +21,15 @@
 namespace blobstore::internal {
 namespace {
 
+/// The bytes of a file that is named by their digest. @throws Error FileAccess, Integrity.
+std::string read_named(const std::string& path, const std::string& sha256, uint64_t limit) {
+  std::string bytes = read_small(path, limit);
+  if (const std::string found = internal::sha256(bytes.data(), bytes.size()); found != sha256) {
+    throw_error_in(ErrorKind::Integrity, path, "expected the SHA-256 that is its name, found {}", found);
+  }
+  return bytes;
+}
+
 constexpr size_t kMostDigits = 20; // of 64 bits
 constexpr std::string_view kCurrent = "current";
 constexpr std::string_view kNewest = "newest"; // the mark, among the indexes
@@ -170,12 +179,7 @@ std::string Installed::view() const {
 }
 
 std::string Installed::index_bytes(const std::string& sha256) const {
-  const std::string path = format("{}{}.json", indexes_, sha256);
-  std::string bytes = read_small(path, kIndexLimit);
-  if (const std::string found = internal::sha256(bytes.data(), bytes.size()); found != sha256) {
-    throw_error_in(ErrorKind::Integrity, path, "expected the SHA-256 that is its name, found {}", found);
-  }
-  return bytes;
+  return read_named(format("{}{}.json", indexes_, sha256), sha256, kIndexLimit);
 }
 
 ReleaseIndex Installed::index(const std::string& sha256) const {
@@ -184,7 +188,7 @@ ReleaseIndex Installed::index(const std::string& sha256) const {
 
 ReleaseParts Installed::parts(const ReleaseIndex& index) const {
   const std::string list = file(index.parts.sha256);
-  return read_parts(read_small(list, kTableLimit), index, list);
+  return read_parts(read_named(list, index.parts.sha256, kTableLimit), index, list);
 }
 
 std::optional<ReleaseMark> Device::mark() const {

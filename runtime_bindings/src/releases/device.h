@@ -65,7 +65,7 @@ class Installed {
   std::string view() const;
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
-  /// What the files of a release that is here consist of. @throws Error FileAccess, InvalidFile.
+  /// What the files of a release that is here consist of. @throws Error FileAccess, Integrity, InvalidFile.
   ReleaseParts parts(const ReleaseIndex& index) const;
 
  protected:

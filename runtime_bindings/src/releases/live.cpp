@@ -79,7 +79,7 @@ class Data {
     return found == by_key_.end() ? nullptr : &places_[found->second];
   }
   /// Whether a file of another release has the same bytes and layout under a key as one of this release.
-  /// @throws Error FileAccess, InvalidFile: the list of parts of a release is gone or damaged.
+  /// @throws Error FileAccess, Integrity: the list of parts of a release is gone or damaged.
   bool is_same(const Place& one, const Data& other, const Place& two) const {
     if (one.layout() != two.layout()) {
       return false;
