@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include <blobstore/cache.h>
 #include <blobstore/export.h>
@@ -20,12 +19,12 @@ class StagedCommit {
   /// What `BlobCache::version` of these keys will be. If the commit fails, the next commit reuses this number for other
   /// bytes.
   virtual uint64_t version() const = 0;
-  /// Whether the key changes.
-  virtual bool changes(std::string_view key) const = 0;
-  /// The new bytes of a key that changes, as many as its blob has. They are valid until the commit has ended, and may
-  /// be unaligned.
+  /// Whether a blob changes, which may be one of any cache.
+  virtual bool changes(const Blob& blob) const = 0;
+  /// The new bytes of a blob that changes, as many as it has. They are valid until the commit has ended, and may be
+  /// unaligned.
   /// @throws Error FileAccess: they come from a file that was truncated.
-  virtual const uint8_t* bytes(std::string_view key) const = 0;
+  virtual const uint8_t* bytes(const Blob& blob) const = 0;
   /// Whether the new bytes are those of the file.
   virtual bool restores_file() const { return false; }
 };

@@ -34,7 +34,7 @@ void MappedCache::commit_to_this_process(
     const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following) {
   std::set<Slot*> touched(slots.begin(), slots.end());
   std::vector<Prepared> prepared = prepare(changes, slots);
-  const StagedUpdate staged(*this, generation_.load() + 1, changes);
+  const StagedUpdate staged(*this, generation_.load() + 1, slots, changes);
   const std::unique_lock<FairLock> alone = prepare_followers_and_lock(staged, following);
   const std::lock_guard<std::mutex> writing(writing_);
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -94,7 +94,7 @@ bool MappedCache::commit_to_all_processes(
       throw Outdated();
     }
     // no other process can commit in between here, so it is certain which version this will be
-    const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
+    const StagedUpdate staged(*this, working_copy_->generation() + 1, slots, changes);
     followers_.prepare(staged, 0, following);
     std::vector<Patch> patches;
     for (size_t i = 0; i < slots.size(); ++i) {

@@ -76,7 +76,8 @@ uint64_t MappedCache::version(std::string_view key) const {
   return version_of(*slot);
 }
 
-uint64_t MappedCache::version_of(const Slot& slot) const {
+uint64_t MappedCache::version_of(const Blob& blob) const {
+  const auto& slot = static_cast<const Slot&>(blob);
   return working_copy_ ? working_copy_->version(slot.entry) : slot.version.load(std::memory_order_acquire);
 }
 

@@ -77,6 +77,8 @@ class MappedCache final : public BlobCache, private ForkAware {
   /// In mode Shared: the digest that the file now has for a blob of its own, nullptr if it records none. It changes
   /// with the blob, so it is read under a Reading or the exclusive lock.
   const Digest* digest_now(const Blob& blob) const;
+  /// `version` of a blob of its own, without looking it up.
+  uint64_t version_of(const Blob& blob) const;
 
  private:
   /// What a commit needs besides the new bytes. It goes into the slots only when the bytes change, so that a fork finds
@@ -86,7 +88,6 @@ class MappedCache final : public BlobCache, private ForkAware {
     std::vector<uint8_t> original;
   };
 
-  uint64_t version_of(const Slot& slot) const;
   /// Whether a key's bytes may differ from those of the file as it was opened; under a Reading.
   bool is_dirty(const Slot& slot) const { return working_copy_ ? version_of(slot) != 0 : slot.dirty; }
   Slot& own_slot(const std::string& key) const;

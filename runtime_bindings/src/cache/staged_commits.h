@@ -4,42 +4,46 @@
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <blobstore/commit_follower.h>
 
 #include "cache/placed_blobs.h"
-#include "format/text_hash.h"
 
 namespace blobstore::internal {
 
 /// New bytes that the caller gave.
 class StagedUpdate final : public StagedCommit {
  public:
-  StagedUpdate(const BlobCache& owner, uint64_t version, const std::vector<Change>& changes)
-      : owner_(owner), version_(version), changes_(changes) {
-    bytes_.reserve(changes.size());
-    for (const Change& change : changes) {
-      bytes_.emplace(change.key, static_cast<const uint8_t*>(change.data));
+  /// @param slots of the changes, in their order.
+  StagedUpdate(
+      const BlobCache& owner, uint64_t version, const std::vector<Slot*>& slots, const std::vector<Change>& changes)
+      : owner_(owner), version_(version) {
+    bytes_.reserve(slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      bytes_.emplace_back(slots[i], static_cast<const uint8_t*>(changes[i].data));
     }
+    std::sort(bytes_.begin(), bytes_.end());
   }
   const BlobCache& owner() const override { return owner_; }
   uint64_t version() const override { return version_; }
-  /// Asked for every constant of every delegate: comparing few keys is faster than hashing each of those.
-  bool changes(std::string_view key) const override {
-    return changes_.size() > kFew
-        ? bytes_.count(key) != 0
-        : std::any_of(changes_.begin(), changes_.end(), [&](const Change& one) { return one.key == key; });
+  bool changes(const Blob& blob) const override {
+    const auto found = place_of(blob);
+    return found != bytes_.end() && found->first == &blob;
   }
-  const uint8_t* bytes(std::string_view key) const override { return bytes_.at(key); }
+  const uint8_t* bytes(const Blob& blob) const override { return place_of(blob)->second; }
 
  private:
-  static constexpr size_t kFew = 4;
+  using Bytes = std::vector<std::pair<const Blob*, const uint8_t*>>;
+
+  Bytes::const_iterator place_of(const Blob& blob) const {
+    return std::lower_bound(bytes_.begin(), bytes_.end(), Bytes::value_type{&blob, nullptr});
+  }
 
   const BlobCache& owner_;
   uint64_t version_;
-  const std::vector<Change>& changes_;
-  TextMap<const uint8_t*> bytes_;
+  Bytes bytes_; // in the order of addresses: all delegates ask for all of their constants
 };
 
 /// The bytes of the files, mapped on first request.
@@ -47,21 +51,20 @@ class StagedRevert final : public StagedCommit {
  public:
   /// @throws Error FileAccess: a file was truncated.
   StagedRevert(const BlobCache& owner, const PlacedBlobs& blobs, uint64_t version, const std::vector<Slot*>& slots)
-      : owner_(owner), blobs_(blobs), version_(version) {
-    slots_.reserve(slots.size());
+      : owner_(owner), blobs_(blobs), version_(version), slots_(slots.begin(), slots.end()) {
     for (const Slot* slot : slots) {
       if (slot->pages) { // otherwise the bytes are in memory
         blobs.source_of(*slot).file.check_length(blobs.segment_of(*slot).start + slot->size);
       }
-      slots_.emplace(slot->key, slot);
     }
+    std::sort(slots_.begin(), slots_.end());
   }
   const BlobCache& owner() const override { return owner_; }
   uint64_t version() const override { return version_; }
-  bool changes(std::string_view key) const override { return slots_.count(key) != 0; }
+  bool changes(const Blob& blob) const override { return std::binary_search(slots_.begin(), slots_.end(), &blob); }
   bool restores_file() const override { return true; }
-  const uint8_t* bytes(std::string_view key) const override {
-    const Slot& slot = *slots_.at(key);
+  const uint8_t* bytes(const Blob& blob) const override {
+    const auto& slot = static_cast<const Slot&>(blob);
     if (!slot.pages || slot.size == 0) {
       return slot.original.data();
     }
@@ -77,7 +80,7 @@ class StagedRevert final : public StagedCommit {
   const BlobCache& owner_;
   const PlacedBlobs& blobs_;
   uint64_t version_;
-  TextMap<const Slot*> slots_;
+  std::vector<const Blob*> slots_; // in the order of addresses
   mutable std::unordered_map<const Slot*, Mapping> maps_;
 };
 

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "cache/mapped_cache.h"
 #include "format/digest.h"
 #include "os/file.h"
 #include "os/text.h"
@@ -105,14 +106,14 @@ std::vector<Identity> ConstantSources::identify() const {
   std::vector<Identity> identities(blobs_.size());
   for (size_t i = 0; i < blobs_.size(); ++i) {
     if (owners_[i] != nullptr) {
-      identities[i] = {owners_[i], owners_[i]->version(constants_[i].key)};
+      identities[i] = {owners_[i], mapped(*owners_[i]).version_of(*blobs_[i])};
     }
   }
   return identities;
 }
 
 bool ConstantSources::changes(const StagedCommit& commit, size_t i) const {
-  return owners_[i] == &commit.owner() && commit.changes(constants_[i].key);
+  return blobs_[i] != nullptr && commit.changes(*blobs_[i]);
 }
 
 std::vector<size_t> ConstantSources::changed_by(const StagedCommit& commit) const {
@@ -244,7 +245,7 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
     if (view.size == 0 || !changes(*commit, i)) {
       continue;
     }
-    const uint8_t* staged = commit->bytes(constants_[i].key);
+    const uint8_t* staged = commit->bytes(*blobs_[i]);
     if (!constants_[i].holes.empty()) { // copied into the payload before the backend sees it
       bytes[i].afterwards = view.data;
       view.data = staged;

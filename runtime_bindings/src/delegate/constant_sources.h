@@ -45,6 +45,8 @@ class ConstantSources {
   std::vector<Identity> identify() const;
   /// Constants that a commit changes.
   std::vector<size_t> changed_by(const StagedCommit& commit) const;
+  /// The blob of a constant; nullptr if it is none of a cache.
+  const Blob* blob_of(size_t i) const { return blobs_[i]; }
   /// Bytes of the constants that differ.
   uint64_t bytes_changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const;
   /// The names under which the inner backend packs the constants; under a Reading.

@@ -347,7 +347,11 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
     }
     if (recipe_->pages != nullptr) {
       recipe_->pages->manage(*unit.entry, keys_of(unit, constants));
-      written_.push_back(unit.entry);
+      for (const std::optional<size_t>& source : unit.sources) {
+        if (source) {
+          written_.emplace(*source, unit.entry);
+        }
+      }
     }
   }
   sources_.set_written_through(std::move(through));
@@ -387,6 +391,18 @@ EtError Delegate::execute(et::BackendExecutionContext& context, et::Span<et::EVa
   return inner_->execute(context, arguments);
 }
 
+/// The entries that are written in place when some constants change.
+std::set<const PackedEntry*> Delegate::entries_of(const std::vector<size_t>& changed) const {
+  std::set<const PackedEntry*> entries;
+  for (const size_t i : changed) {
+    const auto [first, last] = written_.equal_range(i);
+    for (auto each = first; each != last; ++each) {
+      entries.insert(each->second);
+    }
+  }
+  return entries;
+}
+
 /// Make a handle for the weights after a commit, while the old one is in use.
 std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     const StagedCommit& commit, std::shared_ptr<Link> link) const {
@@ -402,12 +418,12 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     auto next = std::make_unique<Next>();
     next->link = std::move(link);
     if (recipe_->pages != nullptr) {
-      next->writes = recipe_->pages->prepare(commit, written_);
+      next->writes = recipe_->pages->prepare(commit, entries_of(changed));
     }
     const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
       const DelegateConstant& scale = recipe_->payload.constants[i];
       return std::count(changed.begin(), changed.end(), i) != 0 &&
-          !are_scales(commit.bytes(scale.key), static_cast<size_t>(scale.nbytes));
+          !are_scales(commit.bytes(*sources_.blob_of(i)), static_cast<size_t>(scale.nbytes));
     });
     if (asks) {
       make(identities, &commit, nullptr); // XNNPACK says what is wrong with them

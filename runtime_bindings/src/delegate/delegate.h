@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -56,6 +57,7 @@ class Delegate final : private ForkAware {
   };
 
   std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const;
+  std::set<const PackedEntry*> entries_of(const std::vector<size_t>& changed) const;
   void apply(Next& next) noexcept;
   void refresh();
   bool needs_handle(const std::vector<Identity>& identities) const;
@@ -95,7 +97,7 @@ class Delegate final : private ForkAware {
   std::vector<Identity> identities_; // what inner_ was made from
   std::unique_ptr<InnerHandle> inner_;
   std::shared_ptr<PackedFolder> packed_store_; // to report to; may be null
-  std::vector<const PackedEntry*> written_; // the entries of packed weights that change in place
+  std::multimap<size_t, const PackedEntry*> written_; // by constant, the entries that change in place with it
   std::vector<size_t> scales_; // of integers that are written in place
   bool forked_ = false;
   OwnLink link_; // destroyed first

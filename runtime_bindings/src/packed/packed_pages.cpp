@@ -1,7 +1,6 @@
 #include "packed/packed_pages.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "os/fork.h"
@@ -102,9 +101,9 @@ void PackedPages::manage(const PackedEntry& at, const std::vector<std::string>& 
   const auto [found, fresh] = entries_.try_emplace(&at);
   if (fresh) {
     found->second.map = &lease_->map_of(at);
-    found->second.keys = keys;
     for (const std::string& key : keys) {
       const Blob* blob = key.empty() ? nullptr : cache_->find(key);
+      found->second.blobs.push_back(blob);
       found->second.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
     }
     if (base_ != nullptr) {
@@ -155,17 +154,14 @@ void PackedPages::after_destroy() {
   }
 }
 
-PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::vector<const PackedEntry*>& entries) {
+PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::set<const PackedEntry*>& entries) {
   const std::lock_guard<std::mutex> guard(mutex_);
   Writes writes;
   for (const PackedEntry* at : entries) {
     Entry& entry = entries_.at(at);
-    const auto changes = [&](const std::string& key) { return !key.empty() && commit.changes(key); };
-    if (std::none_of(entry.keys.begin(), entry.keys.end(), changes)) {
-      continue;
-    }
-    const bool restores = std::all_of(entry.keys.begin(), entry.keys.end(), [&](const std::string& key) {
-      return key.empty() || (changes(key) ? commit.restores_file() : !cache_->differs_from_file(key));
+    const bool restores = std::all_of(entry.blobs.begin(), entry.blobs.end(), [&](const Blob* blob) {
+      return blob == nullptr ||
+          (commit.changes(*blob) ? commit.restores_file() : !cache_->differs_from_file(blob->key));
     });
     std::shared_ptr<Write> write = entry.pending.lock(); // of another delegate
     if (write == nullptr || write->done_) {
@@ -210,8 +206,8 @@ void PackedPages::write(Write& write) noexcept {
 
 /// Give an entry that no handle uses yet the bytes of the cache.
 void PackedPages::synchronize(const PackedEntry& at, Entry& entry) {
-  const bool differs = std::any_of(entry.keys.begin(), entry.keys.end(), [&](const std::string& key) {
-    return !key.empty() && cache_->differs_from_file(key);
+  const bool differs = std::any_of(entry.blobs.begin(), entry.blobs.end(), [&](const Blob* blob) {
+    return blob != nullptr && cache_->differs_from_file(blob->key);
   });
   if (differs) {
     const std::shared_ptr<Write> change = prepare_write(at, entry, /*restores=*/false);

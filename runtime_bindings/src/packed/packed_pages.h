@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,14 +71,15 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
   bool after_init();
   void after_destroy();
 
-  /// Prepare what a commit changes in some entries that are managed. @throws Error FileAccess: not enough memory.
-  Writes prepare(const StagedCommit& commit, const std::vector<const PackedEntry*>& entries);
+  /// Prepare some entries that are managed for a commit that changes them.
+  /// @throws Error FileAccess: there is not enough memory.
+  Writes prepare(const StagedCommit& commit, const std::set<const PackedEntry*>& entries);
 
  private:
   struct Entry {
     const PackedMap* map = nullptr;
-    std::vector<std::string> keys; // of the blobs that it is made of; empty for one that is missing
-    PackedSources sources; // these blobs
+    std::vector<const Blob*> blobs; // that it is made of; nullptr for one that is missing
+    PackedSources sources; // their bytes
     std::optional<FilePages> pages; // once ExecuTorch has mapped the file, and the entry was changed
     std::weak_ptr<Write> pending; // of the commit that is being prepared
   };
