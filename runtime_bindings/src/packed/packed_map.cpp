@@ -17,6 +17,7 @@ constexpr size_t kMostSources = 8;
 constexpr size_t kMostNests = 4096; // a longer map would not be compact
 constexpr size_t kLongestGroup = 32; // nests that are repeated together
 constexpr uint64_t kTile = 16;
+constexpr uint64_t kAhead = 128; // bytes in which a row goes on, fetched while a tile is written: rows lie pages apart
 
 constexpr uint64_t kPerSource = uint64_t{1} << 20; // numbers for each source beside the weight
 constexpr uint64_t kMostWord = (uint64_t{1} << 24) - 2; // floats count exactly up to 2**24
@@ -417,6 +418,9 @@ void transpose(uint8_t* to, const uint8_t* from, uint64_t rows, int64_t from_ste
   for (uint64_t begin = 0; begin < whole_columns; begin += kTile) {
     const uint64_t end = std::min(whole_columns, begin + kTile);
     for (uint64_t row = 0; row < whole_rows; row += 4) {
+      for (int64_t i = 0; i < 4; ++i) {
+        __builtin_prefetch(from + at(row, from_step) + i * from_step + at(begin, 4) + kAhead, 0, 2);
+      }
       for (uint64_t column = begin; column < end; column += 4) {
         transpose_four(
             to + at(row, 4) + at(column, to_step), to_step, from + at(row, from_step) + at(column, 4), from_step);
