@@ -118,7 +118,10 @@ struct Delegate::Next final : CommitFollower::Prepared {
   void apply() noexcept override { link->apply(*this); }
 
   std::shared_ptr<Link> link;
-  std::vector<Identity> identities;
+  uint64_t generation = 0; // of the cache before the commit
+  std::vector<size_t> changed; // constants
+  uint64_t version = 0; // that they get
+  std::vector<Identity> identities; // of all constants, if there is a new handle
   PackedPages::Writes writes;
   std::unique_ptr<InnerHandle> inner; // null if all that changes is written in place
   uint64_t freed = 0;
@@ -406,17 +409,22 @@ std::set<const PackedEntry*> Delegate::entries_of(const std::vector<size_t>& cha
 /// Make a handle for the weights after a commit, while the old one is in use.
 std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     const StagedCommit& commit, std::shared_ptr<Link> link) const {
-  const std::vector<size_t> changed = sources_.changed_by(commit);
+  std::vector<size_t> changed = sources_.changed_by(commit);
   if (changed.empty()) {
     return nullptr;
   }
-  std::vector<Identity> identities = sources_.identify();
-  for (const size_t i : changed) {
-    identities[i].version = commit.version();
-  }
+  const auto identify = [&] {
+    std::vector<Identity> identities = sources_.identify();
+    for (const size_t i : changed) {
+      identities[i].version = commit.version();
+    }
+    return identities;
+  };
   try {
     auto next = std::make_unique<Next>();
     next->link = std::move(link);
+    next->generation = cache_->generation();
+    next->version = commit.version();
     if (recipe_->pages != nullptr) {
       next->writes = recipe_->pages->prepare(commit, entries_of(changed));
     }
@@ -426,15 +434,16 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
           !are_scales(commit.bytes(*sources_.blob_of(i)), static_cast<size_t>(scale.nbytes));
     });
     if (asks) {
-      make(identities, &commit, nullptr); // XNNPACK says what is wrong with them
+      make(identify(), &commit, nullptr); // XNNPACK says what is wrong with them
     }
     if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
-      next->inner = make(identities, &commit, nullptr);
+      next->identities = identify();
+      next->inner = make(next->identities, &commit, nullptr);
       if (packed_store_ != nullptr) {
         packed_store_->note_repacked();
       }
     }
-    next->identities = std::move(identities);
+    next->changed = std::move(changed);
     return next;
   } catch (const Failure& failure) {
     throw Error(
@@ -457,6 +466,15 @@ void Delegate::apply(Next& next) noexcept {
     write->apply();
   }
   const uint64_t generation = cache_->generation(); // first, so that a commit from here on has a later one
+  if (next.inner == nullptr) {
+    if (generation_ == next.generation && generation == next.generation + 1) { // otherwise the next call compares
+      for (const size_t i : next.changed) {
+        identities_[i].version = next.version;
+      }
+      generation_ = generation;
+    }
+    return;
+  }
   try {
     if (sources_.identify() != next.identities) {
       return;
@@ -464,11 +482,9 @@ void Delegate::apply(Next& next) noexcept {
   } catch (...) { // out of memory
     return;
   }
-  if (next.inner != nullptr) {
-    next.freed = sources_.bytes_changed(identities_, next.identities);
-    inner_.swap(next.inner);
-    inner_->settle_names();
-  }
+  next.freed = sources_.bytes_changed(identities_, next.identities);
+  inner_.swap(next.inner);
+  inner_->settle_names();
   identities_.swap(next.identities);
   generation_ = generation;
 }
