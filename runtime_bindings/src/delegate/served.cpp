@@ -1,6 +1,7 @@
 #include "delegate/served.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,7 @@ namespace et = executorch::runtime;
 struct List : ForkAware {
   std::mutex mutex;
   std::vector<const Served*> all;
+  std::atomic<uint64_t> changes{0};
 
   static List& get() {
     static auto* list = new List; // delegates may be destroyed while the process ends, in any order
@@ -77,6 +79,7 @@ Served::Served(
   look_up(program, unknown);
   const std::lock_guard<std::mutex> guard(list.mutex);
   list.all.push_back(this);
+  list.changes.fetch_add(1);
 }
 
 void Served::learn(const Served& other, std::map<const BlobCache*, const DelegateConstant*>& unknown) {
@@ -141,6 +144,11 @@ Served::~Served() {
   List& list = List::get();
   const std::lock_guard<std::mutex> guard(list.mutex);
   list.all.erase(std::remove(list.all.begin(), list.all.end(), this), list.all.end());
+  list.changes.fetch_add(1);
+}
+
+uint64_t served_changes() {
+  return List::get().changes.load();
 }
 
 } // namespace blobstore::internal

@@ -1,6 +1,7 @@
 // What is known about programs that ExecuTorch's own runtime loads on a cache: their delegates say it.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +15,9 @@
 #include "delegate/delegate_payload.h"
 
 namespace blobstore::internal {
+
+/// Grows with every change of what `served_delegates` lists, of any cache.
+uint64_t served_changes();
 
 /// Lists a delegate in `served_delegates` as long as it lives.
 class Served {

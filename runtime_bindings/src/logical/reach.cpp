@@ -8,6 +8,7 @@
 #include <blobstore/delegate.h>
 
 #include "delegate/delegate_payload.h"
+#include "delegate/served.h"
 #include "format/constants.h"
 #include "format/flatbuffer.h"
 #include "format/text_hash.h"
@@ -610,6 +611,14 @@ std::set<std::string_view> Reach::without_effect(
     const Index& index,
     const std::vector<std::string_view>& names,
     std::vector<std::string>& problems) {
+  const uint64_t programs = served_changes() + program_changes(); // first, so that a later one is noticed next time
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (programs == programs_ &&
+        std::all_of(names.begin(), names.end(), [&](std::string_view name) { return with_effect_.count(name) != 0; })) {
+      return {};
+    }
+  }
   if (served_delegates(cache).empty()) {
     return {};
   }
@@ -623,6 +632,16 @@ std::set<std::string_view> Reach::without_effect(
   if (!stale.empty()) {
     for_each(cache, index, [&](const LoadedWeights& weights) { weights.find_stale(stale, problems); });
     problems = each_once(std::move(problems));
+  }
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (programs != programs_) {
+    with_effect_.clear();
+    programs_ = programs;
+  }
+  for (const std::string_view name : names) {
+    if (stale.count(name) == 0 && (index.find(name) != nullptr || cache.owns(name))) {
+      with_effect_.emplace(name);
+    }
   }
   return stale;
 }

@@ -95,6 +95,8 @@ class Reach : private ForkAware {
   std::mutex mutex_; // guards what follows; taken last
   std::map<uint64_t, std::shared_ptr<const Above>> above_; // by id
   Files served_;
+  uint64_t programs_ = 0; // when with_effect_ was filled: as long as the same programs are loaded
+  std::set<std::string, std::less<>> with_effect_; // names that `without_effect` did not return
 };
 
 } // namespace blobstore::internal

@@ -1,6 +1,7 @@
 #include "program/loaded_program.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/runtime.h>
@@ -29,6 +30,7 @@ std::shared_ptr<Mapping> make_arena(size_t size) {
 struct List : ForkAware {
   std::mutex mutex;
   std::vector<std::weak_ptr<const LoadedProgram>> all;
+  std::atomic<uint64_t> changes{0};
 
   static List& get() {
     static auto* list = new List; // programs may be destroyed while the process ends, in any order
@@ -45,6 +47,7 @@ struct List : ForkAware {
     const std::lock_guard<std::mutex> guard(mutex);
     all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
     all.push_back(program);
+    changes.fetch_add(1);
   }
 };
 
@@ -71,6 +74,15 @@ std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& c
     }
   }
   return found;
+}
+
+uint64_t program_changes() {
+  return List::get().changes.load();
+}
+
+LoadedProgram::~LoadedProgram() {
+  leave();
+  List::get().changes.fetch_add(1);
 }
 
 const ProgramParts& LoadedProgram::parts() const {

@@ -30,7 +30,7 @@ class LoadedProgram final : public Program, private ForkAware {
  public:
   /// @param packed may be null.
   LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedFolder> packed);
-  ~LoadedProgram() override { leave(); }
+  ~LoadedProgram() override;
 
   const std::string& path() const override { return image_.path(); }
   std::pair<const uint8_t*, size_t> file() const override {
@@ -93,5 +93,7 @@ class LoadedProgram final : public Program, private ForkAware {
 /// The programs that are loaded now on a cache or on a cache above it, in the order in which they were loaded. A
 /// program counts as long as one of its methods lives.
 std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& cache);
+/// Grows with every change of what `programs_on` returns, of any cache.
+uint64_t program_changes();
 
 } // namespace blobstore::internal
