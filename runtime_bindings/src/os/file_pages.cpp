@@ -118,7 +118,7 @@ void FilePages::write(Prepared&& prepared, const void* data) {
 
 FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {
   Prepared prepared;
-  if (replaced_) {
+  if (replaced_ || written_) {
     return prepared;
   }
 #if BLOBSTORE_LINUX
@@ -132,9 +132,9 @@ FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {
   return prepared;
 }
 
-uint8_t* FilePages::write_fresh(Prepared&& prepared) {
-  move(prepared, begin_, size_);
-  return static_cast<uint8_t*>(pointer(begin_));
+bool FilePages::write_fresh(Prepared&& prepared) {
+  written_ = true;
+  return move(prepared, begin_, size_);
 }
 
 /// Move fresh pages to their place. @returns whether there are any, and the system did it.
@@ -179,6 +179,7 @@ void FilePages::give_back(uintptr_t begin, uintptr_t end) {
   if (begin >= end) {
     return;
   }
+  written_ = false;
 #if BLOBSTORE_LINUX
   if (!replaced_) {
     madvise(pointer(begin), end - begin, MADV_DONTNEED);

@@ -50,8 +50,9 @@ class FilePages {
   /// For a run of whole pages: allocate the memory for new contents that are made in place.
   /// @throws Error FileAccess: there is not enough memory.
   Prepared prepare_fresh(const std::string& what) const;
-  /// Put it in place. @returns where the contents go: zeros, or the old contents.
-  uint8_t* write_fresh(Prepared&& prepared);
+  /// Put it in place. @returns whether the run now has zeros, rather than the old contents.
+  bool write_fresh(Prepared&& prepared);
+  uint8_t* data() const { return reinterpret_cast<uint8_t*>(begin_); }
 
   /// The file's bytes around the own pages. They are read before anything changes, because reading can fail.
   struct Edges {
@@ -75,6 +76,7 @@ class FilePages {
   const File* file_;
   uint64_t offset_;
   bool replaced_ = false; // the own pages no longer belong to the map of the file
+  bool written_ = false; // all pages are copies of this process, if the run is one of whole pages
 };
 
 } // namespace blobstore::internal

@@ -467,7 +467,14 @@ void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* 
 } // namespace
 
 void PackedMap::apply(const PackedSources& sources, uint8_t* packed) const {
+  apply_some(sources, std::vector<bool>(sources.size(), true), packed);
+}
+
+void PackedMap::apply_some(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const {
   for (const Nest& nest : nests_) {
+    if (!changed[nest.source]) {
+      continue;
+    }
     uint8_t* to = packed + nest.to;
     const uint8_t* from = sources[nest.source].data + nest.from;
     switch (nest.kind) {

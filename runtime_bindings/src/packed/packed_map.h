@@ -60,6 +60,8 @@ class PackedMap {
   size_t size() const { return size_; }
   /// Write the packed bytes. @param packed `size` bytes, all zero.
   void apply(const PackedSources& sources, uint8_t* packed) const;
+  /// Write those that are made of sources that changed. @param packed what the map gives of the others.
+  void apply_some(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const;
   /// Whether these packed bytes are made of these sources, as the map says.
   bool gives(const PackedSources& sources, const uint8_t* packed, size_t size) const;
 

@@ -1,6 +1,7 @@
 #include "packed/packed_pages.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "os/fork.h"
@@ -165,7 +166,11 @@ PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::
     });
     std::shared_ptr<Write> write = entry.pending.lock(); // of another delegate
     if (write == nullptr || write->done_) {
-      write = prepare_write(*at, entry, restores);
+      std::vector<bool> changed;
+      for (const Blob* blob : entry.blobs) {
+        changed.push_back(blob != nullptr && commit.changes(*blob));
+      }
+      write = prepare_write(*at, entry, std::move(changed), restores);
       entry.pending = write;
     }
     writes.push_back(std::move(write));
@@ -174,10 +179,12 @@ PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::
 }
 
 /// Allocate what a write takes.
-std::shared_ptr<PackedPages::Write> PackedPages::prepare_write(const PackedEntry& at, Entry& entry, bool restores) {
+std::shared_ptr<PackedPages::Write> PackedPages::prepare_write(
+    const PackedEntry& at, Entry& entry, std::vector<bool> changed, bool restores) {
   auto write = std::make_shared<Write>();
   write->pages_ = shared_from_this();
   write->entry_ = &entry;
+  write->changed_ = std::move(changed);
   write->restores_ = restores;
   if (!entry.pages && !restores) {
     const uint64_t size = align_up(at.size, page_size()); // entries begin with a page
@@ -200,7 +207,11 @@ void PackedPages::write(Write& write) noexcept {
     entry.pages->restore_whole_pages();
     return;
   }
-  entry.map->apply(entry.sources, entry.pages->write_fresh(std::move(write.fresh_)));
+  if (entry.pages->write_fresh(std::move(write.fresh_))) {
+    entry.map->apply(entry.sources, entry.pages->data());
+  } else {
+    entry.map->apply_some(entry.sources, write.changed_, entry.pages->data());
+  }
   store_->note_written();
 }
 
@@ -210,7 +221,8 @@ void PackedPages::synchronize(const PackedEntry& at, Entry& entry) {
     return blob != nullptr && cache_->differs_from_file(blob->key);
   });
   if (differs) {
-    const std::shared_ptr<Write> change = prepare_write(at, entry, /*restores=*/false);
+    const std::shared_ptr<Write> change =
+        prepare_write(at, entry, std::vector<bool>(entry.blobs.size(), true), /*restores=*/false);
     write(*change);
   }
 }

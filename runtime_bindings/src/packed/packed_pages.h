@@ -1,12 +1,12 @@
 // Packed weights that change in place, together with the weights of a cache.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <blobstore/cache.h>
@@ -38,6 +38,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
     std::shared_ptr<PackedPages> pages_;
     Entry* entry_ = nullptr;
     FilePages::Prepared fresh_;
+    std::vector<bool> changed_; // of the sources
     bool restores_ = false; // the file's bytes come back
     bool done_ = false;
   };
@@ -84,7 +85,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
     std::weak_ptr<Write> pending; // of the commit that is being prepared
   };
 
-  std::shared_ptr<Write> prepare_write(const PackedEntry& at, Entry& entry, bool restores);
+  std::shared_ptr<Write> prepare_write(const PackedEntry& at, Entry& entry, std::vector<bool> changed, bool restores);
   void write(Write& write) noexcept;
   void synchronize(const PackedEntry& at, Entry& entry);
 
@@ -94,7 +95,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
   File file_; // for the path
   std::string path_;
   std::mutex mutex_; // guards what follows
-  std::map<const PackedEntry*, Entry> entries_;
+  std::unordered_map<const PackedEntry*, Entry> entries_;
   uint8_t* base_ = nullptr; // where ExecuTorch has mapped the file
   size_t handles_ = 0;
   std::vector<uint8_t*> others_; // maps of the file that other caches have
