@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from blobstore.core.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.memory.arrays import DTYPES, KINDS, Plain
+from blobstore.core.memory.arrays import DTYPES, Plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.tensors import as_bytes, check_by_name, scalar_type_of
 from blobstore.core.notebook import block, heading, shown, table
@@ -126,12 +125,11 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             As `BlobCache.update`.
         """
         check_by_name(values)
-        self.check_names(values)
-        return self.commit([item for name, value in values.items() for item in self._items(name, value)], finite=finite)
+        return int(self._native.update(list(values.items()), self._items, finite))
 
     def commit(self, items: list[Item], *, finite: bool = False) -> int:
         """As `update`, for values that were taken apart already."""
-        return int(self._native.update(items, finite))
+        return int(self._native.commit(items, finite))
 
     def copies(self, name: str, value: Any) -> list[Item]:
         """Copies of a value for a tensor, after the checks that need no other tensor.
@@ -211,9 +209,6 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def _items(self, name: str, value: Any) -> list[Item]:
         """A value as the native module takes it; of a tensor that torchao quantized, the integers and the scales."""
-        if (array := _as_array(value)) is not None:  # `as_bytes` would take most of the time of an update
-            layout = int(KINDS[array.dtype]), array.shape, tuple(range(array.ndim))
-            return [(name, array, layout, type(value).__name__)]
         if hasattr(value, "qdata") and hasattr(value, "scale") and name in self:
             scales = f"{self[name].name}.scale"
             if scales in self and self[scales].keys:
@@ -230,17 +225,6 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def _unknown(self, name: object) -> KeyNotFoundError:
         return KeyNotFoundError(decode_text(self._native.unknown(_text(name))))
-
-
-def _as_array(value: Any) -> np.ndarray | None:
-    """An array over the memory of a tensor or an array that is contiguous, if numpy has its dtype."""
-    torch = sys.modules.get("torch")
-    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
-        try:  # it refuses what is not the bytes as they lie there; to ask first takes longer than that, with cold caches
-            value = (value.detach() if value.requires_grad else value).numpy()
-        except (TypeError, RuntimeError):
-            return None
-    return value if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.dtype in KINDS else None
 
 
 def _text(name: object) -> str:

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <unordered_map>
 
 #include "convert.h"
+#include "dense.h"
 #include "interpreter.h"
 
 namespace blobstore::python {
@@ -11,73 +11,6 @@ using et::TensorInfo;
 
 namespace {
 
-/// torch's types by identity, and its tensor class; filled when torch is first found.
-struct Torch {
-  nb::object module; // keeps the class alive
-  PyTypeObject* tensor = nullptr;
-  std::unordered_map<PyObject*, int8_t> types;
-};
-
-Torch* known_torch() {
-  static Torch* known = nullptr;
-  if (known == nullptr) {
-    PyObject* name = PyUnicode_InternFromString("torch");
-    nb::object module = nb::steal(PyImport_GetModule(name));
-    Py_DECREF(name);
-    if (!module.is_valid() || !nb::hasattr(module, "Tensor")) {
-      PyErr_Clear();
-      return nullptr;
-    }
-    constexpr std::pair<const char*, int8_t> kTypes[] = {
-        {"uint8", 0},
-        {"int8", 1},
-        {"int16", 2},
-        {"int32", 3},
-        {"int64", 4},
-        {"float16", 5},
-        {"float32", 6},
-        {"float64", 7},
-        {"bool", 11},
-        {"bfloat16", 15},
-        {"float8_e5m2", 23},
-        {"float8_e4m3fn", 24},
-        {"uint16", 27},
-        {"uint32", 28},
-        {"uint64", 29},
-    };
-    auto* made = new Torch;
-    made->module = module;
-    made->tensor = reinterpret_cast<PyTypeObject*>(module.attr("Tensor").ptr());
-    for (const auto& [type, number] : kTypes) {
-      if (nb::hasattr(module, type)) {
-        made->types[module.attr(type).ptr()] = number;
-      }
-    }
-    known = made;
-  }
-  return known;
-}
-
-PyObject* interned(const char* text) {
-  return PyUnicode_InternFromString(text);
-}
-
-nb::object get(nb::handle object, PyObject* name) {
-  PyObject* const value = run_python([&] { return PyObject_GetAttr(object.ptr(), name); });
-  if (value == nullptr) {
-    throw nb::python_error();
-  }
-  return nb::steal(value);
-}
-
-nb::object call(nb::handle object, PyObject* name) {
-  PyObject* const value = run_python([&] { return PyObject_CallMethodNoArgs(object.ptr(), name); });
-  if (value == nullptr) {
-    throw nb::python_error();
-  }
-  return nb::steal(value);
-}
-
 bool is_row_major(const TensorInfo& info) {
   const auto order = info.dim_order();
   for (size_t i = 0; i < order.size(); ++i) {
@@ -86,43 +19,6 @@ bool is_row_major(const TensorInfo& info) {
     }
   }
   return true;
-}
-
-/// The scalar type of a buffer's format, or -1.
-int8_t type_of_format(const char* format, Py_ssize_t item_size) {
-  if (format == nullptr) {
-    return 0;
-  }
-  if (format[0] == '@' || format[0] == '=' || format[0] == '<') { // little-endian, as this machine is
-    ++format;
-  }
-  if (format[0] == '\0' || format[1] != '\0') {
-    return -1;
-  }
-  switch (format[0]) {
-    case '?':
-      return 11;
-    case 'e':
-      return 5;
-    case 'f':
-      return 6;
-    case 'd':
-      return 7;
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-      return item_size == 1 ? 1 : item_size == 2 ? 2 : item_size == 4 ? 3 : 4;
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-      return item_size == 1 ? 0 : item_size == 2 ? 27 : item_size == 4 ? 28 : 29;
-    default:
-      return -1;
-  }
 }
 
 } // namespace
@@ -152,13 +48,14 @@ Arguments::Arguments(const nb::args& values, const et::MethodMeta& method)
       }
       const TensorInfo* expected = info ? &*info : nullptr;
       const nb::handle value = values[i];
-      Torch* known = known_torch();
-      if (known != nullptr && PyObject_TypeCheck(value.ptr(), known->tensor)) {
+      const bool as_it_lies = expected == nullptr || is_row_major(*expected);
+      if (is_torch(value)) {
         torch_ = true;
-        if (take_torch(i, value, expected)) {
+        const std::optional<Dense> dense = as_it_lies ? dense_tensor(value) : std::nullopt;
+        if (dense && take_dense(i, *dense, expected)) {
           continue;
         }
-      } else if (PyObject_CheckBuffer(value.ptr()) && take_buffer(i, value, expected)) {
+      } else if (as_it_lies && PyObject_CheckBuffer(value.ptr()) && take_buffer(i, value, expected)) {
         continue;
       }
       take_other(i, value, tag.ok() && tag.get() == et::Tag::Double, expected);
@@ -177,24 +74,6 @@ Arguments::~Arguments() {
   }
 }
 
-bool Arguments::set_sizes(size_t index, nb::handle sizes) {
-  Place& place = places_[index];
-  const Py_ssize_t rank = PyTuple_GET_SIZE(sizes.ptr());
-  if (rank > static_cast<Py_ssize_t>(et::kTensorDimensionLimit)) {
-    return false;
-  }
-  place.rank = static_cast<uint8_t>(rank);
-  for (Py_ssize_t i = 0; i < rank; ++i) {
-    const long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
-    if (size < 0 || size > INT32_MAX) {
-      PyErr_Clear();
-      return false;
-    }
-    place.sizes[i] = static_cast<int32_t>(size);
-  }
-  return true;
-}
-
 /// Make the tensor of the sizes and the type in its place, in the dim order that the method takes.
 void Arguments::set_tensor(size_t index, void* data, bool in_place, const TensorInfo* expected) {
   Place& place = places_[index];
@@ -211,50 +90,29 @@ void Arguments::set_tensor(size_t index, void* data, bool in_place, const Tensor
   in_place_[index] = in_place;
 }
 
-bool Arguments::take_torch(size_t index, nb::handle value, const TensorInfo* expected) {
-  static PyObject* const dtype = interned("dtype");
-  static PyObject* const shape = interned("shape");
-  static PyObject* const is_cpu = interned("is_cpu");
-  static PyObject* const is_neg = interned("is_neg");
-  static PyObject* const is_contiguous = interned("is_contiguous");
-  static PyObject* const data_ptr = interned("data_ptr");
-  const auto& types = known_torch()->types;
-  const auto type = types.find(get(value, dtype).ptr());
-  if (type == types.end() || (expected != nullptr && !is_row_major(*expected)) || get(value, is_cpu).ptr() != Py_True ||
-      call(value, is_contiguous).ptr() != Py_True || call(value, is_neg).ptr() == Py_True) {
-    return false;
+bool Arguments::take_dense(size_t index, const Dense& dense, const TensorInfo* expected) {
+  Place& place = places_[index];
+  place.scalar_type = dense.scalar_type;
+  place.rank = dense.rank;
+  for (uint8_t i = 0; i < dense.rank; ++i) {
+    if (dense.sizes[i] > INT32_MAX) {
+      return false;
+    }
+    place.sizes[i] = static_cast<int32_t>(dense.sizes[i]);
   }
-  places_[index].scalar_type = type->second;
-  if (!set_sizes(index, get(value, shape))) {
-    return false;
-  }
-  set_tensor(index, PyLong_AsVoidPtr(call(value, data_ptr).ptr()), /*in_place=*/true, expected);
+  set_tensor(index, dense.data, dense.writable, expected);
   return true;
 }
 
 bool Arguments::take_buffer(size_t index, nb::handle value, const TensorInfo* expected) {
   Py_buffer buffer;
-  if ((expected != nullptr && !is_row_major(*expected)) ||
-      PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+  if (PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     return false;
   }
   buffers_.push_back(buffer);
-  const int8_t type = type_of_format(buffer.format, buffer.itemsize);
-  if (type < 0 || buffer.ndim > static_cast<int>(et::kTensorDimensionLimit)) {
-    return false;
-  }
-  Place& place = places_[index];
-  place.scalar_type = type;
-  place.rank = static_cast<uint8_t>(buffer.ndim);
-  for (int i = 0; i < buffer.ndim; ++i) {
-    if (buffer.shape[i] > INT32_MAX) {
-      return false;
-    }
-    place.sizes[i] = static_cast<int32_t>(buffer.shape[i]);
-  }
-  set_tensor(index, buffer.buf, buffer.readonly == 0, expected);
-  return true;
+  const std::optional<Dense> dense = dense_buffer(buffer);
+  return dense && take_dense(index, *dense, expected);
 }
 
 /// Numbers, and everything that the Python side can turn into bytes: other orders of dimensions, other types.

@@ -21,6 +21,8 @@ namespace blobstore::python {
 
 namespace nb = nanobind;
 
+struct Dense; // in dense.h
+
 /// Functions that the Python side lends for rare cases; see blobstore.runtime. Never freed, because the interpreter may
 /// end first.
 struct Helpers {
@@ -54,6 +56,8 @@ class Buffers {
 
   /// The contiguous bytes of an object. Valid as long as this.
   const Py_buffer& take(nb::handle object);
+  /// The same with their format and shape; nullptr if the object cannot give that.
+  const Py_buffer* take_shaped(nb::handle object);
 
  private:
   std::deque<Py_buffer> held_;
@@ -95,11 +99,10 @@ class Arguments {
     std::optional<executorch::aten::TensorImpl> tensor;
   };
 
-  bool take_torch(size_t index, nb::handle value, const executorch::runtime::TensorInfo* expected);
+  bool take_dense(size_t index, const Dense& dense, const executorch::runtime::TensorInfo* expected);
   bool take_buffer(size_t index, nb::handle value, const executorch::runtime::TensorInfo* expected);
   /// @param real whether an int stands for a float.
   void take_other(size_t index, nb::handle value, bool real, const executorch::runtime::TensorInfo* expected);
-  bool set_sizes(size_t index, nb::handle sizes);
   void set_tensor(size_t index, void* data, bool in_place, const executorch::runtime::TensorInfo* expected);
 
   std::vector<Place> places_;

@@ -55,6 +55,15 @@ const Py_buffer& Buffers::take(nb::handle object) {
   return held_.emplace_back(buffer);
 }
 
+const Py_buffer* Buffers::take_shaped(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return &held_.emplace_back(buffer);
+}
+
 Helpers& helpers() {
   static auto* all = new Helpers;
   return *all;

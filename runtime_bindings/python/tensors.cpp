@@ -10,6 +10,7 @@
 #include <map>
 
 #include "convert.h"
+#include "dense.h"
 #include "interpreter.h"
 #include "logical/cache_tensors.h"
 #include "logical/numbers.h"
@@ -177,11 +178,69 @@ nb::tuple describe(const Tensors& tensors, const std::string& name) {
       found.auxiliary);
 }
 
-uint64_t update(const Tensors& tensors, const nb::list& items, bool finite) {
-  Buffers buffers;
-  const std::vector<Given> given = all_given(items, buffers);
+/// @throws Error KeyNotFound: it is no text that UTF-8 can have, as all names are.
+std::string name_from(const Tensors& tensors, nb::handle name) {
+  Py_ssize_t size = 0;
+  if (const char* text = PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr) {
+    return {text, static_cast<size_t>(size)};
+  }
+  PyErr_Clear();
+  const nb::str shown(name);
+  const nb::bytes escaped = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(shown.ptr(), "utf-8", "backslashreplace"));
+  throw tensors.updates().unknown(to_string(escaped));
+}
+
+/// A tensor or an array whose memory is used as it is; empty for other values.
+std::optional<Given> given_in_place(nb::handle value, Buffers& buffers) {
+  std::optional<Dense> dense = dense_tensor(value);
+  if (!dense && is_array(value)) {
+    const Py_buffer* buffer = buffers.take_shaped(value);
+    dense = buffer != nullptr ? dense_buffer(*buffer) : std::nullopt;
+  }
+  if (!dense) {
+    return std::nullopt;
+  }
+  Given given;
+  given.value.scalar_type = dense->scalar_type;
+  given.value.sizes.assign(dense->sizes.begin(), dense->sizes.begin() + dense->rank);
+  given.value.data = static_cast<const uint8_t*>(dense->data);
+  given.value.nbytes = dense->nbytes;
+  given.dim_order = row_major(dense->rank);
+  return given;
+}
+
+uint64_t commit(const Tensors& tensors, const std::vector<Given>& given, bool finite) {
   const CacheTensors& on_cache = tensors.on_cache();
   return tensors.run([&] { return on_cache.update(given, finite); });
+}
+
+/// @param values pairs of a name and a value. @param items_of (name, value) -> items, for values that are no dense
+///   tensors.
+uint64_t update(const Tensors& tensors, const nb::list& values, nb::handle items_of, bool finite) {
+  std::vector<std::string> names;
+  for (const nb::handle pair : values) {
+    names.push_back(name_from(tensors, nb::cast<nb::tuple>(pair)[0]));
+  }
+  Buffers buffers;
+  std::vector<Given> given;
+  try {
+    for (size_t i = 0; i < names.size(); ++i) {
+      const nb::tuple pair = nb::cast<nb::tuple>(values[i]);
+      if (std::optional<Given> one = given_in_place(pair[1], buffers)) {
+        one->name = names[i];
+        given.push_back(*std::move(one));
+        continue;
+      }
+      const nb::object items = call_python(items_of, nb::object(pair[0]), nb::object(pair[1]));
+      for (Given& one : all_given(nb::cast<nb::list>(items), buffers)) {
+        given.push_back(std::move(one));
+      }
+    }
+  } catch (...) {
+    tensors.updates().check_names(views_of(names)); // a wrong name is said before a wrong value
+    throw;
+  }
+  return commit(tensors, given, finite);
 }
 
 nb::tuple value(const Tensors& tensors, const std::string& name) {
@@ -286,7 +345,15 @@ void add_tensors(nb::module_& module) {
             Buffers buffers;
             tensors.updates().check(given_from(item, buffers));
           })
-      .def("update", &update, "items"_a, "finite"_a)
+      .def("update", &update, "values"_a, "items_of"_a, "finite"_a)
+      .def(
+          "commit",
+          [](const Tensors& tensors, const nb::list& items, bool finite) {
+            Buffers buffers;
+            return commit(tensors, all_given(items, buffers), finite);
+          },
+          "items"_a,
+          "finite"_a)
       .def("value", &value, "name"_a, "Bytes, scalar type and sizes.")
       .def(
           "choose",

@@ -180,6 +180,8 @@ def test_values_must_fit(tmp_path: Path) -> None:
         ([1.0, 2.0], UnsupportedDataError, "'a': expected a torch tensor or a numpy array, found list"),
         (None, UnsupportedDataError, r"blobs\.ptd: 'a': expected a torch tensor or a numpy array, found NoneType"),
         (torch.ones(2).to_sparse(), UnsupportedDataError, "'a': a tensor of layout"),
+        (torch.ones(2, device="meta"), UnsupportedDataError, "'a'"),
+        (torch._efficientzerotensor(2), UnsupportedDataError, "'a'"),
         (torch.tensor([1.0, float("nan")]), UpdateError, "'a' has values that are not finite"),
     ]
     for value, error, message in wrong:
@@ -187,6 +189,80 @@ def test_values_must_fit(tmp_path: Path) -> None:
             cache.update({"a": value}, finite=True)
     with pytest.raises(UnsupportedDataError, match="expected tensors by name, found a list"):
         cache.update([("a", torch.ones(2))])  # type: ignore[arg-type]
+    assert cache.generation == 0
+
+
+class Subclass(torch.Tensor):
+    """A tensor whose memory only torch may look up."""
+
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 4j]).conj()
+VALUES: dict[str, Any] = {
+    "as it lies": torch.tensor([1.0, 2.0]),
+    "a parameter": torch.nn.Parameter(torch.tensor([1.0, 2.0])),
+    "behind another": torch.arange(5.0)[2:4],
+    "with gaps": torch.arange(5.0)[::3],
+    "with gaps, of numpy": np.arange(5, dtype=np.float32)[::3],
+    "repeated": torch.tensor([3.0]).expand(2),
+    "a sign that torch keeps apart": torch._neg_view(torch.tensor([1.0, 2.0])),
+    "a sign that torch keeps apart, with gaps": COMPLEX.imag,
+    "a subclass": torch.tensor([1.0, 2.0]).as_subclass(Subclass),
+    "read-only": np.frombuffer(np.array([1, 2], np.float32).tobytes(), np.float32),
+    "of numpy, for another machine": np.array([1, 2], ">f4"),
+    "of numpy, a subclass": np.array([1, 2], np.float32).view(np.memmap),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_values_in_memory_of_every_kind(value: Any, tmp_path: Path) -> None:
+    """Numbers are what torch and numpy say they are, wherever they lie (U1)."""
+    expected = value.tolist()
+    cache = cached(tmp_path, record("a@1", "a"), b=np.zeros(2, np.float32))
+    cache.update({"a": value, "b": value})
+    with cache.transaction() as changes:
+        changes["a"] = value
+    for key in ("a@1", "b"):
+        assert np.frombuffer(cache.get_data(key), np.float32).tolist() == expected, key
+
+
+SCALAR_TYPES = [
+    *(
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.uint16,
+        torch.int32,
+        torch.uint32,
+        torch.int64,
+        torch.uint64,
+    ),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2, torch.float8_e4m3fn),
+]
+
+
+@pytest.mark.parametrize("dtype", SCALAR_TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3), (0, 2)], ids=str)
+def test_values_of_every_type(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """To the bit, and no value of another type or shape (U1)."""
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), dtype=torch.uint8)
+    value = bits.view(dtype).reshape(shape)
+    cache = cached(tmp_path, a=torch.zeros(shape).to(dtype))
+    cache.update({"a": value})
+    assert bytes(cache.get_data("a")) == bits.numpy().tobytes()
+    other = torch.int8 if dtype == torch.uint8 else torch.uint8
+    for wrong in (torch.zeros(shape, dtype=other), torch.zeros((*shape, 2)).to(dtype)):
+        with pytest.raises(LayoutError, match="'a'"):
+            cache.update({"a": wrong})
+
+
+def test_a_wrong_name_is_said_before_a_wrong_value(tmp_path: Path) -> None:
+    """Names may be of any type, and any text."""
+    cache = cached(tmp_path, record("a@1", "a"))
+    for name, shown in (("b", "'b'"), ("\ud800", r"'\\ud800'"), (7, "'7'"), (None, "'None'"), ("a\0", r"'a")):
+        for values in ({name: torch.ones(2)}, {"a": [1.0], name: torch.ones(2)}):
+            with pytest.raises(KeyNotFoundError, match=shown):
+                cache.update(values)  # type: ignore[arg-type]
     assert cache.generation == 0
 
 

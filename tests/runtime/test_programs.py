@@ -181,6 +181,10 @@ def test_numpy_in_numpy_out(mlp):
     np.testing.assert_array_equal(out, first)  # a later call does not change it
 
 
+class Subclass(torch.Tensor):
+    """A tensor whose memory only torch may look up."""
+
+
 def test_inputs_in_other_memory(mlp):
     """Read-only, transposed, strided and other inputs give the same result."""
     lowered, _, program = mlp
@@ -199,6 +203,8 @@ def test_inputs_in_other_memory(mlp):
         x.t().contiguous().t(),
         x.clone().requires_grad_(),
         nn.Parameter(x),
+        torch._neg_view(-x),
+        x.as_subclass(Subclass),
         memoryview(x.numpy()),
     ):
         np.testing.assert_array_equal(

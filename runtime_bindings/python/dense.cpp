@@ -1,0 +1,215 @@
+#include "dense.h"
+
+#include <algorithm>
+
+#include <nanobind/ndarray.h>
+
+#include "interpreter.h"
+
+namespace blobstore::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+/// What a class of Python lends to those who read its tensors in C, as DLPack 1.2 has it.
+struct DlpackExchange {
+  uint32_t major, minor;
+  void* older;
+  void* allocate;
+  void* to_managed;
+  void* from_managed;
+  int (*to_tensor)(void* object, nb::dlpack::dltensor* out); // owned by the object; 0, or an exception of Python
+  void* stream;
+};
+constexpr uint32_t kDlpackMajor = 1; // later ones may change the struct
+
+/// torch's classes, and how its tensors are read; filled when torch is first found.
+struct Torch {
+  nb::object module; // keeps the classes alive
+  PyTypeObject* tensor = nullptr;
+  PyTypeObject* parameter = nullptr;
+  const DlpackExchange* exchange = nullptr; // null if this torch has none
+};
+
+/// A module that was imported already; invalid if it was not.
+nb::object imported(const char* name) {
+  PyObject* text = PyUnicode_InternFromString(name);
+  nb::object module = nb::steal(PyImport_GetModule(text));
+  Py_DECREF(text);
+  PyErr_Clear();
+  return module;
+}
+
+const DlpackExchange* exchange_of(nb::handle type) {
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
+    return nullptr;
+  }
+  const auto* exchange = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  return exchange->major == kDlpackMajor && exchange->to_tensor != nullptr ? exchange : nullptr;
+}
+
+const Torch* known_torch() {
+  static const Torch* known = nullptr;
+  if (known == nullptr) {
+    const nb::object module = imported("torch");
+    if (!module.is_valid() || !nb::hasattr(module, "Tensor") || !nb::hasattr(module, "nn") ||
+        !nb::hasattr(module.attr("nn"), "Parameter")) { // another thread may be importing it
+      return nullptr;
+    }
+    auto* made = new Torch;
+    made->module = module;
+    made->tensor = reinterpret_cast<PyTypeObject*>(module.attr("Tensor").ptr());
+    made->parameter = reinterpret_cast<PyTypeObject*>(module.attr("nn").attr("Parameter").ptr());
+    made->exchange = exchange_of(module.attr("Tensor"));
+    known = made;
+  }
+  return known;
+}
+
+/// The scalar type of DLPack's code and bits, or -1.
+int8_t type_of(nb::dlpack::dtype type) {
+  constexpr struct {
+    uint8_t code, bits;
+    int8_t scalar_type;
+  } kTypes[] = {
+      {1, 8, 0}, // unsigned integers
+      {0, 8, 1}, // integers
+      {0, 16, 2},
+      {0, 32, 3},
+      {0, 64, 4},
+      {2, 16, 5}, // floats
+      {2, 32, 6},
+      {2, 64, 7},
+      {6, 8, 11}, // bool
+      {4, 16, 15}, // bfloat16
+      {12, 8, 23}, // float8_e5m2
+      {10, 8, 24}, // float8_e4m3fn
+      {1, 16, 27},
+      {1, 32, 28},
+      {1, 64, 29},
+  };
+  for (const auto& [code, bits, scalar_type] : kTypes) {
+    if (type.code == code && type.bits == bits && type.lanes == 1) {
+      return scalar_type;
+    }
+  }
+  return -1;
+}
+
+/// The scalar type of a buffer's format, or -1.
+int8_t type_of_format(const char* format, Py_ssize_t item_size) {
+  if (format == nullptr) {
+    return 0;
+  }
+  if (format[0] == '@' || format[0] == '=' || format[0] == '<') { // little-endian, as this machine is
+    ++format;
+  }
+  if (format[0] == '\0' || format[1] != '\0') {
+    return -1;
+  }
+  switch (format[0]) {
+    case '?':
+      return 11;
+    case 'e':
+      return 5;
+    case 'f':
+      return 6;
+    case 'd':
+      return 7;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+      return item_size == 1 ? 1 : item_size == 2 ? 2 : item_size == 4 ? 3 : 4;
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+      return item_size == 1 ? 0 : item_size == 2 ? 27 : item_size == 4 ? 28 : 29;
+    default:
+      return -1;
+  }
+}
+
+/// Whether a tensor is one whose sign torch would change when it is read.
+bool is_negated(nb::handle tensor) {
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* const answer = run_python([&] { return PyObject_CallMethodNoArgs(tensor.ptr(), is_neg); });
+  if (answer == nullptr) {
+    throw nb::python_error();
+  }
+  return nb::steal(answer).ptr() == Py_True;
+}
+
+} // namespace
+
+bool is_torch(nb::handle object) {
+  const Torch* torch = known_torch();
+  return torch != nullptr && PyObject_TypeCheck(object.ptr(), torch->tensor);
+}
+
+std::optional<Dense> dense_tensor(nb::handle object) {
+  const Torch* torch = known_torch();
+  if (torch == nullptr || torch->exchange == nullptr ||
+      (Py_TYPE(object.ptr()) != torch->tensor && Py_TYPE(object.ptr()) != torch->parameter)) {
+    return std::nullopt;
+  }
+  nb::dlpack::dltensor tensor = {};
+  if (run_python([&] { return torch->exchange->to_tensor(object.ptr(), &tensor); }) != 0) { // sparse, quantized, ...
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  Dense dense;
+  dense.scalar_type = type_of(tensor.dtype);
+  if (dense.scalar_type < 0 || tensor.device.device_type != nb::device::cpu::value || tensor.ndim < 0 ||
+      static_cast<size_t>(tensor.ndim) > dense.sizes.size()) {
+    return std::nullopt;
+  }
+  dense.rank = static_cast<uint8_t>(tensor.ndim);
+  int64_t count = 1;
+  for (uint8_t i = dense.rank; i-- > 0;) {
+    dense.sizes[i] = tensor.shape[i];
+    if (dense.sizes[i] > 1 && tensor.strides[i] != count) {
+      return std::nullopt;
+    }
+    count *= dense.sizes[i];
+  }
+  dense.data = static_cast<uint8_t*>(tensor.data) + tensor.byte_offset;
+  dense.nbytes = static_cast<size_t>(count) * (tensor.dtype.bits / 8);
+  if ((tensor.data == nullptr && count != 0) || is_negated(object)) { // zeros without memory
+    return std::nullopt;
+  }
+  return dense;
+}
+
+bool is_array(nb::handle object) {
+  static PyTypeObject* array = nullptr;
+  if (array == nullptr) {
+    const nb::object module = imported("numpy");
+    if (!module.is_valid() || !nb::hasattr(module, "ndarray")) {
+      return false;
+    }
+    array = reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr());
+  }
+  return PyObject_TypeCheck(object.ptr(), array);
+}
+
+std::optional<Dense> dense_buffer(const Py_buffer& buffer) {
+  Dense dense;
+  dense.scalar_type = type_of_format(buffer.format, buffer.itemsize);
+  if (dense.scalar_type < 0 || static_cast<size_t>(buffer.ndim) > dense.sizes.size()) {
+    return std::nullopt;
+  }
+  dense.rank = static_cast<uint8_t>(buffer.ndim);
+  std::copy_n(buffer.shape, buffer.ndim, dense.sizes.begin());
+  dense.data = buffer.buf;
+  dense.nbytes = static_cast<size_t>(buffer.len);
+  dense.writable = buffer.readonly == 0;
+  return dense;
+}
+
+} // namespace blobstore::python
