@@ -18,7 +18,7 @@ from benchmarks.harness import Row, ratio_row, settle, show, side_by_side, witho
 from blobstore.adapters import load_adapter, read_adapter, save_adapter
 from blobstore.llm import Conversation, Runners, export_llm
 from blobstore.lowering.export import quiet
-from blobstore.runtime import BlobCache, serving
+from blobstore.runtime import BlobCache, PackedStore, Program, serving
 from tests.llm.llama import LORA_ALPHA, RANK, Llama, config, runner, text, write_model, write_peft
 
 TITLE = "A language model in ExecuTorch's runner"
@@ -34,59 +34,15 @@ def rows(folder: Path) -> Iterator[Row]:
         _write(folder)
         from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
-        cache = BlobCache([folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"])
-        tokenizer = folder / "model" / "tokenizer.json"
-        with serving(cache):
-            live = runner(folder / "live" / "model.pte", tokenizer, folder / "live" / "foundation.ptd")
-            text(live)
-        stock = runner(folder / "stock" / "model.pte", tokenizer)
+        stock = _stock(folder)
+        live = _live(folder, BlobCache(_files(folder)))
         assert text(live) == text(stock)
-    turn = iter(range(10**6))
-
-    def from_file() -> object:
-        return load_adapter(cache, folder / f"{next(turn) % 2}.ptd")
-
-    def exchange() -> object:
-        return cache.update(adapters[next(turn) % 2])
-
-    def load() -> object:
-        again = runner(folder / "stock" / "model.pte", tokenizer)
-        text(again, tokens=1)  # the runner loads its program when it generates for the first time
-        return again
-
-    adapters = [read_adapter(folder / f"{number}.ptd").tensors for number in range(2)]
-    first = sorted(adapters[0])[0]
-    sources = [[np.array(tensor) for tensor in adapter.values()] for adapter in adapters]
-    blobs, packed = ([np.zeros_like(array) for array in sources[0]] for _ in range(2))
-
-    def one_tensor() -> object:
-        return cache.update({first: adapters[next(turn) % 2][first]})
-
-    def copies() -> None:
-        for source, blob, on in zip(sources[next(turn) % 2], blobs, packed, strict=True):
-            np.copyto(blob, source)
-            np.copyto(on, blob)
-
+    yield from _exchanges(folder)
     with _silent():
-        read, _ = side_by_side(from_file, lambda: None, rounds=31, before=settle)
-        exchanged, loaded = side_by_side(exchange, load, rounds=31, before=settle)
-        least = {
-            f"  one of its {len(adapters[0])} tensors alone, against the same": side_by_side(
-                one_tensor, load, before=settle
-            ),
-            "  only the copies, into the blobs and on from there, against the same": side_by_side(
-                copies, load, before=settle
-            ),
-        }
-    parameters = sum(tensor.numel() for tensor in _MODEL.checkpoint(0).values()) / 1e6
-    what = f"exchange an adapter of rank {RANK} for queries and values, {parameters:.0f} million parameters"
-    yield Row(f"{what}, from its file", show(read), f"at most {_EXCHANGE_MS} ms", read <= _EXCHANGE_MS / 1000)
-    yield _share("  one that was read before, against loading the program with it", exchanged, loaded)
-    for work, (seconds, of) in least.items():
-        yield without_bar(_share(work, seconds, of))
-    cache.revert()
-    with _silent():
-        again = [load(), _loading(folder)()]  # in the other order, because the first in memory is the slower one
+        again = [
+            _stock(folder),
+            _live(folder, BlobCache(_files(folder))),
+        ]  # in the other order: the first is the slower
         pairs = [(live, stock), (again[1], again[0])]
         # processor time, because two threads on two busy cores wait for each other as long as others like
         times = [
@@ -102,9 +58,58 @@ def rows(folder: Path) -> Iterator[Row]:
     work = "  stock once more, loaded later, against the stock one above"
     yield without_bar(ratio_row(work, *times[2], at_most=1.02))
     with _silent():
-        ours, theirs = side_by_side(_loading(folder), load, rounds=15, before=settle)
+        ours, theirs = side_by_side(
+            lambda: _live(folder, BlobCache(_files(folder))), lambda: _stock(folder), rounds=15, before=settle
+        )
     yield ratio_row("load the program on a new cache, against stock", ours, theirs, at_most=1.25)
     yield from _requests(folder)
+
+
+def _exchanges(folder: Path) -> Iterator[Row]:
+    """What it costs to exchange an adapter, where a packed store is, which every load uses, and without one."""
+    store = PackedStore(folder / "packed")
+    with _silent():
+        Program(folder / "live" / "model.pte", BlobCache(_files(folder), packed=store)).method("forward")
+        caches = [BlobCache(_files(folder), packed=store), BlobCache(_files(folder))]
+        runners = [_live(folder, cache) for cache in caches]  # noqa: F841 - their delegates follow
+    adapters = [read_adapter(folder / f"{number}.ptd").tensors for number in range(2)]
+    first = sorted(adapters[0])[0]
+    turn = iter(range(10**6))
+
+    def exchange(cache: BlobCache) -> object:
+        return cache.update(adapters[next(turn) % 2])
+
+    def one_tensor() -> object:
+        return caches[0].update({first: adapters[next(turn) % 2][first]})
+
+    sources = [[np.array(tensor) for tensor in adapter.values()] for adapter in adapters]
+    blobs, packed = ([np.zeros_like(array) for array in sources[0]] for _ in range(2))
+
+    def copies() -> None:
+        for source, blob, on in zip(sources[next(turn) % 2], blobs, packed, strict=True):
+            np.copyto(blob, source)
+            np.copyto(on, blob)
+
+    def against_load(work: Callable[[], object]) -> tuple[float, float]:
+        return side_by_side(work, lambda: _stock(folder), rounds=31, before=settle)
+
+    with _silent():
+        read = side_by_side(
+            lambda: load_adapter(caches[0], folder / f"{next(turn) % 2}.ptd"), lambda: None, rounds=31, before=settle
+        )[0]
+        exchanged = against_load(lambda: exchange(caches[0]))
+        others = {
+            "without a packed store": against_load(lambda: exchange(caches[1])),
+            f"one of its {len(adapters[0])} tensors alone": against_load(one_tensor),
+            "only the copies, into the blobs and on from there": against_load(copies),
+        }
+    assert store.stats.written > 0 and store.stats.repacked == 0, store.stats
+    parameters = sum(tensor.numel() for tensor in _MODEL.checkpoint(0).values()) / 1e6
+    what = f"exchange an adapter of rank {RANK} for queries and values, {parameters:.0f} million parameters"
+    yield Row(f"{what}, from its file", show(read), f"at most {_EXCHANGE_MS} ms", read <= _EXCHANGE_MS / 1000)
+    yield _share("  one that was read before, against loading the program with it", *exchanged)
+    for work, seconds in others.items():
+        yield without_bar(_share(f"  {work}, against the same", *seconds))
 
 
 def _share(work: str, seconds: float, of: float) -> Row:
@@ -169,15 +174,24 @@ def _write(folder: Path) -> None:
         save_adapter(folder / f"{number}.ptd", adapter, foundation=foundation, scale=LORA_ALPHA / RANK)
 
 
-def _loading(folder: Path) -> Callable[[], object]:
-    def load() -> object:
-        with serving(BlobCache([folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"])):
-            paths = (folder / "live" / "model.pte", folder / "model" / "tokenizer.json")
-            again = runner(*paths, folder / "live" / "foundation.ptd")
-            text(again, tokens=1)
-        return again
+def _files(folder: Path) -> list[Path]:
+    return [folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"]
 
-    return load
+
+def _live(folder: Path, cache: BlobCache) -> Any:
+    """The program with live weights in ExecuTorch's runner, on a cache."""
+    with serving(cache):
+        return _ready(runner(folder / "live" / "model.pte", folder / "model" / "tokenizer.json", _files(folder)[0]))
+
+
+def _stock(folder: Path) -> Any:
+    return _ready(runner(folder / "stock" / "model.pte", folder / "model" / "tokenizer.json"))
+
+
+def _ready(one: Any) -> Any:
+    """A runner that has loaded its program, as it does when it generates for the first time."""
+    text(one, tokens=1)
+    return one
 
 
 def _generating(runner: Any) -> Callable[[], object]:
