@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
+from blobstore.core.errors import KeyNotFoundError, LayoutError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.arrays import DTYPES, Plain
 from blobstore.core.memory.layout import ScalarType
@@ -216,11 +216,11 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         what = type(value).__name__
         try:
             data, own_layout = as_bytes(value)
-        except UnsupportedDataError as error:
+        except (LayoutError, UnsupportedDataError) as error:
             reason = str(error)
             if name in self and not hasattr(value, "dtype"):
                 reason = f"expected a torch tensor or a numpy array, found {what}"
-            raise UnsupportedDataError(f"{self._blobs.name}: {name!r}: {reason}") from None
+            raise type(error)(f"{self._blobs.name}: {name!r}: {reason}") from None
         return [(name, data, None if own_layout is None else native_layout(own_layout), what)]
 
     def _unknown(self, name: object) -> KeyNotFoundError:

@@ -170,16 +170,16 @@ std::optional<Dense> dense_tensor(nb::handle object) {
     return std::nullopt;
   }
   dense.rank = static_cast<uint8_t>(tensor.ndim);
-  int64_t count = 1;
+  uint64_t count = 1;
   for (uint8_t i = dense.rank; i-- > 0;) {
     dense.sizes[i] = tensor.shape[i];
-    if (dense.sizes[i] > 1 && tensor.strides[i] != count) {
+    if (dense.sizes[i] > 1 && count != 0 && static_cast<uint64_t>(tensor.strides[i]) != count) {
       return std::nullopt;
     }
-    count *= dense.sizes[i];
+    count *= static_cast<uint64_t>(dense.sizes[i]); // of an empty tensor it may be too large on the way
   }
   dense.data = static_cast<uint8_t*>(tensor.data) + tensor.byte_offset;
-  dense.nbytes = static_cast<size_t>(count) * (tensor.dtype.bits / 8);
+  dense.nbytes = static_cast<size_t>(count * (tensor.dtype.bits / 8));
   if ((tensor.data == nullptr && count != 0) || is_negated(object)) { // zeros without memory
     return std::nullopt;
   }

@@ -172,10 +172,16 @@ def test_state_of_one_method_may_be_a_constant_of_another(tmp_path: Path) -> Non
     assert known.names_for_state_dict({"table": torch.ones(2)}, strict=True) == ["table"]
 
 
+class Subclass(torch.Tensor):
+    """A tensor whose memory only torch may look up."""
+
+
 def test_values_must_fit(tmp_path: Path) -> None:
     cache = cached(tmp_path, record("a@1", "a"))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (torch.ones(3), LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
+        (torch.empty(2**40, 0), LayoutError, r"'a' has shape \[2\], the new one has \[1099511627776, 0\]"),
+        (torch.empty(2**40, 0).as_subclass(Subclass), LayoutError, r"blobs\.ptd: 'a': impossible tensor layout"),
         (torch.ones(2).double(), LayoutError, r"'a' is float\[2\], the new one is double"),
         ([1.0, 2.0], UnsupportedDataError, "'a': expected a torch tensor or a numpy array, found list"),
         (None, UnsupportedDataError, r"blobs\.ptd: 'a': expected a torch tensor or a numpy array, found NoneType"),
@@ -190,10 +196,6 @@ def test_values_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedDataError, match="expected tensors by name, found a list"):
         cache.update([("a", torch.ones(2))])  # type: ignore[arg-type]
     assert cache.generation == 0
-
-
-class Subclass(torch.Tensor):
-    """A tensor whose memory only torch may look up."""
 
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j]).conj()
