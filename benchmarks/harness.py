@@ -10,9 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ROUNDS = 7
 MIB = 1 << 20
@@ -134,6 +139,12 @@ def peak_of(*fields: str) -> Iterator[Peak]:
         peak.growth = max(peak.growth, status(*fields) - start)
         done.set()
         thread.join()
+
+
+def in_own_process(work: Callable[..., T], *arguments: object) -> T:
+    """What a function returns, which a fresh process runs: it has no objects and no memory of what was measured before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def settle() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, ratio_row, settle, show, side_by_side, without_bar
+from benchmarks.harness import Row, in_own_process, ratio_row, settle, show, side_by_side, without_bar
 from blobstore.adapters import load_adapter, read_adapter, save_adapter
 from blobstore.llm import Conversation, Runners, export_llm
 from blobstore.lowering.export import quiet
@@ -31,7 +31,7 @@ _SAID = 24
 def rows(folder: Path) -> Iterator[Row]:
     """Measure everything; `folder` is for files."""
     with _silent(), quiet():
-        _write(folder)
+        in_own_process(_write, folder)  # an application does not export
         from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
         stock = _stock(folder)
