@@ -37,40 +37,26 @@ Layout layout_of(const executorch::aten::Tensor& tensor) {
 
 Arguments::Arguments(const nb::args& values, const et::MethodMeta& method)
     : places_(values.size()), list_(values.size()), in_place_(values.size()) {
-  buffers_.reserve(values.size());
-  try {
-    for (size_t i = 0; i < list_.size(); ++i) {
-      const bool known_input = i < method.num_inputs();
-      const et::Result<et::Tag> tag = known_input ? method.input_tag(i) : et::Result<et::Tag>(et::Tag::None);
-      std::optional<TensorInfo> info;
-      if (tag.ok() && tag.get() == et::Tag::Tensor) {
-        info = method.input_tensor_meta(i).get();
-      }
-      const TensorInfo* expected = info ? &*info : nullptr;
-      const nb::handle value = values[i];
-      const bool as_it_lies = expected == nullptr || is_row_major(*expected);
-      if (is_torch(value)) {
-        torch_ = true;
-        const std::optional<Dense> dense = as_it_lies ? dense_tensor(value) : std::nullopt;
-        if (dense && take_dense(i, *dense, expected)) {
-          continue;
-        }
-      } else if (as_it_lies && PyObject_CheckBuffer(value.ptr()) && take_buffer(i, value, expected)) {
+  for (size_t i = 0; i < list_.size(); ++i) {
+    const bool known_input = i < method.num_inputs();
+    const et::Result<et::Tag> tag = known_input ? method.input_tag(i) : et::Result<et::Tag>(et::Tag::None);
+    std::optional<TensorInfo> info;
+    if (tag.ok() && tag.get() == et::Tag::Tensor) {
+      info = method.input_tensor_meta(i).get();
+    }
+    const TensorInfo* expected = info ? &*info : nullptr;
+    const nb::handle value = values[i];
+    const bool as_it_lies = expected == nullptr || is_row_major(*expected);
+    if (is_torch(value)) {
+      torch_ = true;
+      const std::optional<Dense> dense = as_it_lies ? dense_tensor(value) : std::nullopt;
+      if (dense && take_dense(i, *dense, expected)) {
         continue;
       }
-      take_other(i, value, tag.ok() && tag.get() == et::Tag::Double, expected);
+    } else if (as_it_lies && PyObject_CheckBuffer(value.ptr()) && take_buffer(i, value, expected)) {
+      continue;
     }
-  } catch (...) {
-    for (Py_buffer& buffer : buffers_) {
-      PyBuffer_Release(&buffer);
-    }
-    throw;
-  }
-}
-
-Arguments::~Arguments() {
-  for (Py_buffer& buffer : buffers_) {
-    PyBuffer_Release(&buffer);
+    take_other(i, value, tag.ok() && tag.get() == et::Tag::Double, expected);
   }
 }
 
@@ -105,13 +91,8 @@ bool Arguments::take_dense(size_t index, const Dense& dense, const TensorInfo* e
 }
 
 bool Arguments::take_buffer(size_t index, nb::handle value, const TensorInfo* expected) {
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  buffers_.push_back(buffer);
-  const std::optional<Dense> dense = dense_buffer(buffer);
+  const Py_buffer* buffer = buffers_.take_shaped(value);
+  const std::optional<Dense> dense = buffer != nullptr ? dense_buffer(*buffer) : std::nullopt;
   return dense && take_dense(index, *dense, expected);
 }
 
@@ -148,11 +129,7 @@ void Arguments::take_other(size_t index, nb::handle value, bool real, const Tens
   }
   const nb::tuple pair = nb::cast<nb::tuple>(call_python(helpers().as_bytes, value, wanted));
   const std::optional<Layout> layout = layout_from(pair[1]);
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(nb::handle(pair[0]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {
-    throw nb::python_error();
-  }
-  buffers_.push_back(buffer);
+  const Py_buffer& buffer = buffers_.take(pair[0]);
   kept_.push_back(pair);
   if (layout->sizes.size() > et::kTensorDimensionLimit) {
     throw Error(ErrorKind::Input, "a tensor has more than 16 dimensions");

@@ -1,7 +1,7 @@
 // Conversion between Python's values and the library's, and the parts of the module.
 #pragma once
 
-#include <deque>
+#include <forward_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,7 +60,9 @@ class Buffers {
   const Py_buffer* take_shaped(nb::handle object);
 
  private:
-  std::deque<Py_buffer> held_;
+  const Py_buffer* get(nb::handle object, int flags);
+
+  std::forward_list<Py_buffer> held_;
 };
 
 /// (scalar type, sizes, dim order), or None.
@@ -79,7 +81,6 @@ class Arguments {
  public:
   /// Use the memory of tensors and arrays where it is, unless their order of dimensions differs from the method's.
   Arguments(const nb::args& values, const executorch::runtime::MethodMeta& method);
-  ~Arguments();
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
@@ -108,7 +109,7 @@ class Arguments {
   std::vector<Place> places_;
   std::vector<executorch::runtime::EValue> list_;
   std::vector<bool> in_place_;
-  std::vector<Py_buffer> buffers_;
+  Buffers buffers_;
   std::vector<nb::object> kept_;
   bool torch_ = false;
 };

@@ -47,21 +47,29 @@ Buffers::~Buffers() {
   }
 }
 
+const Py_buffer* Buffers::get(nb::handle object, int flags) {
+  Py_buffer& buffer = held_.emplace_front(); // its shape may point into itself
+  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
+    held_.pop_front();
+    return nullptr;
+  }
+  return &buffer;
+}
+
 const Py_buffer& Buffers::take(nb::handle object) {
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+  const Py_buffer* buffer = get(object, PyBUF_SIMPLE);
+  if (buffer == nullptr) {
     throw nb::python_error();
   }
-  return held_.emplace_back(buffer);
+  return *buffer;
 }
 
 const Py_buffer* Buffers::take_shaped(nb::handle object) {
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+  const Py_buffer* buffer = get(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
+  if (buffer == nullptr) {
     PyErr_Clear();
-    return nullptr;
   }
-  return &held_.emplace_back(buffer);
+  return buffer;
 }
 
 Helpers& helpers() {
