@@ -416,9 +416,10 @@ def test_scales_that_change_meanwhile(tmp_path: Path, shared: bool) -> None:
     cache = BlobCache(tmp_path / "live.ptd", "shared") if shared else BlobCache(path)
     cache.update({"w": (weight := np.full((rows, columns), 100, np.float32))})
     late = 0
-    for number in range(40):
+    for number in range(80):
         scales = np.full(rows, 1 + number % 2, np.float32)
-        thread = threading.Thread(target=cache.update, args=({"w": weight},))
+        # Where a thread takes longer to start than to update, the update is always first, unless it waits.
+        thread = threading.Timer(number % 4 * 0.002, cache.update, args=({"w": weight},))
         thread.start()
         cache.update_blobs({"scales": scales})
         thread.join()
