@@ -34,6 +34,7 @@
 #include "os/file_pages.h"
 #include "os/output_file.h"
 #include "os/read_ahead.h"
+#include "os/streaming.h"
 
 namespace {
 
@@ -368,6 +369,26 @@ void test_read_ahead() {
 #endif
 }
 
+/// Large runs are streamed, wherever they lie; nothing around them changes.
+void test_copies() {
+  constexpr size_t kMargin = 64;
+  const size_t large = blobstore::internal::kWorthStreaming;
+  std::vector<uint8_t> from(large + 2 * kMargin);
+  for (size_t i = 0; i < from.size(); ++i) {
+    from[i] = static_cast<uint8_t>(i * 2'654'435'761 >> 24 | 1);
+  }
+  for (const size_t size : {size_t{0}, size_t{100}, large - 1, large, large + 1, large + 47}) {
+    for (const size_t to : {0, 1, 15, 16, 17}) {
+      const size_t source = 7 * to % kMargin;
+      std::vector<uint8_t> copied(from.size() + kMargin);
+      blobstore::internal::copy(copied.data() + to, from.data() + source, size);
+      std::vector<uint8_t> expected(copied.size());
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(source), size, expected.begin() + to);
+      CHECK(copied == expected);
+    }
+  }
+}
+
 /// Fresh pages are moved to their place; memory that others map where these were stays.
 void test_moved_pages() {
 #if BLOBSTORE_LINUX
@@ -398,6 +419,9 @@ void test_moved_pages() {
     munmap(other, size_t{1} << 20);
   }
   CHECK(std::equal(fresh.begin(), fresh.end(), map.data() + 100));
+  const std::vector<uint8_t> second(size, 3); // written in place
+  pages.write(pages.prepare(second.data(), "a"), second.data());
+  CHECK(std::equal(second.begin(), second.end(), map.data() + 100));
   CHECK(std::all_of(map.data(), map.data() + 100, [](uint8_t byte) { return byte == 1; }));
   CHECK(std::all_of(map.data() + 100 + size, map.data() + old.size(), [](uint8_t byte) { return byte == 1; }));
   pages.restore(pages.read_edges());
@@ -419,6 +443,7 @@ int main() {
   test_folder_without_permission();
   test_killed_process();
   test_read_ahead();
+  test_copies();
   test_moved_pages();
   return 0;
 }

@@ -9,6 +9,7 @@
 
 #include <blobstore/error.h>
 
+#include "os/streaming.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -96,7 +97,8 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
     populate(inner_end(), last, *file_, what);
     prepared.take(inner_begin(), inner);
     populate(prepared.begin_, prepared.begin_ + inner, *file_, what);
-    std::memcpy(pointer(prepared.begin_), static_cast<const uint8_t*>(data) + (inner_begin() - begin_), inner);
+    const uint8_t* from = static_cast<const uint8_t*>(data) + (inner_begin() - begin_);
+    copy(static_cast<uint8_t*>(pointer(prepared.begin_)), from, inner);
     return prepared;
   }
 #endif
@@ -113,7 +115,7 @@ void FilePages::write(Prepared&& prepared, const void* data) {
     std::memcpy(pointer(inner_end()), from + (inner_end() - begin_), end() - inner_end());
     return;
   }
-  std::memcpy(pointer(begin_), from, size_);
+  copy(static_cast<uint8_t*>(pointer(begin_)), from, size_);
 }
 
 FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {

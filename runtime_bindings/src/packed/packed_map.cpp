@@ -1,11 +1,13 @@
 #include "packed/packed_map.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <numeric>
 #include <utility>
 
+#include "os/streaming.h"
 #include "os/unaligned.h"
 #include "packed/coding.h"
 
@@ -17,6 +19,7 @@ constexpr size_t kMostSources = 8;
 constexpr size_t kMostNests = 4096; // a longer map would not be compact
 constexpr size_t kLongestGroup = 32; // nests that are repeated together
 constexpr uint64_t kTile = 16;
+constexpr uint64_t kMostRows = 64; // of a tile that is streamed
 constexpr uint64_t kAhead = 128; // bytes in which a row goes on, fetched while a tile is written: rows lie pages apart
 
 constexpr uint64_t kPerSource = uint64_t{1} << 20; // numbers for each source beside the weight
@@ -411,20 +414,36 @@ inline void transpose_four(uint8_t* to, int64_t to_step, const uint8_t* from, in
 #undef BLOBSTORE_SHUFFLE
 
 /// Words of which one side goes on where the other one begins a row, four by four.
-void transpose(uint8_t* to, const uint8_t* from, uint64_t rows, int64_t from_step, uint64_t columns, int64_t to_step) {
+/// @param streamed whether to stream those that can be: each tile is made in the nearest cache.
+void transpose(
+    uint8_t* to,
+    const uint8_t* from,
+    uint64_t rows,
+    int64_t from_step,
+    uint64_t columns,
+    int64_t to_step,
+    bool streamed) {
   const auto at = [](uint64_t index, int64_t step) { return static_cast<int64_t>(index) * step; };
   const uint64_t whole_rows = rows / 4 * 4;
   const uint64_t whole_columns = columns / 4 * 4;
+  alignas(kStreamed) std::array<uint8_t, 4 * kMostRows * kTile> tile;
+  streamed = kStreams && streamed && rows == whole_rows && rows <= kMostRows && to_step % kStreamed == 0 &&
+      reinterpret_cast<uintptr_t>(to) % kStreamed == 0;
+  const int64_t step = streamed ? static_cast<int64_t>(4 * rows) : to_step;
   for (uint64_t begin = 0; begin < whole_columns; begin += kTile) {
     const uint64_t end = std::min(whole_columns, begin + kTile);
+    uint8_t* const out = streamed ? tile.data() : to + at(begin, to_step);
     for (uint64_t row = 0; row < whole_rows; row += 4) {
       for (int64_t i = 0; i < 4; ++i) {
         __builtin_prefetch(from + at(row, from_step) + i * from_step + at(begin, 4) + kAhead, 0, 2);
       }
       for (uint64_t column = begin; column < end; column += 4) {
         transpose_four(
-            to + at(row, 4) + at(column, to_step), to_step, from + at(row, from_step) + at(column, 4), from_step);
+            out + at(row, 4) + at(column - begin, step), step, from + at(row, from_step) + at(column, 4), from_step);
       }
+    }
+    for (uint64_t column = begin; streamed && column < end; ++column) {
+      stream(to + at(column, to_step), out + at(column - begin, step), 4 * rows);
     }
   }
   for (uint64_t row = 0; row < rows; ++row) {
@@ -435,7 +454,7 @@ void transpose(uint8_t* to, const uint8_t* from, uint64_t rows, int64_t from_ste
 }
 
 template <PackedMap::Kind kind>
-void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* from) {
+void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* from, bool streamed) {
   if (level == 0) {
     put<kind>(to, from, nest.terms);
     return;
@@ -444,7 +463,7 @@ void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* 
   if (level == 2) { // in tiles, so that the lines of both sides stay in the cache of the processor
     const PackedMap::Dim& inner = nest.dims[0];
     if (kind == PackedMap::Kind::Word && inner.to == 4 && dim.from == 4) {
-      transpose(to, from, inner.count, inner.from, dim.count, dim.to);
+      transpose(to, from, inner.count, inner.from, dim.count, dim.to, streamed);
       return;
     }
     for (uint64_t begin = 0; begin < dim.count; begin += kTile) {
@@ -460,17 +479,24 @@ void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* 
     return;
   }
   for (uint64_t i = 0; i < dim.count; ++i) {
-    run<kind>(nest, level - 1, to + static_cast<int64_t>(i) * dim.to, from + static_cast<int64_t>(i) * dim.from);
+    const auto step = static_cast<int64_t>(i);
+    run<kind>(nest, level - 1, to + step * dim.to, from + step * dim.from, streamed);
   }
 }
 
 } // namespace
 
 void PackedMap::apply(const PackedSources& sources, uint8_t* packed) const {
-  apply_some(sources, std::vector<bool>(sources.size(), true), packed);
+  write(sources, std::vector<bool>(sources.size(), true), packed, /*streamed=*/false);
 }
 
-void PackedMap::apply_some(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const {
+void PackedMap::update(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const {
+  write(sources, changed, packed, size_ >= kWorthStreaming);
+  end_streaming();
+}
+
+void PackedMap::write(
+    const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed, bool streamed) const {
   for (const Nest& nest : nests_) {
     if (!changed[nest.source]) {
       continue;
@@ -479,16 +505,16 @@ void PackedMap::apply_some(const PackedSources& sources, const std::vector<bool>
     const uint8_t* from = sources[nest.source].data + nest.from;
     switch (nest.kind) {
       case Kind::Word:
-        run<Kind::Word>(nest, nest.dims.size(), to, from);
+        run<Kind::Word>(nest, nest.dims.size(), to, from, streamed);
         break;
       case Kind::Byte:
-        run<Kind::Byte>(nest, nest.dims.size(), to, from);
+        run<Kind::Byte>(nest, nest.dims.size(), to, from, streamed);
         break;
       case Kind::MinusSum:
-        run<Kind::MinusSum>(nest, nest.dims.size(), to, from);
+        run<Kind::MinusSum>(nest, nest.dims.size(), to, from, streamed);
         break;
       case Kind::Sum:
-        run<Kind::Sum>(nest, nest.dims.size(), to, from);
+        run<Kind::Sum>(nest, nest.dims.size(), to, from, streamed);
         break;
     }
   }

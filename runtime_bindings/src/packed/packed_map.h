@@ -60,8 +60,9 @@ class PackedMap {
   size_t size() const { return size_; }
   /// Write the packed bytes. @param packed `size` bytes, all zero.
   void apply(const PackedSources& sources, uint8_t* packed) const;
-  /// Write those that are made of sources that changed. @param packed what the map gives of the others.
-  void apply_some(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const;
+  /// Write those that are made of sources that changed; if they are many, past the caches of the processor.
+  /// @param packed what the map gives of the others.
+  void update(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed) const;
   /// Whether these packed bytes are made of these sources, as the map says.
   bool gives(const PackedSources& sources, const uint8_t* packed, size_t size) const;
 
@@ -78,6 +79,7 @@ class PackedMap {
   static std::optional<PackedMap> learn_int8(const std::vector<size_t>& sizes, const Pack& pack);
   bool is_right(const std::vector<size_t>& sizes, const Pack& pack) const;
   void add(const std::vector<Element>& elements, Kind kind, uint8_t source, uint64_t terms);
+  void write(const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed, bool streamed) const;
 
   size_t size_ = 0;
   std::vector<Nest> nests_;

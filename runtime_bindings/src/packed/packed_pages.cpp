@@ -105,7 +105,6 @@ void PackedPages::manage(const PackedEntry& at, const std::vector<std::string>& 
     for (const std::string& key : keys) {
       const Blob* blob = key.empty() ? nullptr : cache_->find(key);
       found->second.blobs.push_back(blob);
-      found->second.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
     }
     if (base_ != nullptr) {
       synchronize(at, found->second);
@@ -166,11 +165,7 @@ PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::
     });
     std::shared_ptr<Write> write = entry.pending.lock(); // of another delegate
     if (write == nullptr || write->done_) {
-      std::vector<bool> changed;
-      for (const Blob* blob : entry.blobs) {
-        changed.push_back(blob != nullptr && commit.changes(*blob));
-      }
-      write = prepare_write(*at, entry, std::move(changed), restores);
+      write = prepare_write(*at, entry, &commit, restores);
       entry.pending = write;
     }
     writes.push_back(std::move(write));
@@ -178,26 +173,31 @@ PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::
   return writes;
 }
 
-/// Allocate what a write takes.
+/// Allocate what a write takes. @param commit nullptr to write what the blobs have now.
 std::shared_ptr<PackedPages::Write> PackedPages::prepare_write(
-    const PackedEntry& at, Entry& entry, std::vector<bool> changed, bool restores) {
+    const PackedEntry& at, Entry& entry, const StagedCommit* commit, bool restores) {
   auto write = std::make_shared<Write>();
   write->pages_ = shared_from_this();
   write->entry_ = &entry;
-  write->changed_ = std::move(changed);
   write->restores_ = restores;
-  if (!entry.pages && !restores) {
+  if (restores) {
+    return write;
+  }
+  for (const Blob* blob : entry.blobs) {
+    const bool staged = blob != nullptr && commit != nullptr && commit->changes(*blob);
+    const uint8_t* bytes = staged ? commit->bytes(*blob) : blob != nullptr ? blob->data : nullptr;
+    write->sources_.push_back({bytes, blob != nullptr ? blob->size : 0});
+    write->changed_.push_back(staged || commit == nullptr);
+  }
+  if (!entry.pages) {
     const uint64_t size = align_up(at.size, page_size()); // entries begin with a page
     make_private(base_ + at.offset, size, file_, at.offset);
     entry.pages.emplace(base_ + at.offset, size, file_, at.offset);
   }
-  if (!restores) {
-    write->fresh_ = entry.pages->prepare_fresh(format("packed weights '{}'", at.name));
-  }
+  write->fresh_ = entry.pages->prepare_fresh(format("packed weights '{}'", at.name));
   return write;
 }
 
-/// The blobs have their new bytes.
 void PackedPages::write(Write& write) noexcept {
   Entry& entry = *write.entry_;
   if (!entry.pages) { // it was never changed, or no program runs on these pages any more
@@ -208,10 +208,9 @@ void PackedPages::write(Write& write) noexcept {
     return;
   }
   if (entry.pages->write_fresh(std::move(write.fresh_))) {
-    entry.map->apply(entry.sources, entry.pages->data());
-  } else {
-    entry.map->apply_some(entry.sources, write.changed_, entry.pages->data());
+    write.changed_.assign(write.changed_.size(), true);
   }
+  entry.map->update(write.sources_, write.changed_, entry.pages->data());
   store_->note_written();
 }
 
@@ -221,9 +220,7 @@ void PackedPages::synchronize(const PackedEntry& at, Entry& entry) {
     return blob != nullptr && cache_->differs_from_file(blob->key);
   });
   if (differs) {
-    const std::shared_ptr<Write> change =
-        prepare_write(at, entry, std::vector<bool>(entry.blobs.size(), true), /*restores=*/false);
-    write(*change);
+    write(*prepare_write(at, entry, nullptr, /*restores=*/false));
   }
 }
 

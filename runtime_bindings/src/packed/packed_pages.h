@@ -30,7 +30,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
   /// A change of one entry, for which all memory is allocated. Several delegates may share it.
   class Write {
    public:
-    /// Call when the blobs have their new bytes, under the exclusive lock of the commit. Further calls do nothing.
+    /// Call under the exclusive lock of the commit, while its bytes are valid. Further calls do nothing.
     void apply() noexcept;
 
    private:
@@ -38,6 +38,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
     std::shared_ptr<PackedPages> pages_;
     Entry* entry_ = nullptr;
     FilePages::Prepared fresh_;
+    PackedSources sources_; // the new bytes of those that change
     std::vector<bool> changed_; // of the sources
     bool restores_ = false; // the file's bytes come back
     bool done_ = false;
@@ -80,12 +81,12 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
   struct Entry {
     const PackedMap* map = nullptr;
     std::vector<const Blob*> blobs; // that it is made of; nullptr for one that is missing
-    PackedSources sources; // their bytes
     std::optional<FilePages> pages; // once ExecuTorch has mapped the file, and the entry was changed
     std::weak_ptr<Write> pending; // of the commit that is being prepared
   };
 
-  std::shared_ptr<Write> prepare_write(const PackedEntry& at, Entry& entry, std::vector<bool> changed, bool restores);
+  std::shared_ptr<Write> prepare_write(
+      const PackedEntry& at, Entry& entry, const StagedCommit* commit, bool restores);
   void write(Write& write) noexcept;
   void synchronize(const PackedEntry& at, Entry& entry);
 
