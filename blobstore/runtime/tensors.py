@@ -125,7 +125,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             As `BlobCache.update`.
         """
         check_by_name(values)
-        return int(self._native.update(list(values.items()), self._items, finite))
+        return int(self._native.update([(name, value) for name, value in values.items()], self._items, finite))
 
     def commit(self, items: list[Item], *, finite: bool = False) -> int:
         """As `update`, for values that were taken apart already."""

@@ -381,7 +381,7 @@ void test_copies() {
     for (const size_t to : {0, 1, 15, 16, 17}) {
       const size_t source = 7 * to % kMargin;
       std::vector<uint8_t> copied(from.size() + kMargin);
-      blobstore::internal::copy(copied.data() + to, from.data() + source, size);
+      blobstore::internal::stream_copy(copied.data() + to, from.data() + source, size);
       std::vector<uint8_t> expected(copied.size());
       std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(source), size, expected.begin() + to);
       CHECK(copied == expected);
@@ -409,7 +409,7 @@ void test_moved_pages() {
   std::vector<void*> others;
   {
     FilePages::Prepared prepared = pages.prepare(fresh.data(), "a");
-    pages.write(std::move(prepared), fresh.data());
+    pages.write(std::move(prepared), fresh.data(), /*streamed=*/false);
     for (int i = 0; i < 64; ++i) { // the first gap that is large enough gets them
       others.push_back(mmap(nullptr, size_t{1} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     }
@@ -419,9 +419,11 @@ void test_moved_pages() {
     munmap(other, size_t{1} << 20);
   }
   CHECK(std::equal(fresh.begin(), fresh.end(), map.data() + 100));
-  const std::vector<uint8_t> second(size, 3); // written in place
-  pages.write(pages.prepare(second.data(), "a"), second.data());
-  CHECK(std::equal(second.begin(), second.end(), map.data() + 100));
+  for (const bool streamed : {false, true}) { // in place
+    const std::vector<uint8_t> next(size, streamed ? 3 : 4);
+    pages.write(pages.prepare(next.data(), "a"), next.data(), streamed);
+    CHECK(std::equal(next.begin(), next.end(), map.data() + 100));
+  }
   CHECK(std::all_of(map.data(), map.data() + 100, [](uint8_t byte) { return byte == 1; }));
   CHECK(std::all_of(map.data() + 100 + size, map.data() + old.size(), [](uint8_t byte) { return byte == 1; }));
   pages.restore(pages.read_edges());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,17 @@ def test_a_wrong_name_is_said_before_a_wrong_value(tmp_path: Path) -> None:
         for values in ({name: torch.ones(2)}, {"a": [1.0], name: torch.ones(2)}):
             with pytest.raises(KeyNotFoundError, match=shown):
                 cache.update(values)  # type: ignore[arg-type]
+    assert cache.generation == 0
+
+
+def test_values_that_come_in_no_pairs(tmp_path: Path) -> None:
+    class Odd(UserDict[str, Any]):
+        def items(self) -> Any:
+            return [1]
+
+    cache = cached(tmp_path, record("a@1", "a"))
+    with pytest.raises(TypeError, match="unpack"):
+        cache.update(Odd(a=torch.ones(2)))
     assert cache.generation == 0
 
 

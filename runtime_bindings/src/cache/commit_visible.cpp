@@ -48,7 +48,8 @@ void MappedCache::commit_to_this_process(
 void MappedCache::write(Slot& slot, Prepared&& prepared, const void* data) {
   if (slot.size != 0) {
     if (slot.pages) {
-      slot.pages->write(std::move(prepared.pages), data);
+      const bool streamed = packed() != nullptr; // then delegates read what is packed of it
+      slot.pages->write(std::move(prepared.pages), data, streamed);
     } else {
       if (!slot.dirty) {
         slot.original = std::move(prepared.original);

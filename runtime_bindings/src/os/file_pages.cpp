@@ -97,8 +97,7 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
     populate(inner_end(), last, *file_, what);
     prepared.take(inner_begin(), inner);
     populate(prepared.begin_, prepared.begin_ + inner, *file_, what);
-    const uint8_t* from = static_cast<const uint8_t*>(data) + (inner_begin() - begin_);
-    copy(static_cast<uint8_t*>(pointer(prepared.begin_)), from, inner);
+    std::memcpy(pointer(prepared.begin_), static_cast<const uint8_t*>(data) + (inner_begin() - begin_), inner);
     return prepared;
   }
 #endif
@@ -108,14 +107,18 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
   return prepared;
 }
 
-void FilePages::write(Prepared&& prepared, const void* data) {
+void FilePages::write(Prepared&& prepared, const void* data, bool streamed) {
   const auto* from = static_cast<const uint8_t*>(data);
   if (move(prepared, inner_begin(), inner_end() - inner_begin())) {
     std::memcpy(pointer(begin_), from, inner_begin() - begin_);
     std::memcpy(pointer(inner_end()), from + (inner_end() - begin_), end() - inner_end());
     return;
   }
-  copy(static_cast<uint8_t*>(pointer(begin_)), from, size_);
+  if (streamed) {
+    stream_copy(static_cast<uint8_t*>(pointer(begin_)), from, size_);
+  } else {
+    std::memcpy(pointer(begin_), from, size_);
+  }
 }
 
 FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {

@@ -40,7 +40,7 @@ inline void end_streaming() {}
 #endif
 
 /// As memcpy. Large runs are streamed.
-inline void copy(uint8_t* to, const uint8_t* from, size_t size) {
+inline void stream_copy(uint8_t* to, const uint8_t* from, size_t size) {
   if (!kStreams || size < kWorthStreaming) {
     std::memcpy(to, from, size);
     return;
