@@ -148,7 +148,7 @@ def _starts(model: Model, *, at_256: bool = False) -> Iterator[Row]:
             lambda: model.ours(model.store),
             lambda: model.ours(None),
         ],
-        rounds=2 * ROUNDS,
+        rounds=40 if at_256 else 2 * ROUNDS,
     )
     packed = model.packed.stat().st_size
     row = ratio_row(

@@ -22,8 +22,7 @@ constexpr size_t kStreamed = sizeof(__m128i); // bytes of a store, which begins 
 /// Write whole stores. Other threads see them after `end_streaming`. @param to aligned; @param from may be unaligned.
 inline void stream(uint8_t* to, const uint8_t* from, size_t size) {
   for (size_t at = 0; at < size; at += kStreamed) {
-    _mm_stream_si128(
-        reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
   }
 }
 inline void end_streaming() {

@@ -85,8 +85,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages> {
     std::weak_ptr<Write> pending; // of the commit that is being prepared
   };
 
-  std::shared_ptr<Write> prepare_write(
-      const PackedEntry& at, Entry& entry, const StagedCommit* commit, bool restores);
+  std::shared_ptr<Write> prepare_write(const PackedEntry& at, Entry& entry, const StagedCommit* commit, bool restores);
   void write(Write& write) noexcept;
   void synchronize(const PackedEntry& at, Entry& entry);
 
