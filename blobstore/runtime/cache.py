@@ -342,8 +342,8 @@ class BlobCache(NamedDataMap):
         A name is a key or, if the data files have records of it (see docs/howto/lowering.md), a tensor of the model. A tensor
         of the model is given in the model's own shape and dtype, and is stored in the layout that the delegates use.
 
-        The data is read in place during the call. A tensor or array must have the layout of the blob, but its dense memory
-        may have another dim order. Of bytes, only the length is checked.
+        The data is read in place, so it must not change during the call. A tensor or array must have the layout of the blob,
+        but its dense memory may have another dim order. Of bytes, only the length is checked.
 
         Args:
             blobs: maps each name to a tensor, an array, or, for a key, an object with the buffer protocol.

@@ -55,7 +55,7 @@ struct Change {
     size = owned->size() * sizeof(Number);
     owner = owned;
   }
-  /// Memory of the caller, who must keep it until the commit returns.
+  /// Memory of the caller, who must keep it, as it is, until the commit returns.
   Change(std::string name, const void* bytes, size_t nbytes, const std::optional<Layout>* expected = nullptr)
       : key(std::move(name)), data(bytes), size(nbytes), layout(expected) {}
 

@@ -46,7 +46,7 @@ class FilePages {
   /// Allocate all memory that writing these bytes takes. The contents of the run do not change.
   /// @throws Error FileAccess: there is not enough memory, or the file was truncated.
   Prepared prepare(const void* data, const std::string& what) const;
-  /// @param streamed whether nobody reads them soon.
+  /// @param streamed whether nobody reads the bytes soon.
   void write(Prepared&& prepared, const void* data, bool streamed);
   /// For a run of whole pages: allocate the memory for new contents that are made in place.
   /// @throws Error FileAccess: there is not enough memory.

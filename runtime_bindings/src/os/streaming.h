@@ -28,7 +28,7 @@ inline void stream(uint8_t* to, const uint8_t* from, size_t size) {
 inline void end_streaming() {
   _mm_sfence();
 }
-#else // other compilers and processors have no such store that is worth it
+#else // not measured on other processors
 constexpr bool kStreams = false;
 constexpr size_t kStreamed = 1;
 
