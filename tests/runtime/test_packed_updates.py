@@ -129,9 +129,10 @@ def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
     assert hashlib.sha256(path.read_bytes()).digest() == digest
 
 
-def test_the_tensors_of_a_group_in_turn_and_together(mlp: Path, store: PackedStore) -> None:
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_the_tensors_of_a_group_in_turn_and_together(mlp: Path, store: PackedStore, mode: str) -> None:
     """A weight and its bias are packed together: one after the other, both, and one of them reverted (K3)."""
-    both = Both(mlp, store)
+    both = Both(mlp, store, mode=mode)
     first, second = weights(1), weights(2)
     outputs = [both.original]
     for tensors in (

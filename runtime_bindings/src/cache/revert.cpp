@@ -8,16 +8,6 @@
 #include "os/text.h"
 
 namespace blobstore::internal {
-namespace {
-
-void restore_original(Slot& slot) {
-  if (!slot.original.empty()) {
-    std::memcpy(slot.data, slot.original.data(), slot.size);
-    slot.original = {};
-  }
-}
-
-} // namespace
 
 uint64_t MappedCache::revert() {
   check_writable();
@@ -84,12 +74,17 @@ void MappedCache::check_revertible() const {
 /// What is in memory of its own comes back, and the revert becomes visible; under the exclusive lock.
 uint64_t MappedCache::finish_revert(const std::vector<Slot*>& slots, const Followers::List& following) {
   for (Slot* slot : slots) {
-    restore_original(*slot);
+    if (!slot->original.empty()) {
+      std::memcpy(slot->data, slot->original.data(), slot->size);
+    }
     slot->dirty = false;
     dirty_.erase(slot);
   }
   stamp(slots);
   Followers::apply(following);
+  for (Slot* slot : slots) { // followers may have read them as the bytes of this commit
+    slot->original = std::vector<uint8_t>();
+  }
   reverts_.fetch_add(1, std::memory_order_relaxed);
   return generation();
 }
