@@ -62,13 +62,13 @@ def merge_adapter(
     scale: float | None = None,
     names: Mapping[str, str] | None = None,
     weights: Mapping[str, Any] | None = None,
+    tied: bool = False,
 ) -> MergedAdapter:
     """Add an adapter to the weights of programs that have no adapter of their own, in one commit.
 
     Each adapted weight `W` of shape (out, in) becomes `W + alpha * scale * (lora_b @ lora_a)`, computed in float32 (in
     float64 for float64 weights) and rounded once. To undo it, the previous bytes are kept in memory for weights that
-    already differed from the cache's file; all other weights are restored from the file. A weight that the model uses in
-    several places, such as tied embeddings, changes in all of them, although the adapter was trained for one.
+    already differed from the cache's file; all other weights are restored from the file.
 
     Other merges wait from the reading of the weights until the commit. An update of the same weights by another thread
     or process does not wait; the caller must prevent it.
@@ -83,6 +83,8 @@ def merge_adapter(
             `<module>.linear.weight`, `<module>.base.weight` and `<module>.base_layer.weight`.
         weights: maps names in the cache to the float tensors to start from, for weights that the cache stores quantized
             or combined with others. They are quantized again with the recorded scales.
+        tied: also add the adapter to a weight that the model uses in several places, such as an embedding that is tied to
+            `lm_head`: it then changes in all of them, although the adapter was trained for one.
 
     Returns:
         An object whose `undo` restores the weights.
@@ -91,9 +93,9 @@ def merge_adapter(
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
         DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is
             unknown.
-        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; or
-            there are tensors that are not LoRA's, which cannot be merged. Nothing was changed; the same holds for all
-            errors below.
+        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; there are
+            tensors that are not LoRA's, which cannot be merged; or the model uses a weight in other places, too, and `tied`
+            does not allow that. Nothing was changed; the same holds for all errors below.
         KeyNotFoundError: a module has no weight in this cache's files.
         LayoutError: a weight has another shape.
         UpdateError: a weight is quantized or combined with others, and `weights` does not have it; a loaded program has
@@ -118,5 +120,6 @@ def merge_adapter(
         None if scale is None else check_scale(scale),
         list(check_texts(names, "names").items()),
         native_tensors({name: one for name, one in (weights or {}).items() if name in cache.tensors or name in cache}),
+        bool(tied),
     )
     return MergedAdapter(cache, library().merge_adapter(tensors, source, *options))

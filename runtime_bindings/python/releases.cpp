@@ -109,14 +109,24 @@ std::shared_ptr<Release> open_of(
   return Release::open(folder, options);
 }
 
-/// (version, sha256, taken, keys, reasons, files, generation)
-nb::tuple follow_of(Release& live) {
+/// (version, sha256, taken, keys, reasons, files, generation, adapters, unfit)
+nb::tuple follow_of(Release& live, const std::string& adapters) {
+  const FollowAdapters choice = adapters == "release" ? FollowAdapters::Release : FollowAdapters::Keep;
   Followed done;
   {
     const WithoutInterpreter release;
-    done = live.follow();
+    done = live.follow(choice);
   }
-  return nb::make_tuple(done.version, done.sha256, done.taken, done.keys, done.reasons, done.files, done.generation);
+  return nb::make_tuple(
+      done.version,
+      done.sha256,
+      done.taken,
+      done.keys,
+      done.reasons,
+      done.files,
+      done.generation,
+      done.adapters,
+      done.unfit);
 }
 
 /// The bytes of an encoded content. @throws ValueError: it is malformed.
@@ -186,7 +196,7 @@ void add_releases(nb::module_& module) {
             return found;
           })
       .def_prop_ro("cache", &Release::cache)
-      .def("follow", &follow_of)
+      .def("follow", &follow_of, "adapters"_a = "keep")
       .def("close", &Release::close);
   module.def("decoded", &decoded_of, "encoding"_a, "size"_a, "stored"_a, "base"_a = nb::bytes(""));
 }

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from blobstore.adapters.foundation import library
+from blobstore.adapters.on_cache import native_tensors_of
 from blobstore.core.disk.locks import Lock
-from blobstore.core.errors import ClosedError, ReleaseError
+from blobstore.core.errors import ClosedError, ReleaseError, UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import as_path, named
@@ -38,10 +40,13 @@ class Followed:
         version, sha256: of the release that is current in the folder.
         taken: whether the cache has its blobs: it had them already, or they were committed.
         keys: the keys whose blobs were committed.
-        reasons: why it was not taken, so that it must be opened: programs that changed, keys, layouts.
+        reasons: why it was not taken: programs that changed, keys, layouts, adapters that do not fit.
         files: what is new, changed or gone of adapters that the cache was not opened on, and of files other than
             programs and data, such as tokenizers. Nothing reads them again by itself: load such adapters again.
         generation: of the cache.
+        adapters: the names of the release's adapters that were exchanged in the commit.
+        unfit: the adapters that do not fit the newer foundation, by their paths: loaded ones, which keep it from being taken.
+            And those of `Runners`, by their names: each of their requests fails from now on.
     """
 
     version: str
@@ -51,6 +56,8 @@ class Followed:
     reasons: tuple[str, ...]
     files: tuple[str, ...]
     generation: int
+    adapters: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         changed = f"{count(len(self.keys), 'key')} changed" if self.taken else f"not taken: {listed(self.reasons, 1)}"
@@ -175,17 +182,31 @@ class Release:
             raise
         return release
 
-    def follow(self) -> Followed:
+    def follow(self, adapters: Literal["keep", "release"] = "keep") -> Followed:
         """Take the blobs of a newer release into the cache, in one commit, if another one was pulled into the folder.
 
         Programs on the cache go on: each call has all old weights or all new ones. Only blobs that differ between the two
         releases are committed, so other changes that were made to the cache stay. If more than blobs changed, nothing is
         committed, and the result says why; open the folder again then.
 
+        Neither is anything committed if an adapter is loaded, on the cache or on one above it, that does not fit the newer
+        foundation, or that does not record its own. Turn it off with `set_adapter_strength`, load another one, or keep this
+        release; docs/releases.md says what an application can do for its users' adapters. While this blocks, so does
+        `load_adapter` on the cache and on those above it.
+
+        Args:
+            adapters: which adapters programs run with afterwards. "keep": those that are loaded. "release": in place of a
+                loaded adapter that is a file of the release, the file of that name in the newer release, in the same commit
+                and with the same strength; other adapters stay.
+
         Raises:
             ClosedError: the release is closed.
+            UnsupportedDataError: `adapters` is something else.
+            UnsupportedOperationError: this thread reads the cache.
             As `open`, and as `BlobCache.update_blobs`. The cache is unchanged then.
         """
+        if adapters not in ("keep", "release"):
+            raise UnsupportedDataError(f"adapters must be 'keep' or 'release', found {adapters!r}")
         with self._turn:
             if self._closed:
                 raise ClosedError(f"{self.directory}: the release is closed")
@@ -198,19 +219,38 @@ class Release:
                 own = self._names or ()  # an adapter that was named is in the cache
                 files = tuple(name for name in _differing(self._index, index, "adapter", "other") if name not in own)
                 reasons = [f"the program {name!r} changed" for name in _differing(self._index, index, "program")]
-                keys: tuple[str, ...] = ()
+                keys: Sequence[str] = ()
+                exchanged: Sequence[str] = ()
+                unfit: Sequence[str] = ()
+                generation = self.cache.generation
                 if not reasons:
                     keys, reasons, data = self._compare(index)
+                if not reasons:
+                    generation, keys, reasons, exchanged, unfit = self._commit(keys, data, index, view, adapters)
                 if reasons:
-                    return Followed(index.version, sha256, False, (), tuple(reasons), files, self.cache.generation)
-                if keys:
-                    self.cache.update_blobs({key: data.home[key].get_data(key) for key in keys})
+                    return Followed(
+                        index.version, sha256, False, (), tuple(reasons), files, generation, (), tuple(unfit)
+                    )
                 self._index, self._data = index, data
                 self._lock, lock = lock, self._lock
                 self._enter(view)
-                return Followed(index.version, sha256, True, keys, (), files, self.cache.generation)
+                files = tuple(name for name in files if name not in exchanged)
+                done = Followed(index.version, sha256, True, tuple(keys), (), files, generation)
+                return replace(done, adapters=tuple(exchanged), unfit=tuple(unfit))
             finally:
                 lock.close()
+
+    def _commit(self, keys: Sequence[str], data: _Data, index: Index, view: str, adapters: str) -> Any:
+        """What the native module says: the generation, the keys, why nothing was committed, exchanged adapters, unfit ones."""
+        held = [key for key in self.cache.dirty if key in self._data.home]
+        return library().commit_release(
+            native_tensors_of(self.cache),
+            [(key, data.home[key].get_data(key)) for key in keys],
+            [(key, self._data.home[key].get_data(key)) for key in held],
+            adapters == "release",
+            _adapter_paths(self._index, self.path),
+            _adapter_paths(index, self._installed.view_path(view)),
+        )
 
     def _compare(self, index: Index) -> tuple[tuple[str, ...], list[str], _Data]:
         """The keys whose blobs differ, what else differs, and the new data."""
@@ -249,6 +289,11 @@ class Release:
 
     def __repr__(self) -> str:
         return line("Release", f"{self.name} {self.version} in {self.directory}", *self.cache._facts())
+
+
+def _adapter_paths(index: Index, folder: Path) -> list[tuple[str, bytes]]:
+    """The names of a release's adapters, and their files."""
+    return [(file.name, os.fsencode(folder / file.name)) for file in index.files if file.kind == "adapter"]
 
 
 def _names(data: Any) -> list[str]:

@@ -221,6 +221,9 @@ struct MergeOptions {
   /// Float tensors to start from, by names in the cache, for weights that the cache stores quantized or combined with
   /// others. They are quantized again with the recorded scales. Read during the call only.
   StateDict weights;
+  /// Also add the adapter to a weight that the model uses in several places, such as an embedding that is tied to
+  /// `lm_head`: it then changes in all of them, although the adapter was trained for one.
+  bool tied = false;
 };
 
 /// An adapter that `merge_adapter` added to the weights of a cache. Holds the cache, and the previous bytes of weights
@@ -266,7 +269,8 @@ class MergedAdapter {
 /// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of
 /// PEFT,
 ///   without `base_model.model.`.
-/// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged.
+/// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged, or if
+///   the model uses a weight in other places, too, and `options.tied` does not allow that.
 ///   KeyNotFound: a module has no weight in the cache's files. Layout: a weight has another shape. Update: a weight is
 ///   quantized or combined with others, and `options.weights` lacks it; a loaded program has the weight where no update
 ///   reaches it; or the result is not finite.

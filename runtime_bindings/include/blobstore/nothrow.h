@@ -233,7 +233,7 @@ Result<InstalledRelease> pull(
 Result<Collected> gc(const std::string& directory, uint64_t keep = 1) noexcept;
 Result<std::shared_ptr<Release>> open_release(
     const std::string& directory, const OpenOptions& options = OpenOptions()) noexcept;
-Result<Followed> follow(Release& release) noexcept;
+Result<Followed> follow(Release& release, FollowAdapters adapters = FollowAdapters::Keep) noexcept;
 
 } // namespace nothrow
 } // namespace blobstore

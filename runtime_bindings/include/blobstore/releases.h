@@ -172,17 +172,31 @@ struct InstalledFile {
   std::vector<std::string> data; // of a program: the names of the data files that it takes keys from
 };
 
+/// Which adapters programs run with after a newer release was followed. None stays above a foundation that it was not
+/// made for: then nothing is committed, and the result says why.
+enum class FollowAdapters {
+  /// Those that are loaded.
+  Keep,
+  /// In place of a loaded adapter that is a file of the release, the file of that name in the newer release, in the
+  /// same commit and with the same strength. Other adapters stay.
+  Release,
+};
+
 /// What `Release::follow` did.
 struct Followed {
   std::string version; // of the release that is current in the folder
   std::string sha256; // of its index
   bool taken = false; // whether the cache has its blobs: it had them already, or they were committed
   std::vector<std::string> keys; // whose blobs were committed
-  std::vector<std::string> reasons; // why it was not taken, so that it must be opened: programs, keys, layouts
+  std::vector<std::string> reasons; // why it was not taken: programs, keys, layouts, adapters that do not fit
   /// What is new, changed or gone of adapters that the cache was not opened on, and of files other than programs and
   /// data, such as tokenizers. Nothing reads them again by itself: load such adapters again with `load_adapter`.
   std::vector<std::string> files;
   uint64_t generation = 0; // of the cache
+  std::vector<std::string> adapters; // the names of the release's adapters that were exchanged in the commit
+  /// The adapters that do not fit the newer foundation, by their paths: loaded ones, which keep it from being taken. And
+  /// those of a `RunnerQueue`, by their names: each of their requests fails from now on.
+  std::vector<std::string> unfit;
 };
 
 /// The current release of a folder in a running program, as Python's `Release`. While it is open, `gc` leaves the files
@@ -224,8 +238,13 @@ class Release {
   /// releases are committed, so other changes that were made to the cache stay. If more than blobs changed, nothing is
   /// committed, and the result says why; open the folder again then. Data files that changed are read and compared.
   ///
+  /// Neither is anything committed if an adapter is loaded, on the cache or on one above it, that does not fit the newer
+  /// foundation, or that does not record its own. Turn it off with `set_adapter_strength`, load another one, or keep
+  /// this release; docs/releases.md says what an application can do for its users' adapters. While this blocks, so
+  /// does `load_adapter` on the cache and on those above it.
+  ///
   /// @throws Error Closed. Or as `open`, or as `BlobCache::update`. The cache is unchanged then.
-  virtual Followed follow() = 0;
+  virtual Followed follow(FollowAdapters adapters = FollowAdapters::Keep) = 0;
   /// Close the cache, and let `gc` remove the release once it is no longer current. Programs keep their weights.
   virtual void close() = 0;
 

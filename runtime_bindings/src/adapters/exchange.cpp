@@ -167,20 +167,9 @@ uint64_t commit_with_fine_tune(
     digests.emplace(blob.key, digest(blob.bytes.data, blob.bytes.nbytes));
   }
   if (fits && !AdapterAccess::impl(adapter).peft) {
-    check_foundation_with(cache, digests, adapter);
+    check_foundation(tensors, *AdaptersOfCache::of(tensors.cache())->known(tensors), adapter, digests);
   }
   return tensors.update(given, /*finite=*/true);
-}
-
-/// The digests of the blobs that are made of an adapter's tensors.
-std::map<std::string, Digest> digests_of_adapter(
-    const CacheTensors& tensors, const std::vector<NamedTensor>& of_adapter) {
-  std::vector<std::string> keys;
-  for (const NamedTensor& tensor : of_adapter) {
-    const std::vector<std::string> of_tensor = keys_of(tensors, tensor.name);
-    keys.insert(keys.end(), of_tensor.begin(), of_tensor.end());
-  }
-  return digests_of(*tensors.cache(), keys);
 }
 
 /// The factor that the programs multiply a product with.
@@ -285,7 +274,7 @@ uint64_t load_sum(
   const auto known = state->known(tensors);
   for (const OpenShare& share : shares) {
     if (!AdapterAccess::impl(*share.adapter).peft) {
-      check_foundation(*cache, *known, *share.adapter);
+      check_foundation(tensors, *known, *share.adapter);
       raise_first(AdapterAccess::impl(*share.adapter).unpaired);
     }
   }
@@ -302,17 +291,38 @@ uint64_t load_sum(
   for (ScaledAdapter& one : loaded->adapters) {
     one.factor = one.adapter->scale() ? *one.adapter->scale() / scale : 1;
   }
-  const auto strong = with_strengths(*cache, loaded->adapters, strengths);
-  const NamedViews values = combined(rooms, strong, /*halves=*/false, cache->name());
+  loaded->strengths = strengths;
+  const NamedViews values = values_of(tensors, *known, *loaded, /*halves=*/false);
   const uint64_t generation = fine_tune.empty()
       ? commit(tensors, values)
       : commit_with_fine_tune(tensors, values, *shares.front().adapter, fine_tune);
-  loaded->after = digests_of_adapter(tensors, known->lora);
+  loaded->after = digests_of_adapters(tensors, *known, *loaded);
   state->set_loaded(std::move(loaded));
   return generation;
 }
 
 } // namespace
+
+NamedViews values_of(
+    const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded, bool halves) {
+  const std::string& name = tensors.cache()->name();
+  const auto strong = with_strengths(*tensors.cache(), loaded.adapters, loaded.strengths);
+  if (loaded.combined) {
+    return combined(rooms_in(tensors, known), strong, halves, name);
+  }
+  const ScaledAdapter& one = strong.front();
+  return values_of(*one.adapter, one.factor, halves);
+}
+
+std::map<std::string, Digest> digests_of_adapters(
+    const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded) {
+  std::vector<std::string> keys;
+  for (const NamedTensor& tensor : loaded.combined ? known.lora : loaded.adapters.front().adapter->tensors()) {
+    const std::vector<std::string> of_tensor = keys_of(tensors, tensor.name);
+    keys.insert(keys.end(), of_tensor.begin(), of_tensor.end());
+  }
+  return digests_of(*tensors.cache(), keys);
+}
 
 uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, const AdapterOptions& options) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
@@ -326,18 +336,19 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
   const auto turn = state->take_turn(*cache);
   const auto known = state->known(tensors);
   if (options.fine_tune.empty()) {
-    check_foundation(*cache, *known, *adapter);
+    check_foundation(tensors, *known, *adapter);
   }
   raise_first(AdapterAccess::impl(*adapter).unpaired); // the update itself refuses infinities and NaN
   auto loaded = std::make_shared<LoadedAdapters>();
   const double factor = factor_for(*cache, *known, *adapter, options.program_scale);
   loaded->adapters.push_back({adapter, factor});
+  loaded->strengths = {options.strength};
   check_complete(tensors, *known, *adapter);
   const double strong = factor * options.strength;
   const uint64_t generation = options.fine_tune.empty()
       ? with_origin(path, [&] { return commit_adapter(tensors, *adapter, strong); })
       : commit_with_fine_tune(tensors, values_of(*adapter, strong, /*halves=*/false), *adapter, options.fine_tune);
-  loaded->after = digests_of_adapter(tensors, adapter->tensors());
+  loaded->after = digests_of_adapters(tensors, *known, *loaded);
   state->set_loaded(std::move(loaded));
   return generation;
 }
@@ -369,21 +380,19 @@ uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<do
   }
   const auto strong = with_strengths(*cache, before->adapters, strengths);
   check_unchanged(*cache, *before);
-  for (const ScaledAdapter& one : strong) {
-    AdapterAccess::impl(*one.adapter).check_unchanged();
+  const auto known = state->known(tensors);
+  for (size_t i = 0; i < strong.size(); ++i) {
+    const Adapter& adapter = *strong[i].adapter;
+    AdapterAccess::impl(adapter).check_unchanged();
+    if (strengths[i] != 0 && adapter.foundation()) { // at 0 nothing is computed with it
+      check_foundation(tensors, *known, adapter);
+    }
   }
   auto loaded = std::make_shared<LoadedAdapters>(*before);
-  uint64_t generation = 0;
-  const auto known = state->known(tensors);
-  if (before->combined) {
-    generation = commit(tensors, combined(rooms_in(tensors, *known), strong, /*halves=*/true, cache->name()));
-    loaded->after = digests_of_adapter(tensors, known->lora);
-  } else {
-    const ScaledAdapter& one = strong.front();
-    generation = with_origin(
-        one.adapter->path(), [&] { return commit(tensors, values_of(*one.adapter, one.factor, /*halves=*/true)); });
-    loaded->after = digests_of_adapter(tensors, one.adapter->tensors());
-  }
+  loaded->strengths = strengths;
+  const auto run = [&] { return commit(tensors, values_of(tensors, *known, *loaded, /*halves=*/true)); };
+  const uint64_t generation = before->combined ? run() : with_origin(strong.front().adapter->path(), run);
+  loaded->after = digests_of_adapters(tensors, *known, *loaded);
   state->set_loaded(std::move(loaded));
   return generation;
 }

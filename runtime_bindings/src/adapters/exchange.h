@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include <blobstore/adapters.h>
 
+#include "adapters/on_cache.h"
 #include "logical/cache_tensors.h"
 
 namespace blobstore::internal {
@@ -26,5 +28,13 @@ struct OpenShare {
 uint64_t load_adapters(
     const CacheTensors& tensors, const std::vector<OpenShare>& shares, std::optional<double> program_scale);
 uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<double>& strengths);
+
+/// The tensors with which programs run with adapters, each with its strength.
+/// @param halves only each `lora_b`. @throws Error Update: an adapter is stored quantized. Or as `combined`.
+NamedViews values_of(
+    const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded, bool halves);
+/// The digests of the blobs that are made of the tensors of what is loaded.
+std::map<std::string, Digest> digests_of_adapters(
+    const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded);
 
 } // namespace blobstore::internal

@@ -20,11 +20,6 @@ void append(std::string& text, uint64_t number, unsigned bytes) {
   }
 }
 
-/// Whether a key counts for the fingerprint.
-bool counts(std::string_view key) {
-  return is_content(key) && !is_lora(key);
-}
-
 void check_same(
     const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
   if (*a.layout != *b.layout) {
@@ -59,6 +54,10 @@ bool is_adapter_file(const PtdFile& file) {
 
 bool is_content(std::string_view key) {
   return key.rfind(kKeyPrefix, 0) != 0;
+}
+
+bool counts(std::string_view key) {
+  return is_content(key) && !is_lora(key);
 }
 
 uint64_t content_size(const BlobSource& source) {
@@ -140,7 +139,7 @@ std::optional<SourceBlob> Foundation::find(std::string_view key) const {
   return place.file->blob(place.index);
 }
 
-std::string Foundation::fingerprint(const std::map<std::string, Digest>& replaced) const {
+std::vector<const Foundation::Place*> Foundation::counted() const {
   std::vector<const Place*> places;
   for (const Place& place : blobs_) {
     if (counts(entry(place).key)) {
@@ -148,29 +147,40 @@ std::string Foundation::fingerprint(const std::map<std::string, Digest>& replace
     }
   }
   std::sort(places.begin(), places.end(), [](const Place* a, const Place* b) { return entry(*a).key < entry(*b).key; });
-  std::string text = kMagic;
-  for (const Place* place : places) {
+  return places;
+}
+
+std::string Foundation::fingerprint() const {
+  Fingerprint made;
+  for (const Place* place : counted()) {
     const PtdEntry& blob = entry(*place);
     const SourceBlob bytes = place->file->blob(place->index);
-    append(text, blob.key.size(), 4);
-    text += blob.key;
-    if (blob.layout) {
-      append(text, static_cast<uint8_t>(blob.layout->scalar_type), 1);
-      append(text, blob.layout->sizes.size(), 1);
-      for (const int32_t size : blob.layout->sizes) {
-        append(text, static_cast<uint64_t>(size), 8);
-      }
-      text.append(blob.layout->dim_order.begin(), blob.layout->dim_order.end());
-    } else {
-      text += kOpaque;
-    }
-    append(text, bytes.size, 8);
-    const auto other = replaced.find(blob.key);
-    const std::optional<Digest> recorded =
-        other != replaced.end() ? other->second : place->file->recorded_digest(place->index);
-    const Digest found = recorded ? *recorded : digest(bytes.data, bytes.size);
-    text.append(found.begin(), found.end());
+    const std::optional<Digest> recorded = place->file->recorded_digest(place->index);
+    made.add(blob.key, blob.layout, bytes.size, recorded ? *recorded : digest(bytes.data, bytes.size));
   }
+  return made.text();
+}
+
+void Fingerprint::add(
+    std::string_view key, const std::optional<Layout>& layout, uint64_t size, const Digest& digest) {
+  append(rows_, key.size(), 4);
+  rows_ += key;
+  if (layout) {
+    append(rows_, static_cast<uint8_t>(layout->scalar_type), 1);
+    append(rows_, layout->sizes.size(), 1);
+    for (const int32_t one : layout->sizes) {
+      append(rows_, static_cast<uint64_t>(one), 8);
+    }
+    rows_.append(layout->dim_order.begin(), layout->dim_order.end());
+  } else {
+    rows_ += kOpaque;
+  }
+  append(rows_, size, 8);
+  rows_.append(digest.begin(), digest.end());
+}
+
+std::string Fingerprint::text() const {
+  const std::string text = kMagic + rows_;
   return to_string(digest(text.data(), text.size()));
 }
 

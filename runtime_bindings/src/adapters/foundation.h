@@ -1,7 +1,6 @@
 // What an adapter is made for: the fingerprint of a foundation, and the named tensors of a file.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,11 +20,25 @@ namespace blobstore::internal {
 /// Whether a key stands for a blob, and not for records of blobstore.
 bool is_content(std::string_view key);
 
+/// Whether a key counts for the fingerprint of a foundation.
+bool counts(std::string_view key);
+
 /// The size of all blobs in bytes, without records.
 uint64_t content_size(const BlobSource& source);
 
 /// The tensors whose names and shapes a source records: by the layout of a key, or by the record of a delegate's blob.
 std::vector<NamedTensor> named_tensors(const Index& index);
+
+/// The fingerprint of a foundation, made blob by blob, by ascending key. docs/format.md defines it.
+class Fingerprint {
+ public:
+  void add(std::string_view key, const std::optional<Layout>& layout, uint64_t size, const Digest& digest);
+  /// 32 hexadecimal digits.
+  std::string text() const;
+
+ private:
+  std::string rows_;
+};
 
 /// Files that are used together. A key may be in several of them.
 class Foundation final : public BlobSource {
@@ -40,9 +53,8 @@ class Foundation final : public BlobSource {
   std::string_view key(size_t index) const override { return entry(blobs_[index]).key; }
   std::optional<SourceBlob> find(std::string_view key) const override;
 
-  /// 32 hexadecimal digits; docs/format.md defines them. A blob is read only if its file records no digest.
-  /// @param replaced the digests of blobs, by key, that are to count in place of those in the files.
-  std::string fingerprint(const std::map<std::string, Digest>& replaced = {}) const;
+  /// Its `Fingerprint`. A blob is read only if its file records no digest.
+  std::string fingerprint() const;
 
  private:
   struct Place {
@@ -50,6 +62,7 @@ class Foundation final : public BlobSource {
     size_t index = 0;
   };
   static const PtdEntry& entry(const Place& place) { return place.file->entry(place.index); }
+  std::vector<const Place*> counted() const;
 
   std::string name_;
   std::vector<Place> blobs_; // each key once

@@ -30,6 +30,7 @@ struct MergedAdapter::Impl {
   std::vector<std::string> weights;
   uint64_t generation = 0;
   std::map<std::string, Digest> after; // of the blobs that changed
+  std::vector<std::string> counted; // of these, those whose change the state knows as a merge
   std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before; // empty if reverting restores them
   std::atomic<bool> undone{false}; // this and `before` change in the state's turn
 };
@@ -92,6 +93,11 @@ class Merge {
       }
       merged->generation = commit(tensors_, values);
       merged->after = digests_of(*cache_, keys_);
+      for (const auto& [key, after] : merged->after) {
+        if (merged->state->add_merged(key, counts_as_.at(key), after)) {
+          merged->counted.push_back(key);
+        }
+      }
       return std::unique_ptr<MergedAdapter>(new MergedAdapter(std::move(merged)));
     });
   }
@@ -133,6 +139,9 @@ class Merge {
       merged.weights.push_back(std::move(name));
     }
     merged.before = before();
+    for (const std::string& key : keys_) {
+      counts_as_.emplace(key, merged.state->digest_now(*cache_, cache_->at(key)));
+    }
   }
 
   /// The name of the weight that a pair adapts.
@@ -142,6 +151,7 @@ class Merge {
         given != options_.names.end() ? std::vector<std::string>{given->second} : weight_names(pair.module);
     for (const std::string& name : candidates) {
       if (const Tensor* tensor = index().find(name)) {
+        check_tied(pair, name, *tensor);
         return tensor->name(); // tied weights are one weight, under any of their names
       }
       if (cache_->find(name) != nullptr) {
@@ -154,6 +164,25 @@ class Merge {
         pair.module,
         cache_->name(),
         quoted_names(candidates));
+  }
+
+  /// @throws Error Adapter: the adapter was trained for one use of a weight that has several.
+  void check_tied(const LoraPair& pair, const std::string& name, const Tensor& tensor) const {
+    std::vector<std::string> others;
+    for (const std::string_view other : tensor.names) {
+      const auto modules = modules_of_weight(std::string(other));
+      const bool is_adapted = std::find(modules.begin(), modules.end(), pair.module) != modules.end();
+      if (other != name && !is_adapted) {
+        others.emplace_back(other);
+      }
+    }
+    if (!others.empty() && !options_.tied) {
+      throw_error(
+          ErrorKind::Adapter,
+          "the model uses '{}' also as {}, which the adapter would change, too; allow that with `tied`",
+          name,
+          quoted_names(others));
+    }
   }
 
   /// The weight that the adapter is added to: one of the caller's, or a view of the cache's memory.
@@ -274,6 +303,7 @@ class Merge {
   const MergeChoices& options_;
   std::vector<Weight> weights_; // one for each pair
   std::vector<std::string> keys_; // of the blobs that are made of them
+  std::map<std::string, Digest> counts_as_; // their digests without what was merged
 };
 
 } // namespace internal BLOBSTORE_HIDDEN
@@ -326,6 +356,9 @@ uint64_t MergedAdapter::undo() {
     }
     generation = cache.revert(keys);
   }
+  for (const std::string& key : impl_->counted) {
+    impl_->state->remove_merged(key, impl_->after.at(key));
+  }
   impl_->undone = true;
   impl_->before.reset();
   return generation;
@@ -346,7 +379,7 @@ std::unique_ptr<MergedAdapter> merge_adapter(
       adapter = adapter_for(
           *adapter, {cache->name(), rows_of_modules(tensors.updates().index()), known->head_dim, choices.names});
     } else {
-      check_foundation(*cache, *known, *adapter);
+      check_foundation(tensors, *known, *adapter);
     }
   }
   raise_first(adapter->problems());
@@ -371,7 +404,7 @@ std::unique_ptr<MergedAdapter> merge_adapter(
 namespace {
 
 MergeChoices choices_of(const MergeOptions& options) {
-  return {options.alpha, options.scale, options.names, views_of(options.weights)};
+  return {options.alpha, options.scale, options.names, views_of(options.weights), options.tied};
 }
 
 } // namespace

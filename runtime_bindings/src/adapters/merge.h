@@ -19,6 +19,7 @@ struct MergeChoices {
   std::optional<double> scale;
   std::map<std::string, std::string> names;
   NamedViews weights;
+  bool tied = false;
 };
 
 // The functions of the public header, for what `LogicalTensors` and the Python module share.

@@ -12,6 +12,7 @@
 #include "adapters/adapter_file.h"
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
+#include "adapters/on_release.h"
 #include "cache/opened_files.h"
 #include "cache/thread_readings.h"
 #include "logical/numbers.h"
@@ -30,7 +31,7 @@ class AllCaches final : private ForkAware {
     return *all;
   }
 
-  std::shared_ptr<AdaptersOfCache> find(const std::shared_ptr<BlobCache>& cache) {
+  std::shared_ptr<AdaptersOfCache> find(const std::shared_ptr<const BlobCache>& cache) {
     const std::lock_guard<std::mutex> guard(mutex);
     for (auto at = entries_.begin(); at != entries_.end();) {
       at = at->second.cache.expired() ? entries_.erase(at) : std::next(at);
@@ -42,6 +43,23 @@ class AllCaches final : private ForkAware {
     return entry.state;
   }
 
+  std::vector<AdaptersOfCache::OnCache> all_above(const BlobCache& cache) {
+    std::vector<std::shared_ptr<const BlobCache>> caches; // the last holder of one frees it without the mutex
+    std::vector<AdaptersOfCache::OnCache> found;
+    const std::lock_guard<std::mutex> guard(mutex);
+    for (const auto& [id, entry] : entries_) {
+      const auto& one = caches.emplace_back(entry.cache.lock());
+      const BlobCache* below = one.get();
+      while (below != nullptr && below != &cache) {
+        below = below->base().get();
+      }
+      if (below != nullptr && entry.state->known_) {
+        found.push_back({one, entry.state, entry.state->known_});
+      }
+    }
+    return found;
+  }
+
   std::mutex mutex; // guards the entries, and the pointers in their states
 
  private:
@@ -50,13 +68,17 @@ class AllCaches final : private ForkAware {
     std::shared_ptr<AdaptersOfCache> state;
   };
 
-  AllCaches() { enter(); }
+  AllCaches() {
+    commit_release_under_adapters = commit_release;
+    enter();
+  }
   void before_fork() override { mutex.lock(); }
   void after_fork_in_parent() override { mutex.unlock(); }
   void after_fork_in_child() override {
     renew(mutex);
     for (auto& [id, entry] : entries_) {
       renew(entry.state->turn_);
+      entry.state->release_.renew();
     }
   }
 
@@ -64,13 +86,6 @@ class AllCaches final : private ForkAware {
 };
 
 namespace {
-
-/// Whether adapters can be made for what these files hold.
-bool is_foundation(const BlobSource& blobs) {
-  const Index index(blobs);
-  const std::vector<NamedTensor> tensors = named_tensors(index);
-  return std::any_of(tensors.begin(), tensors.end(), [](const NamedTensor& one) { return !is_lora(one.name); });
-}
 
 /// The files of a cache and its bases.
 std::vector<std::unique_ptr<PtdFile>> all_files(const BlobCache& cache) {
@@ -83,59 +98,58 @@ std::vector<std::unique_ptr<PtdFile>> all_files(const BlobCache& cache) {
   return files;
 }
 
-/// All files together; empty if two of them contradict each other.
-std::optional<Foundation> together(const std::vector<const PtdFile*>& files) {
-  try {
-    return Foundation(files);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::KeyConflict) {
-      throw;
-    }
-    return std::nullopt; // a cache on top of its base may have other contents
-  }
-}
-
 using Files = std::vector<std::unique_ptr<PtdFile>>;
 
-/// The fingerprints that an adapter for these files may record.
-/// @param replaced as for `Foundation::fingerprint`.
-std::set<std::string> foundations_of(const Files& files, const std::map<std::string, Digest>& replaced) {
-  std::set<std::string> found;
-  for (const auto& file : files) {
-    if (const Foundation alone({file.get()}); is_foundation(alone)) {
-      found.insert(alone.fingerprint(replaced));
+/// The keys that count of each file that a file was made of, in order, if adapters can be made for it.
+std::vector<std::vector<std::string>> foundations_in(const PtdFile& file) {
+  const Index index(file);
+  std::set<std::string> base; // the keys of tensors that are not LoRA's
+  for (NamedTensor& tensor : named_tensors(index)) {
+    if (!is_lora(tensor.name)) {
+      base.insert(tensor.keys.begin(), tensor.keys.end());
     }
   }
-  if (files.size() > 1) {
-    if (const auto all = together(pointers(files)); all && is_foundation(*all)) {
-      found.insert(all->fingerprint(replaced));
-    }
-  }
-  if (found.empty()) { // a program may contain its foundation; then only the file of its adapter names it
-    for (const auto& file : files) {
-      const auto recorded = file->metadata().find(kFoundationKey);
-      if (recorded != file->metadata().end()) {
-        found.insert(recorded->second);
+  std::vector<std::vector<std::string>> found;
+  for (const std::vector<size_t>& positions : files_in(file)) {
+    std::vector<std::string> keys;
+    bool any = false;
+    for (const size_t position : positions) {
+      const std::string& key = file.entry(position).key;
+      any = any || base.count(key) != 0;
+      if (counts(key)) {
+        keys.push_back(key);
       }
+    }
+    if (any) {
+      std::sort(keys.begin(), keys.end());
+      found.push_back(std::move(keys));
     }
   }
   return found;
 }
 
-/// The digests of the blobs that a cache has, itself or from its bases, and that differ from their files. The caller
-/// holds a Reading.
-/// @param changed what is known already: these keys are not read.
-std::map<std::string, Digest> changed_digests(const BlobCache& cache, std::map<std::string, Digest> changed = {}) {
-  for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
-    for (const std::string& key : one->dirty()) {
-      const Blob& blob = one->at(key);
-      if (changed.count(key) == 0 &&
-          &cache.at(key) == &blob) { // otherwise a cache above has the key, too, and programs take that one
-        changed.emplace(key, digest(blob.data, blob.size));
+void learn_foundations(const Files& files, KnownOfCache& known) {
+  std::set<std::string> all;
+  for (const auto& file : files) {
+    for (std::vector<std::string>& keys : foundations_in(*file)) {
+      known.foundations.push_back(std::move(keys));
+    }
+    for (size_t i = 0; i < file->size(); ++i) {
+      if (counts(file->key(i))) {
+        all.emplace(file->key(i));
       }
     }
   }
-  return changed;
+  if (!known.foundations.empty()) {
+    known.foundations.emplace_back(all.begin(), all.end());
+    return;
+  }
+  for (const auto& file : files) { // a program may contain its foundation; then only the file of its adapter names it
+    const auto recorded = file->metadata().find(kFoundationKey);
+    if (recorded != file->metadata().end()) {
+      known.recorded.insert(recorded->second);
+    }
+  }
 }
 
 [[noreturn]] void throw_other_foundation(
@@ -200,7 +214,7 @@ KnownOfCache learn(const CacheTensors& tensors) {
       known.scales.insert(*scale);
     }
   }
-  known.foundations = foundations_of(files, {});
+  learn_foundations(files, known);
   known.head_dim = rotary_head_dim(files);
   for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
     if (is_lora(tensor.name)) {
@@ -212,16 +226,43 @@ KnownOfCache learn(const CacheTensors& tensors) {
 
 } // namespace
 
-std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<BlobCache>& cache) {
+std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<const BlobCache>& cache) {
   return AllCaches::get().find(cache);
 }
 
-std::unique_lock<std::mutex> AdaptersOfCache::take_turn(const BlobCache& cache) {
-  if (ThreadReadings::any(cache)) {
-    throw_error_in(
-        ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
+AdaptersOfCache::Turn AdaptersOfCache::take_turn(const BlobCache& cache) {
+  for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
+    if (ThreadReadings::any(*one)) {
+      throw_error_in(
+          ErrorKind::Unsupported, one->name(), "this thread is reading the cache, so it cannot change it now");
+    }
   }
-  return std::unique_lock<std::mutex>(turn_);
+  Turn turn{std::unique_lock<std::mutex>(turn_), {}};
+  for (const BlobCache* one = cache.base().get(); one != nullptr; one = one->base().get()) {
+    auto state = of(one->shared_from_this());
+    std::shared_lock<FairLock> shared(state->release_);
+    turn.of_bases.emplace_back(std::move(state), std::move(shared));
+  }
+  return turn;
+}
+
+std::pair<AdaptersOfCache::Turn, std::unique_lock<FairLock>> AdaptersOfCache::take_turn_of_all(const BlobCache& cache) {
+  Turn turn = take_turn(cache);
+  return {std::move(turn), std::unique_lock<FairLock>(release_)};
+}
+
+std::vector<AdaptersOfCache::OnCache> AdaptersOfCache::all_above(const BlobCache& cache) {
+  return AllCaches::get().all_above(cache);
+}
+
+std::shared_ptr<const AdaptersOfCache::Requested> AdaptersOfCache::requested() const {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  return requested_;
+}
+
+void AdaptersOfCache::set_requested(std::shared_ptr<const Requested> requested) {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  requested_.swap(requested);
 }
 
 std::shared_ptr<const KnownOfCache> AdaptersOfCache::known(const CacheTensors& tensors) {
@@ -243,25 +284,102 @@ void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapters> loaded) {
   loaded_.swap(loaded);
 }
 
-void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
-  check_records_foundation(adapter);
-  if (known.foundations.count(*adapter.foundation()) != 0) {
-    return;
+Digest AdaptersOfCache::digest_now(const BlobCache& cache, const Blob& blob) {
+  std::optional<std::string> of_file;
+  if (!cache.differs_from_file(blob.key)) {
+    of_file = cache.file_digest(blob.key);
   }
-  const BlobCache::Reading reading(cache);
-  const std::map<std::string, Digest> changed = changed_digests(cache); // a fine-tune has adapters of its own
-  if (changed.empty() || foundations_of(all_files(cache), changed).count(*adapter.foundation()) == 0) {
-    throw_other_foundation(adapter, cache.name(), known.foundations);
+  Digest found{};
+  if (of_file) {
+    std::copy(of_file->begin(), of_file->end(), found.begin());
+  } else {
+    const uint64_t version = cache.version(blob.key);
+    std::unique_lock<std::mutex> guard(AllCaches::get().mutex);
+    const auto known = digests_.find(blob.key);
+    if (known != digests_.end() && known->second.first == version) {
+      found = known->second.second;
+    } else {
+      guard.unlock(); // it may be large
+      found = digest(blob.data, blob.size);
+      guard.lock();
+      digests_[blob.key] = {version, found};
+    }
   }
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  const auto merged = merged_.find({blob.key, found});
+  return merged == merged_.end() ? found : merged->second;
 }
 
-void check_foundation_with(
-    const BlobCache& cache, const std::map<std::string, Digest>& replaced, const Adapter& adapter) {
+bool AdaptersOfCache::add_merged(const std::string& key, const Digest& before, const Digest& after) {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  return merged_.emplace(std::make_pair(key, after), before).second;
+}
+
+void AdaptersOfCache::remove_merged(const std::string& key, const Digest& after) {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  merged_.erase({key, after});
+}
+
+std::set<std::string> foundations_of(const BlobCache& cache, const KnownOfCache& known, const DigestOf& digest_of) {
+  std::set<std::string> found = known.recorded;
+  for (const std::vector<std::string>& keys : known.foundations) {
+    Fingerprint made;
+    for (const std::string& key : keys) {
+      const Blob& blob = cache.at(key);
+      made.add(key, blob.layout, blob.size, digest_of(blob));
+    }
+    found.insert(made.text());
+  }
+  return found;
+}
+
+DigestOf digests_now(const BlobCache& cache, std::map<std::string, Digest> replaced) {
+  std::vector<std::pair<const BlobCache*, std::shared_ptr<AdaptersOfCache>>> owners;
+  for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
+    owners.emplace_back(one, AdaptersOfCache::of(one->shared_from_this()));
+  }
+  return [owners = std::move(owners), replaced = std::move(replaced)](const Blob& blob) {
+    const auto other = replaced.find(blob.key);
+    if (other != replaced.end()) {
+      return other->second;
+    }
+    const auto owner =
+        std::find_if(owners.begin(), owners.end(), [&](const auto& one) { return one.first->owns(blob.key); });
+    return owner->second->digest_now(*owner->first, blob);
+  };
+}
+
+void check_foundation(
+    const CacheTensors& tensors,
+    const KnownOfCache& known,
+    const Adapter& adapter,
+    const std::map<std::string, Digest>& replaced) {
   check_records_foundation(adapter);
+  const BlobCache& cache = *tensors.cache();
   const BlobCache::Reading reading(cache);
-  const std::set<std::string> foundations = foundations_of(all_files(cache), changed_digests(cache, replaced));
-  if (foundations.count(*adapter.foundation()) == 0) {
-    throw_other_foundation(adapter, format("{} with the new weights", cache.name()), foundations);
+  const DigestOf now = digests_now(cache, replaced);
+  const std::set<std::string> foundations = foundations_of(cache, known, now);
+  if (foundations.count(*adapter.foundation()) != 0) {
+    return;
+  }
+  std::set<std::string> own;
+  for (const NamedTensor& tensor : adapter.tensors()) {
+    for (std::string& key : keys_of(tensors, tensor.name)) {
+      own.insert(std::move(key));
+    }
+  }
+  const DigestOf without_own = [&](const Blob& blob) {
+    const auto of_file = own.count(blob.key) != 0 ? cache.file_digest(blob.key) : std::nullopt;
+    if (!of_file) {
+      return now(blob);
+    }
+    Digest found{};
+    std::copy(of_file->begin(), of_file->end(), found.begin());
+    return found;
+  };
+  if (foundations_of(cache, known, without_own).count(*adapter.foundation()) == 0) {
+    const std::string where = replaced.empty() ? cache.name() : format("{} with the new weights", cache.name());
+    throw_other_foundation(adapter, where, foundations);
   }
 }
 

@@ -3,12 +3,19 @@
 #include <atomic>
 #include <cstring>
 
+#include "cache/release_commit.h"
 #include "cache/thread_readings.h"
 #include "format/constants.h"
 #include "format/ptd_reader.h"
 #include "format/text_hash.h"
 #include "os/file.h"
 #include "os/text.h"
+
+namespace blobstore::internal {
+
+std::atomic<void (*)(ReleaseCommit&)> commit_release_under_adapters{nullptr};
+
+} // namespace blobstore::internal
 
 namespace blobstore BLOBSTORE_API {
 

@@ -1,16 +1,83 @@
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
 
 #include <blobstore/cache.h>
 
+#include "cache/opened_files.h"
 #include "cache/working_copy.h"
+#include "format/constants.h"
 #include "format/file_kind.h"
+#include "format/format_error.h"
+#include "format/json.h"
 #include "format/ptd_bounds.h"
 #include "format/ptd_file.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"
 #include "os/random.h"
 #include "os/text.h"
+
+namespace blobstore::internal {
+namespace {
+
+/// Positions, as the ends of ranges of them: first, behind the last, and so on.
+std::string ranges_of(const std::vector<size_t>& positions) {
+  std::string text;
+  for (size_t i = 0; i < positions.size();) {
+    const size_t first = positions[i];
+    size_t end = first;
+    for (; i < positions.size() && positions[i] == end; ++i) {
+      ++end;
+    }
+    text += format("{}{},{}", text.empty() ? "" : ",", first, end);
+  }
+  return text;
+}
+
+} // namespace
+
+std::vector<std::vector<size_t>> files_in(const PtdFile& file) {
+  std::vector<std::vector<size_t>> files;
+  const auto recorded = file.metadata().find(kCopiedFilesKey);
+  if (recorded == file.metadata().end()) {
+    files.emplace_back(file.size());
+    std::iota(files[0].begin(), files[0].end(), size_t{0});
+    return files;
+  }
+  try {
+    JsonReader json(recorded->second, "the list of copied files");
+    json.array([&] {
+      std::vector<size_t>& positions = files.emplace_back();
+      std::optional<uint64_t> first;
+      uint64_t least = 0;
+      json.array([&] {
+        const std::optional<uint64_t> number = json.size();
+        if (!number || *number < least || *number > file.size()) { // ranges do not overlap, so nothing grows large
+          throw FormatError("the list of copied files has a position that is not possible");
+        }
+        least = *number;
+        if (!first) {
+          first = number;
+          return;
+        }
+        for (; *first < *number; ++*first) {
+          positions.push_back(*first);
+        }
+        first.reset();
+      });
+    });
+    json.end();
+  } catch (const FormatError& error) {
+    throw_error_in(ErrorKind::InvalidFile, file.name(), "{}", error.what());
+  }
+  return files;
+}
+
+} // namespace blobstore::internal
 
 namespace blobstore BLOBSTORE_API {
 
@@ -27,8 +94,26 @@ class Merged {
     for (size_t i = 0; i < file.size(); ++i) {
       add(file, i);
     }
+    for (std::vector<size_t>& positions : files_in(file)) {
+      for (size_t& position : positions) {
+        position = numbers_.at(file.entry(position).key).number;
+      }
+      std::sort(positions.begin(), positions.end());
+      copied_ += format("{}[{}]", copied_.empty() ? "" : ",", ranges_of(positions));
+    }
+    if (const auto scale = file.metadata().find(kScaleKey); scale != file.metadata().end()) {
+      scales_.insert(scale->second);
+    }
   }
   const PtdWriter& writer() const { return writer_; }
+  /// What the copy says of its files, and of what its programs multiply adapters with if they agree on that.
+  std::map<std::string, std::string> metadata() const {
+    std::map<std::string, std::string> found{{kCopiedFilesKey, format("[{}]", copied_)}};
+    if (scales_.size() == 1) {
+      found.emplace(kScaleKey, *scales_.begin());
+    }
+    return found;
+  }
 
  private:
   struct Known {
@@ -93,6 +178,8 @@ class Merged {
   std::deque<PtdFile> files_; // the writer refers to their memory
   PtdWriter writer_;
   TextMap<Known> numbers_;
+  std::string copied_;
+  std::set<std::string> scales_;
 };
 
 } // namespace
@@ -106,7 +193,9 @@ uint64_t make_working_copy(const std::vector<std::string>& paths, const std::str
   uint64_t size = 0;
   {
     OutputFile file(target);
-    size = merged.writer().write(file, {{kWorkingCopyKey, random_digits(kWorkingCopyDigits)}});
+    std::map<std::string, std::string> metadata = merged.metadata();
+    metadata.emplace(kWorkingCopyKey, random_digits(kWorkingCopyDigits));
+    size = merged.writer().write(file, metadata);
     file.commit();
   } // which unlocks the file
   remove_earlier_state(target);

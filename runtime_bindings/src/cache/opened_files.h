@@ -18,4 +18,8 @@ namespace blobstore::internal {
 ///   FileAccess, InvalidFile, Integrity: a file was truncated or damaged since then. Closed.
 std::vector<std::unique_ptr<PtdFile>> opened_files(const BlobCache& cache);
 
+/// The positions of the keys of each file that a working copy was made of. Any other file is one of its own.
+/// @throws Error InvalidFile: what the file says of that is malformed.
+std::vector<std::vector<size_t>> files_in(const PtdFile& file);
+
 } // namespace blobstore::internal

@@ -33,8 +33,8 @@ Result<std::shared_ptr<Release>> open_release(const std::string& directory, cons
   return attempt([&] { return Release::open(directory, options); });
 }
 
-Result<Followed> follow(Release& release) noexcept {
-  return attempt([&] { return release.follow(); });
+Result<Followed> follow(Release& release, FollowAdapters adapters) noexcept {
+  return attempt([&] { return release.follow(adapters); });
 }
 
 } // namespace nothrow

@@ -15,6 +15,7 @@
 #include <blobstore/error.h>
 #include <blobstore/releases.h>
 
+#include "cache/release_commit.h"
 #include "format/constants.h"
 #include "format/ptd_file.h"
 #include "os/fork.h"
@@ -217,6 +218,17 @@ std::vector<std::string> differing(
   return found;
 }
 
+/// The paths of the adapters of a release, by name.
+std::map<std::string, std::string> adapters_of(const ReleaseIndex& index, const std::string& folder) {
+  std::map<std::string, std::string> found;
+  for (const ReleaseFile& file : index.files) {
+    if (file.kind == "adapter") {
+      found.emplace(file.name, format("{}/{}", folder, file.name));
+    }
+  }
+  return found;
+}
+
 class LiveRelease final : public Release, private ForkAware {
  public:
   LiveRelease(const std::string& directory, const OpenOptions& options)
@@ -255,7 +267,7 @@ class LiveRelease final : public Release, private ForkAware {
   }
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
 
-  Followed follow() override;
+  Followed follow(FollowAdapters adapters) override;
   void close() override {
     const std::lock_guard<std::mutex> turn(turn_);
     closed_ = true;
@@ -267,6 +279,8 @@ class LiveRelease final : public Release, private ForkAware {
   static std::string digest_of(const Held& held) { return held.view.substr(0, 64); }
 
   std::vector<Change> compare(const Data& old, const Data& other, std::vector<std::string>& reasons) const;
+  bool is_named(const std::string& name) const;
+  void commit(const Data& old, ReleaseCommit& commit, Followed& done) const;
 
   void after_fork_in_child() override {
     renew(turn_);
@@ -283,7 +297,12 @@ class LiveRelease final : public Release, private ForkAware {
   ReleaseIndex index_;
 };
 
-Followed LiveRelease::follow() {
+/// Whether the caller named a data file, so that it is in the cache.
+bool LiveRelease::is_named(const std::string& name) const {
+  return names_ && std::find(names_->begin(), names_->end(), name) != names_->end();
+}
+
+Followed LiveRelease::follow(FollowAdapters adapters) {
   const std::lock_guard<std::mutex> turn(turn_);
   if (closed_) {
     throw_error_in(ErrorKind::Closed, installed_.name(), "the release is closed");
@@ -299,11 +318,10 @@ Followed LiveRelease::follow() {
   }
   ReleaseIndex index = installed_.index(done.sha256);
   done.version = index.version;
-  const auto in_cache_by_name = [this](const std::string& name) {
-    return names_ && std::find(names_->begin(), names_->end(), name) != names_->end();
-  };
   done.files = differing(index_, index, {"adapter", "other"});
-  done.files.erase(std::remove_if(done.files.begin(), done.files.end(), in_cache_by_name), done.files.end());
+  done.files.erase(
+      std::remove_if(done.files.begin(), done.files.end(), [this](const std::string& name) { return is_named(name); }),
+      done.files.end());
   for (const std::string& name : differing(index_, index, {"program"})) {
     done.reasons.push_back(format("the program '{}' changed", name));
   }
@@ -317,12 +335,14 @@ Followed LiveRelease::follow() {
     }
     if (done.reasons.empty()) {
       const Data other(installed_, index, names_);
-      const std::vector<Change> changes = compare(old, other, done.reasons);
-      if (done.reasons.empty() && !changes.empty()) {
-        done.generation = cache_->update(changes);
-        for (const Change& change : changes) {
-          done.keys.push_back(change.key);
-        }
+      ReleaseCommit all;
+      all.cache = cache_;
+      all.choice = adapters;
+      all.changes = compare(old, other, done.reasons);
+      all.before = adapters_of(index_, installed_.release(held_.view));
+      all.after = adapters_of(index, installed_.release(held.view));
+      if (done.reasons.empty()) {
+        commit(old, all, done);
       }
     }
   }
@@ -334,6 +354,34 @@ Followed LiveRelease::follow() {
   std::swap(held_, held);
   index_ = std::move(index);
   return done;
+}
+
+/// Commit the blobs that differ, or say in `done` why not.
+void LiveRelease::commit(const Data& old, ReleaseCommit& commit, Followed& done) const {
+  commit.generation = done.generation;
+  if (const auto with_adapters = commit_release_under_adapters.load()) {
+    for (const std::string& key : cache_->dirty()) {
+      if (const Place* const place = old.find(key)) {
+        commit.held.emplace(key, ReleaseCommit::Bytes{place->blob().data, place->blob().size});
+      }
+    }
+    with_adapters(commit);
+  } else if (!commit.changes.empty()) {
+    commit.generation = cache_->update(commit.changes);
+  }
+  done.generation = commit.generation;
+  done.reasons = std::move(commit.reasons);
+  done.adapters = std::move(commit.adapters);
+  done.unfit = std::move(commit.unfit);
+  if (done.reasons.empty()) {
+    for (const Change& change : commit.changes) {
+      done.keys.push_back(change.key);
+    }
+    const auto is_taken = [&](const std::string& name) {
+      return std::find(done.adapters.begin(), done.adapters.end(), name) != done.adapters.end();
+    };
+    done.files.erase(std::remove_if(done.files.begin(), done.files.end(), is_taken), done.files.end());
+  }
 }
 
 /// The blobs that differ; they refer to the files of `other`.

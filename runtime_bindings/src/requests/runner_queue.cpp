@@ -19,6 +19,7 @@
 #include "adapters/exchange.h"
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
+#include "adapters/on_cache.h"
 #include "cache/thread_readings.h"
 #include "logical/cache_tensors.h"
 #include "os/text.h"
@@ -97,6 +98,7 @@ struct Request {
 class Requests : public std::enable_shared_from_this<Requests> {
  public:
   Requests(const std::vector<std::shared_ptr<BlobCache>>& caches, std::optional<double> program_scale);
+  ~Requests();
 
   void set_adapter(const std::string& name, const std::string& path);
   void remove_adapter(const std::string& name);
@@ -114,6 +116,7 @@ class Requests : public std::enable_shared_from_this<Requests> {
 
  private:
   std::vector<std::string> names() const;
+  void tell_caches() const;
   Request request_of(const std::string& prompt, const RequestOptions& options) const;
   void check_thread() const;
   void check_open() const;
@@ -180,7 +183,19 @@ Requests::Requests(const std::vector<std::shared_ptr<BlobCache>>& caches, std::o
             "two runners have this cache, but a cache has one adapter at a time; open one for each, on one base");
       }
     }
-    seats_.emplace_back(cache);
+    const Seat& seat = seats_.emplace_back(cache);
+    if (seat.adaptable) { // what it is made for is to be known to whoever changes the foundation
+      const auto state = AdaptersOfCache::of(cache);
+      const auto turn = state->take_turn(*cache);
+      state->known(seat.tensors);
+    }
+  }
+  tell_caches();
+}
+
+Requests::~Requests() {
+  for (const Seat& seat : seats_) {
+    AdaptersOfCache::of(seat.cache)->set_requested(nullptr);
   }
 }
 
@@ -199,6 +214,15 @@ void Requests::set_adapter(const std::string& name, const std::string& path) {
   const std::lock_guard<std::mutex> guard(mutex_);
   check_open();
   adapters_[name] = adapter;
+  tell_caches();
+}
+
+/// Whoever changes the foundation is to know which adapters may be asked for. The mutex is held.
+void Requests::tell_caches() const {
+  const auto all = std::make_shared<const AdaptersOfCache::Requested>(adapters_.begin(), adapters_.end());
+  for (const Seat& seat : seats_) {
+    AdaptersOfCache::of(seat.cache)->set_requested(all);
+  }
 }
 
 void Requests::remove_adapter(const std::string& name) {
@@ -207,6 +231,7 @@ void Requests::remove_adapter(const std::string& name) {
   if (adapters_.erase(name) == 0) {
     throw_error(ErrorKind::KeyNotFound, "no adapter is called '{}'", name);
   }
+  tell_caches();
 }
 
 std::vector<std::string> Requests::adapters() const {
