@@ -7,7 +7,6 @@
 KEY_PREFIX = "metadata.blobstore."  # of keys that belong to blobstore: records, lists of checkpoints
 OF_PROGRAMS_KEY = "blobstore.programs"  # of files that are written together with programs, whose keys belong to these
 WORKING_COPY_KEY = "blobstore.working_copy"  # of working copies alone, each with an id that no other one has
-COPIED_FILES_KEY = "blobstore.working_copy.files"  # which of its keys came from which file, as ranges of positions
 FOUNDATION_KEY = "blobstore.adapter.foundation"  # the fingerprint of what an adapter was made for
 SCALE_KEY = "blobstore.adapter.scale"  # alpha / rank
 PEFT_KEY = "blobstore.adapter.peft"  # what PEFT's form of an adapter has besides

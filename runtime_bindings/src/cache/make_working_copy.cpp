@@ -24,6 +24,10 @@
 namespace blobstore::internal {
 namespace {
 
+/// The entry of the metadata that says which keys came from which file: for each file a list, of the first position of
+/// keys and the one behind the last, and so on.
+constexpr char kCopiedFilesKey[] = "blobstore.working_copy.files";
+
 /// Positions, as the ends of ranges of them: first, behind the last, and so on.
 std::string ranges_of(const std::vector<size_t>& positions) {
   std::string text;

@@ -11,8 +11,6 @@ inline constexpr char kKeyPrefix[] = "metadata.blobstore.";
 inline constexpr char kOfProgramsKey[] = "blobstore.programs";
 // of working copies alone, each with an id that no other one has
 inline constexpr char kWorkingCopyKey[] = "blobstore.working_copy";
-// which of its keys came from which file, as ranges of positions
-inline constexpr char kCopiedFilesKey[] = "blobstore.working_copy.files";
 // the fingerprint of what an adapter was made for
 inline constexpr char kFoundationKey[] = "blobstore.adapter.foundation";
 // alpha / rank
