@@ -89,10 +89,12 @@ class NativeRelease:
     def files(self) -> list[tuple[str, str, list[str]]]:
         return list(self._native.files)
 
-    def follow(self) -> Followed:
-        version, sha256, taken, keys, reasons, files, generation = self._native.follow()
+    def follow(self, adapters: str = "keep") -> Followed:
+        version, sha256, taken, keys, reasons, files, generation, *others = self._native.follow(adapters)
         assert not taken or sha256 == self._native.sha256
-        return Followed(version, sha256, taken, tuple(keys), tuple(reasons), tuple(files), generation)
+        return Followed(
+            version, sha256, taken, tuple(keys), tuple(reasons), tuple(files), generation, *map(tuple, others)
+        )
 
     def close(self) -> None:
         self._native.close()

@@ -28,6 +28,9 @@ namespace {
 /// keys and the one behind the last, and so on.
 constexpr char kCopiedFilesKey[] = "blobstore.working_copy.files";
 
+/// How many positions the lists may have together, for each key of the file: a short text could stand for many.
+constexpr size_t kMostForKey = 16;
+
 /// Positions, as the ends of ranges of them: first, behind the last, and so on.
 std::string ranges_of(const std::vector<size_t>& positions) {
   std::string text;
@@ -54,13 +57,14 @@ std::vector<std::vector<size_t>> files_in(const PtdFile& file) {
   }
   try {
     JsonReader json(recorded->second, "the list of copied files");
+    size_t left = kMostForKey * file.size();
     json.array([&] {
       std::vector<size_t>& positions = files.emplace_back();
       std::optional<uint64_t> first;
       uint64_t least = 0;
       json.array([&] {
         const std::optional<uint64_t> number = json.size();
-        if (!number || *number < least || *number > file.size()) { // ranges do not overlap, so nothing grows large
+        if (!number || *number < least || *number > file.size() || (first && *number - *first > left)) {
           throw FormatError("the list of copied files has a position that is not possible");
         }
         least = *number;
@@ -68,11 +72,15 @@ std::vector<std::vector<size_t>> files_in(const PtdFile& file) {
           first = number;
           return;
         }
+        left -= *number - *first;
         for (; *first < *number; ++*first) {
           positions.push_back(*first);
         }
         first.reset();
       });
+      if (first) {
+        throw FormatError("the list of copied files has a range without an end");
+      }
     });
     json.end();
   } catch (const FormatError& error) {
@@ -104,6 +112,7 @@ class Merged {
       }
       std::sort(positions.begin(), positions.end());
       copied_ += format("{}[{}]", copied_.empty() ? "" : ",", ranges_of(positions));
+      count_ += positions.size();
     }
     if (const auto scale = file.metadata().find(kScaleKey); scale != file.metadata().end()) {
       scales_.insert(scale->second);
@@ -112,7 +121,10 @@ class Merged {
   const PtdWriter& writer() const { return writer_; }
   /// What the copy says of its files, and of what its programs multiply adapters with if they agree on that.
   std::map<std::string, std::string> metadata() const {
-    std::map<std::string, std::string> found{{kCopiedFilesKey, format("[{}]", copied_)}};
+    std::map<std::string, std::string> found;
+    if (count_ <= kMostForKey * numbers_.size()) {
+      found.emplace(kCopiedFilesKey, format("[{}]", copied_));
+    }
     if (scales_.size() == 1) {
       found.emplace(kScaleKey, *scales_.begin());
     }
@@ -182,7 +194,8 @@ class Merged {
   std::deque<PtdFile> files_; // the writer refers to their memory
   PtdWriter writer_;
   TextMap<Known> numbers_;
-  std::string copied_;
+  std::string copied_; // as kCopiedFilesKey
+  size_t count_ = 0; // of positions in it
   std::set<std::string> scales_;
 };
 

@@ -1,0 +1,338 @@
+"""Newer releases and the adapters that are loaded above their foundation: both together, or what does not fit is named.
+
+Each test is about Python's `Release` and about that of the C++ library (L5, D2).
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blobstore import save_file
+from blobstore.adapters import load_adapter, load_adapters, save_adapter, set_adapter_strength
+from blobstore.errors import AdapterError, UnsupportedDataError
+from blobstore.releases import Followed, Release, publish, pull
+from blobstore.runtime import BlobCache
+from blobstore.runtime.native import native
+from tests.releases.test_live import NativeRelease
+
+SHAPES = {"m.weight": (7, 5), "m.lora_a": (2, 5), "m.lora_b": (7, 2)}
+LORA = ("m.lora_a", "m.lora_b")
+Tensors = dict[str, np.ndarray]
+
+
+def numbers(seed: int, *names: str) -> Tensors:
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal(SHAPES[name], np.float32) for name in names}
+
+
+class Opened:
+    """A release that is open, and the calls of adapters on it."""
+
+    def __init__(self, kind: str, device: Path, **options: Any) -> None:
+        self.release = Release.open(device, **options) if kind == "python" else NativeRelease.open(device, **options)
+        self._kind = kind
+        self._native = self.release.cache._native
+        self._tensors = native.Tensors(self._native)
+
+    def load(self, path: Path, strength: float = 1) -> None:
+        native.load_adapter(self._tensors, bytes(path), None, strength)
+
+    def strength(self, strength: float) -> None:
+        native.set_adapter_strength(self._tensors, strength)
+
+    def follow(self, adapters: Any = "keep") -> Followed:
+        if isinstance(self.release, Release):
+            return self.release.follow(adapters)
+        return self.release.follow(adapters)
+
+    def held(self) -> Tensors:
+        return {name: self.release.cache.numpy(name).copy() for name in SHAPES}
+
+    def update(self, tensors: Tensors) -> None:
+        self.release.cache.update(tensors)
+
+
+class Shop:
+    """Publishes versions of a foundation with adapters, and pulls them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.inputs, self.device = folder, folder / "in", folder / "device"
+        self.inputs.mkdir()
+        save_file({name: np.zeros(SHAPES[name], np.float32) for name in LORA}, self.inputs / "adapter.ptd")
+
+    def release(self, version: str, foundation: int, adapter: int, scale: float = 1) -> None:
+        """Numbers by their seeds."""
+        save_file(numbers(foundation, "m.weight"), self.inputs / "foundation.ptd")
+        for name, seed in (("left", adapter), ("up", adapter + 100)):
+            tensors = numbers(seed, *LORA)
+            save_adapter(
+                self.inputs / f"{name}.ptd", tensors, foundation=self.inputs / "foundation.ptd", scale=scale
+            )
+        publish(self.inputs, self.folder / "r", name="a", version=version)
+        pull(self.folder / "r/a" / version, self.device, allow_rollback=True)
+
+    def own(self, name: str, seed: int = 50) -> Path:
+        """A user's own adapter, for the foundation that was released last."""
+        path = self.folder / name
+        save_adapter(path, numbers(seed, *LORA), foundation=self.inputs / "foundation.ptd", scale=1)
+        return path
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    made = Shop(tmp_path)
+    made.release("1", foundation=1, adapter=11)
+    return made
+
+
+@pytest.fixture(params=["python", "cpp"])
+def opened(request: pytest.FixtureRequest, shop: Shop) -> Any:
+    """The first version, open."""
+    made = Opened(request.param, shop.device)
+    yield made
+    made.release.close()
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_an_adapter_of_the_foundation_before(opened: Opened, shop: Shop) -> None:
+    """The verdict after a follow is that of opening again; going back, it is the other one (device.py's restart)."""
+    mine = shop.own("mine.ptd")
+    shop.release("2", foundation=2, adapter=12)
+    assert opened.follow().taken
+    again = Opened("python", shop.device)
+    for one in (opened, again):
+        with pytest.raises(AdapterError, match=r"mine\.ptd: made for foundation"):
+            one.load(mine)
+        one.load(opened.release.path / "left.ptd")
+    again.release.close()
+    shop.release("1", foundation=1, adapter=11)
+    opened.strength(0)
+    assert opened.follow().taken
+    with pytest.raises(AdapterError, match="made for foundation"):
+        opened.strength(1)
+    opened.load(mine)
+
+
+def test_a_new_foundation_is_not_put_under_an_old_adapter(opened: Opened, shop: Shop) -> None:
+    """Nothing changes, and the file is named; turned off, or exchanged for one that fits, it is in nobody's way."""
+    mine = shop.own("mine.ptd")
+    opened.load(mine, 0.5)
+    before = opened.held()
+    shop.release("2", foundation=2, adapter=12)
+    for adapters in ("keep", "release"):
+        done = opened.follow(adapters)
+        assert (done.taken, done.keys, done.unfit, done.adapters) == (False, (), (str(mine),), ())
+        assert any("mine.ptd was made for foundation" in reason for reason in done.reasons)
+        assert same(opened.held(), before) and opened.release.version == "1"
+    opened.strength(0)
+    done = opened.follow()
+    assert (done.taken, done.keys, done.unfit) == (True, ("m.weight",), ())
+    with pytest.raises(AdapterError, match=r"mine\.ptd: made for foundation"):
+        opened.strength(0.5)
+    assert same(opened.held(), {**before, **numbers(2, "m.weight"), "m.lora_b": np.zeros((7, 2), np.float32)})
+
+
+def test_both_in_one_commit(opened: Opened, shop: Shop) -> None:
+    """The release's own adapter comes with its foundation, under its name, with its strength and for its scale."""
+    opened.load(opened.release.path / "left.ptd")
+    opened.strength(0.5)
+    shop.release("2", foundation=2, adapter=12, scale=2)
+    generation = opened.release.cache.generation
+    assert not opened.follow().taken
+    done = opened.follow("release")
+    assert (done.taken, done.adapters, done.unfit, done.files) == (True, ("left.ptd",), (), ("up.ptd",))
+    assert done.generation == opened.release.cache.generation == generation + 1
+    assert set(done.keys) == set(SHAPES)
+    wanted = {**numbers(2, "m.weight"), **numbers(12, *LORA)}
+    assert same(opened.held(), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2 * 0.5)})
+    opened.strength(1)
+    assert same(opened.held(), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2)})
+
+
+def test_a_newer_adapter_on_the_same_foundation(opened: Opened, shop: Shop) -> None:
+    """It is taken if the caller wants the release's; what fits stays otherwise."""
+    opened.load(opened.release.path / "left.ptd")
+    shop.release("2", foundation=1, adapter=12)
+    done = opened.follow()
+    assert (done.taken, done.keys, done.files, done.adapters) == (True, (), ("left.ptd", "up.ptd"), ())
+    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(11, *LORA)})
+    shop.release("3", foundation=1, adapter=13)
+    opened.load(opened.release.path / "left.ptd")
+    done = opened.follow("release")
+    assert (done.taken, set(done.keys), done.adapters) == (True, set(LORA), ("left.ptd",))
+    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(13, *LORA)})
+    mine = shop.own("mine.ptd")
+    opened.load(mine)
+    shop.release("4", foundation=1, adapter=14)
+    assert opened.follow("release").taken
+    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(50, *LORA)})
+
+
+def test_the_release_has_it_no_more(opened: Opened, shop: Shop) -> None:
+    """What cannot be exchanged must fit."""
+    opened.load(opened.release.path / "left.ptd")
+    left = opened.release.path / "left.ptd"
+    save_file(numbers(2, "m.weight"), shop.inputs / "foundation.ptd")
+    (shop.inputs / "left.ptd").unlink()
+    publish(shop.inputs, shop.folder / "r", name="a", version="2")
+    pull(shop.folder / "r/a/2", shop.device)
+    done = opened.follow("release")
+    assert (done.taken, done.unfit) == (False, (str(left),))
+    # the release's up.ptd is still that for the foundation before
+    opened.load(opened.release.path / "up.ptd")
+    done = opened.follow("release")
+    assert not done.taken and "up.ptd" in " ".join(done.reasons)
+    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(111, *LORA)})
+
+
+def test_what_was_trained_in_the_cache(opened: Opened, shop: Shop) -> None:
+    """Tensors of an adapter that no file has belong to the foundation that they were trained on."""
+    trained = numbers(60, *LORA)
+    opened.load(opened.release.path / "left.ptd")
+    opened.update(trained)
+    shop.release("2", foundation=2, adapter=12)
+    for adapters in ("keep", "release"):
+        done = opened.follow(adapters)
+        assert not done.taken and "was trained or changed there" in " ".join(done.reasons)
+    assert same(opened.held(), {**numbers(1, "m.weight"), **trained})
+    shop.release("3", foundation=1, adapter=12)
+    assert opened.follow().taken  # nothing moves below it
+    assert same(opened.held(), {**numbers(1, "m.weight"), **trained})
+
+
+def test_the_adapter_of_the_cache_itself(shop: Shop, tmp_path: Path) -> None:
+    """One that the cache was opened on follows with the foundation; what was loaded over it stays whole if it fits."""
+    for kind in ("python", "cpp"):
+        shop.release("1", foundation=1, adapter=11)
+        (shop.inputs / "adapter.ptd").unlink(missing_ok=True)
+        opened = Opened(kind, shop.device, data=["foundation.ptd", "left.ptd"])
+        for version, foundation in (("2", 2), ("3", 3), ("4", 4)):
+            shop.release(version, foundation, adapter=12)
+            done = opened.follow()
+            assert (done.taken, done.files) == (True, ("up.ptd",))
+            assert same(opened.held(), {**numbers(foundation, "m.weight"), **numbers(12, *LORA)})
+        mine = shop.own("mine.ptd")
+        opened.load(mine)
+        shop.release("5", foundation=4, adapter=15)
+        assert opened.follow().taken
+        assert same(opened.held(), {**numbers(4, "m.weight"), **numbers(50, *LORA)})
+        shop.release("6", foundation=6, adapter=16)
+        assert opened.follow().unfit == (str(mine),)
+        opened.release.close()
+
+
+def test_layers_above_the_release(opened: Opened, shop: Shop) -> None:
+    """Each has an adapter of its own; all must fit, or be off."""
+    base = opened.release.cache
+    if not isinstance(base, BlobCache):
+        pytest.skip("Python makes the layers")
+    mine = shop.own("mine.ptd")
+    layers = [BlobCache(shop.inputs / "adapter.ptd", base=base) for _ in range(3)]
+    load_adapter(layers[0], mine)
+    load_adapters(layers[1], [])
+    shop.release("2", foundation=2, adapter=12)
+    assert opened.follow("release").unfit == (str(mine),)
+    set_adapter_strength(layers[0], 0)
+    load_adapters(layers[2], {mine: 1})
+    done = opened.follow()
+    assert (done.taken, done.unfit) == (False, (str(mine),))
+    layers[2].revert()
+    assert opened.follow().taken
+    for layer in layers:
+        with pytest.raises(AdapterError, match="made for foundation"):
+            load_adapter(layer, mine)
+        load_adapter(layer, opened.release.path / "left.ptd")
+
+
+def test_folders_of_peft(opened: Opened, shop: Shop, tmp_path: Path) -> None:
+    """They do not say what they were made for, so a new foundation is not put under them."""
+    from tests.adapters.nets import write_peft  # torch
+
+    torch = pytest.importorskip("torch")
+    save_file(
+        {"m.lora_a.weight": np.zeros((2, 5), np.float32), "m.lora_b.weight": np.zeros((7, 2), np.float32)},
+        shop.inputs / "adapter.ptd",
+    )
+    shop.release("1.1", foundation=1, adapter=11)
+    peft = write_peft(
+        tmp_path / "peft", {"m.lora_a.weight": torch.ones(2, 5), "m.lora_b.weight": torch.ones(7, 2)}
+    )
+    kind = "python" if isinstance(opened.release, Release) else "cpp"
+    mine = Opened(kind, shop.device)
+    native.load_adapter(mine._tensors, bytes(peft), 1.5, 1)
+    shop.release("2", foundation=2, adapter=12)
+    done = mine.follow()
+    assert (done.taken, done.unfit) == (False, (str(peft),))
+    assert "does not record its foundation" in " ".join(done.reasons)
+    mine.release.close()
+
+
+def test_loads_and_follows_at_the_same_time(opened: Opened, shop: Shop, tmp_path: Path) -> None:
+    """At no moment is an adapter above a foundation that it was not made for."""
+    base = opened.release.cache
+    if not isinstance(base, BlobCache):
+        pytest.skip("Python makes the layers")
+    adapters = {}
+    for which in (1, 2):
+        shop.release(str(which), foundation=which, adapter=10 + which)
+        adapters[which] = shop.own(f"{which}.ptd", seed=50 + which)
+    layer = BlobCache(shutil.copy(shop.inputs / "adapter.ptd", tmp_path), base=base)
+    stop = threading.Event()
+    wrong: list[Any] = []
+    taken = 0
+
+    def load() -> None:
+        while not stop.is_set():
+            for path in adapters.values():
+                try:
+                    load_adapter(layer, path)
+                except AdapterError:
+                    continue
+
+    def look() -> None:
+        pairs = {numbers(which, "m.weight")["m.weight"].tobytes(): which for which in (1, 2)}
+        loras = {numbers(50 + which, *LORA)["m.lora_a"].tobytes(): which for which in (1, 2)}
+        while not stop.is_set():
+            with layer.reading():
+                foundation, lora = layer.bytes("m.weight"), layer.bytes("m.lora_a")
+                b = layer.numpy("m.lora_b").any()
+            which = pairs[foundation]
+            if b and loras.get(lora, which) != which:
+                wrong.append((which, loras[lora]))
+
+    threads = [threading.Thread(target=load), threading.Thread(target=look)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(30):
+            version = str(1 + number % 2)
+            pull(shop.folder / "r/a" / version, shop.device, allow_rollback=True)
+            if not opened.follow().taken:
+                try:
+                    set_adapter_strength(layer, 0)
+                except AdapterError:
+                    continue
+                taken += opened.follow().taken
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == [] and taken > 0
+
+
+def test_wrong_choices(shop: Shop) -> None:
+    """Anything else is refused."""
+    with Release.open(shop.device) as live:
+        for wrong in ("Keep", None, 1, "off"):
+            with pytest.raises(UnsupportedDataError, match="adapters must be 'keep' or 'release'"):
+                live.follow(wrong)  # type: ignore[arg-type]
