@@ -52,14 +52,23 @@ class AnyOrder(RuleBasedStateMachine):
         self.file = bits(self.cache)
         self.expected = dict(self.file)
         self.loaded: tuple[int, dict[str, bytes]] | None = None
-        self.merged: list[tuple[Any, str, bytes, bytes]] = []  # handle, weight, bytes before and after
-        if mode == "shared":  # commits change its file, so the foundation is that of the first use
-            self.load(0, 1.0)
+        self.merged: list[tuple[Any, str, bytes, bytes, bytes]] = []  # handle, weight, bytes before, after, and unmerged
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
             self.cache.close()
             shutil.rmtree(self.folder)
+
+    def _unmerged(self, weight: str) -> bytes:
+        """A weight without the adapters that are merged into it."""
+        found = self.expected[weight]
+        for _, name, _, after, unmerged in self.merged:
+            if (name, after) == (weight, found):
+                return unmerged
+        return found
+
+    def _is_foundation(self) -> bool:
+        return all(self._unmerged(weight) == self.file[weight] for weight in WEIGHTS)
 
     def _lora(self, seed: int, strength: float) -> None:
         tensors = matrices(seed)
@@ -70,12 +79,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, ADAPTERS - 1), strength=strengths)
     def load(self, seed: int, strength: float) -> None:
-        load_adapter(self.cache, self.folder / f"{seed}.ptd", strength=strength)
-        self._lora(seed, strength)
+        if self._is_foundation():
+            load_adapter(self.cache, self.folder / f"{seed}.ptd", strength=strength)
+            self._lora(seed, strength)
+        else:
+            with pytest.raises(AdapterError, match="made for foundation"):
+                load_adapter(self.cache, self.folder / f"{seed}.ptd", strength=strength)
 
     @rule(strength=strengths)
     def scale(self, strength: float) -> None:
-        if self.loaded is not None and all(self.expected[name] == data for name, data in self.loaded[1].items()):
+        intact = self.loaded is not None and all(self.expected[name] == data for name, data in self.loaded[1].items())
+        if self.loaded is not None and intact and (strength == 0 or self._is_foundation()):
             set_adapter_strength(self.cache, strength)
             self._lora(self.loaded[0], strength)
         else:
@@ -91,14 +105,15 @@ class AnyOrder(RuleBasedStateMachine):
         found = self.cache.numpy(weight)
         wanted = np.frombuffer(before, np.float32).reshape(7, 5) + alpha * product
         np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
+        unmerged = self._unmerged(weight)
         self.expected[weight] = found.tobytes()
-        self.merged.append((handle, weight, before, found.tobytes()))
+        self.merged.append((handle, weight, before, found.tobytes(), unmerged))
 
     @precondition(lambda self: self.merged)
     @rule(data=st.data())
     def undo(self, data: Any) -> None:
         number = data.draw(st.integers(0, len(self.merged) - 1))
-        handle, weight, before, after = self.merged[number]
+        handle, weight, before, after, _ = self.merged[number]
         if self.expected[weight] == after:
             handle.undo()
             self.expected[weight] = before

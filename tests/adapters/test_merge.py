@@ -142,8 +142,8 @@ def test_merging_in_threads(plain: Any) -> None:
 
 @pytest.mark.long
 def test_tied_weights_are_one(tmp_path: Path) -> None:
-    """An adapter may name a tied weight by any of its names. Two names at once are refused, as one would overwrite the
-    other."""
+    """An adapter may name a tied weight by any of its names, if the caller wants the tie. Two names at once are refused, as
+    one would overwrite the other."""
 
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
@@ -161,7 +161,10 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     a, b = torch.randn(2, 8), torch.randn(8, 2)
     adapters = [{f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b} for name in ("first", "second")]
     with pytest.raises(AdapterError, match="two modules have the weight 'first.weight'"):
-        merge_adapter(cache, {**adapters[0], **adapters[1]})
+        merge_adapter(cache, {**adapters[0], **adapters[1]}, tied=True)
+    for adapter, other in zip(adapters, ("second.weight", "first.weight"), strict=True):
+        with pytest.raises(AdapterError, match=rf"also as '{other}', which the adapter would change, too; .*`tied`"):
+            merge_adapter(cache, adapter)
     assert cache.generation == 0
     before = method(*x).clone()
     for adapter, given in zip(adapters, (None, {"second.weight": module.second.weight}), strict=True):
@@ -177,7 +180,7 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
         )
         import_peft(folder, tmp_path / "imported.ptd", foundation=tmp_path / "model.ptd")
         assert set(read_adapter(tmp_path / "imported.ptd").contents) == set(adapter)
-        merged = merge_adapter(cache, adapter, weights=given)
+        merged = merge_adapter(cache, adapter, weights=given, tied=True)
         assert merged.weights == ("first.weight",)
         with torch.no_grad():
             changed = copy.deepcopy(module)

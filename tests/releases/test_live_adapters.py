@@ -105,7 +105,7 @@ def same(one: Tensors, other: Tensors) -> bool:
 
 
 def test_an_adapter_of_the_foundation_before(opened: Opened, shop: Shop) -> None:
-    """The verdict after a follow is that of opening again; going back, it is the other one (device.py's restart)."""
+    """The verdict after a follow is that of opening again; going back, it is the other one."""
     mine = shop.own("mine.ptd")
     shop.release("2", foundation=2, adapter=12)
     assert opened.follow().taken

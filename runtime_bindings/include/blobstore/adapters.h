@@ -128,6 +128,20 @@ class Adapter {
 uint64_t save_adapter(
     const std::string& path, const StateDict& tensors, const std::vector<std::string>& foundation, double scale);
 
+/// Write an adapter with the fingerprint of another foundation than it records, or of one at all. Its contents stay the
+/// same, so this says that somebody knows that it may be used there: what it was trained on is not compared any more.
+///
+/// @param source the file of the adapter. @param target another file.
+/// @param scale alpha / rank; by default what `source` records.
+/// @returns the size of the file in bytes.
+/// @throws Error Adapter: `source` is a folder of PEFT or has problems, or its scale is neither given nor recorded.
+///   OutputPath: `target` is one of the files. Otherwise as `Adapter::read` and `save_adapter`.
+uint64_t bind_adapter(
+    const std::string& source,
+    const std::string& target,
+    const std::vector<std::string>& foundation,
+    std::optional<double> scale = std::nullopt);
+
 /// How an adapter is loaded.
 struct AdapterOptions {
   /// The factor that the program multiplies the product with. If it is not given, the scale of the adapter must be the
@@ -148,20 +162,24 @@ struct AdapterOptions {
 /// Exchange the adapter that the programs on a cache run with, in one commit.
 ///
 /// The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable
-/// programs, delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache
-/// computes the fingerprint of its foundation; only files without digests are read whole for that.
+/// programs, delegated ones, and quantized ones whose lowering recorded their scales.
 ///
-/// Any thread may call it. Blocks while another thread loads, scales or merges an adapter on the same cache, and as
-/// `BlobCache::update` does. Other changes of the foundation, by an update of this cache or its base, do not wait
-/// between the comparison of foundations and the commit; the caller must prevent them.
+/// The adapter must be made for the foundation as it is now: updates, releases that were followed, reverts and commits
+/// by other processes count. Adapters that are merged do not, because their sum with this one is meant. The first call
+/// for a cache computes the fingerprint of its foundation; only files without digests are read whole for that, and
+/// blobs that changed since the last call.
+///
+/// Any thread may call it. Blocks while another thread loads, scales or merges an adapter on the same cache, while
+/// `Release::follow` changes this cache or its base, and as `BlobCache::update` does. Other changes of the foundation,
+/// by an update of this cache or its base, do not wait between the comparison of foundations and the commit; the caller
+/// must prevent them.
 ///
 /// @param tensors of a cache that already has the tensors of an adapter: that of the lowering or any other.
 /// @param path an adapter that records its foundation, or a folder of PEFT.
 /// @returns the new generation of the cache. `BlobCache::revert` restores the adapter in the cache's file.
 /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. DataChanged: a file of the
 ///   cache was overwritten in place after it was opened, so its foundation is unknown. Adapter: the adapter is for
-///   another foundation than that of the files and that of the weights as they are now, or does not record one; a
-///   tensor of a pair is missing; it lacks tensors of the programs, which would keep those of the last adapter; or its
+///   another foundation than the weights are now, or does not record one; a tensor of a pair is missing; it lacks tensors of the programs, which would keep those of the last adapter; or its
 ///   scale is another one. KeyNotFound: the cache lacks a tensor. Layout: a tensor has another shape or dtype in the
 ///   cache. Update: a tensor is not finite, or cannot be changed, or not in all loaded programs. Closed. Or what
 ///   `BlobCache::update` throws.
@@ -175,8 +193,8 @@ uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, co
 ///
 /// @param strength 1 is what the adapter was trained for, 0 turns it off.
 /// @returns the new generation.
-/// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, or the strength is not
-///   finite. Update: the result is not finite, or the adapter is stored quantized. FileAccess, Integrity: its file was
+/// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, the strength is not finite,
+///   or the foundation is another one now, for which only strength 0 is possible. Update: the result is not finite, or the adapter is stored quantized. FileAccess, Integrity: its file was
 ///   truncated or overwritten. Closed. Or what `BlobCache::update` throws.
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 

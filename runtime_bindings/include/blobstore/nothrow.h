@@ -118,6 +118,11 @@ Result<uint64_t> save_adapter(
     const StateDict& tensors,
     const std::vector<std::string>& foundation,
     double scale) noexcept;
+Result<uint64_t> bind_adapter(
+    const std::string& source,
+    const std::string& target,
+    const std::vector<std::string>& foundation,
+    std::optional<double> scale = std::nullopt) noexcept;
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
 Result<uint64_t> load_adapters(

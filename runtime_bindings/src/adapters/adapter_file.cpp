@@ -204,11 +204,29 @@ std::vector<Error> Adapter::problems() const {
   return found;
 }
 
+namespace {
+
+uint64_t write_adapter(
+    const std::string& path,
+    const PtdWriter& writer,
+    const std::vector<std::string>& foundation,
+    double scale,
+    std::map<std::string, std::string> metadata) {
+  metadata[kScaleKey] = number_text(scale);
+  metadata[kFoundationKey] = foundation_fingerprint(foundation);
+  OutputFile file(path);
+  const uint64_t size = writer.write(file, metadata);
+  file.commit();
+  return size;
+}
+
+} // namespace
+
 uint64_t save_adapter(
     const std::string& path, const StateDict& tensors, const std::vector<std::string>& foundation, double scale) {
   const NamedViews views = views_of(tensors);
   raise_first(adapter_problems(path, views));
-  const std::string number = number_text(check_scale(scale, "scale"));
+  check_scale(scale, "scale");
   check_data_output(path, foundation);
   PtdWriter writer(/*share=*/true, [] {});
   std::vector<std::optional<Layout>> layouts; // the writer refers to them
@@ -217,10 +235,31 @@ uint64_t save_adapter(
     layouts.push_back(Layout{view.scalar_type, {view.sizes.begin(), view.sizes.end()}, row_major(view.sizes.size())});
     writer.add(name, layouts.back(), 1, view.data, view.nbytes);
   }
-  OutputFile file(path);
-  const uint64_t size = writer.write(file, {{kFoundationKey, foundation_fingerprint(foundation)}, {kScaleKey, number}});
-  file.commit();
-  return size;
+  return write_adapter(path, writer, foundation, scale, {});
+}
+
+uint64_t bind_adapter(
+    const std::string& source,
+    const std::string& target,
+    const std::vector<std::string>& foundation,
+    std::optional<double> scale) {
+  const std::shared_ptr<const Adapter> adapter = Adapter::read(source);
+  const PtdFile& file = AdapterAccess::impl(*adapter).data_file();
+  raise_first(adapter->problems());
+  if (!scale && !adapter->scale()) {
+    throw_error_in(ErrorKind::Adapter, source, "records no scale; give it as `scale`");
+  }
+  std::vector<std::string> inputs = foundation;
+  inputs.push_back(source);
+  check_data_output(target, inputs);
+  PtdWriter writer(/*share=*/true, [&] { file.check_length(); });
+  for (size_t i = 0; i < file.size(); ++i) {
+    const PtdEntry& entry = file.entry(i);
+    const SourceBlob blob = file.blob(i);
+    writer.add(entry.key, entry.layout, entry.alignment, blob.data, blob.size);
+  }
+  return write_adapter(
+      target, writer, foundation, check_scale(scale ? *scale : *adapter->scale(), "scale"), adapter->metadata());
 }
 
 } // namespace blobstore

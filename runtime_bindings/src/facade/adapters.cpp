@@ -23,6 +23,14 @@ Result<uint64_t> save_adapter(
   return attempt([&] { return blobstore::save_adapter(path, tensors, foundation, scale); });
 }
 
+Result<uint64_t> bind_adapter(
+    const std::string& source,
+    const std::string& target,
+    const std::vector<std::string>& foundation,
+    std::optional<double> scale) noexcept {
+  return attempt([&] { return blobstore::bind_adapter(source, target, foundation, scale); });
+}
+
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) noexcept {
   return attempt([&] { return blobstore::load_adapter(tensors, path, options); });
