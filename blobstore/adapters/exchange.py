@@ -26,8 +26,12 @@ def load_adapter(
     """Exchange the adapter that the programs on a cache run with, in one commit.
 
     The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable
-    programs, delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache
-    computes the fingerprint of its foundation; only files without digests are read whole for that.
+    programs, delegated ones, and quantized ones whose lowering recorded their scales.
+
+    The adapter must be made for the foundation as it is now: updates, releases that were followed, reverts and commits by
+    other processes count. Adapters that are merged do not, because their sum with this one is meant. The first call for a
+    cache computes the fingerprint of its foundation; only files without digests are read whole for that, and blobs that
+    changed since the last call.
 
     PEFT's folders are taken as they are, as by `import_peft`: modules get the names of the programs, smaller ranks and
     missing modules are filled up with zeros, fused modules are split, and rows of q and k are reordered if the rotary tables
@@ -51,7 +55,7 @@ def load_adapter(
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
         DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is
             unknown.
-        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; it
+        AdapterError: the adapter is for another foundation than the weights are now or does not record one; a tensor of a pair is missing; it
             lacks tensors of the programs, which would keep those of the last adapter; or its scale is another one.
             Nothing was changed; the same holds for all errors below.
         KeyNotFoundError: the cache lacks a tensor.
@@ -79,8 +83,8 @@ def set_adapter_strength(cache: BlobCache, strength: float) -> int:
         The new generation of the cache.
 
     Raises:
-        AdapterError: no adapter was loaded, its tensors were changed or reverted since, or the strength is not a finite
-            number. Nothing was changed; the same holds for all errors below.
+        AdapterError: no adapter was loaded, its tensors were changed or reverted since, the strength is not a finite number,
+            or the foundation is another one now, for which only strength 0 is possible. Nothing was changed; the same holds for all errors below.
         UpdateError: the result has infinities or NaN, or the adapter is stored quantized.
         FileAccessError, IntegrityError: the adapter's file was truncated or overwritten in place.
         UnsupportedDataError: `cache` is not a `BlobCache`.

@@ -52,7 +52,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.file = bits(self.cache)
         self.expected = dict(self.file)
         self.loaded: tuple[int, dict[str, bytes]] | None = None
-        self.merged: list[tuple[Any, str, bytes, bytes, bytes]] = []  # handle, weight, bytes before, after, and unmerged
+        self.merged: list[
+            tuple[Any, str, bytes, bytes, bytes]
+        ] = []  # handle, weight, bytes before, after, and unmerged
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):

@@ -221,7 +221,9 @@ def test_a_working_copy_knows_its_files(tmp_path: Path) -> None:
                 load_adapter(cache, files[2])
 
 
-@pytest.mark.parametrize("text", ["[", "[[0]]", "[[0,9]]", "[[2,1]]", "[[0,2,1,2]]", '[["a"]]', "3", f"[{','.join(['[0,4]'] * 17)}]"])
+@pytest.mark.parametrize(
+    "text", ["[", "[[0]]", "[[0,9]]", "[[2,1]]", "[[0,2,1,2]]", '[["a"]]', "3", f"[{','.join(['[0,4]'] * 17)}]"]
+)
 def test_what_a_working_copy_says_of_its_files_is_checked(tmp_path: Path, text: str) -> None:
     """The entry may be damaged like any other (S1)."""
     from blobstore.errors import InvalidFileError

@@ -152,6 +152,16 @@ void learn_foundations(const Files& files, KnownOfCache& known) {
   }
 }
 
+/// A digest as caches give it.
+std::optional<Digest> as_digest(const std::optional<std::string>& bytes) {
+  if (!bytes) {
+    return std::nullopt;
+  }
+  Digest found{};
+  std::copy(bytes->begin(), bytes->end(), found.begin());
+  return found;
+}
+
 [[noreturn]] void throw_other_foundation(
     const Adapter& adapter, const std::string& where, const std::set<std::string>& foundations) {
   std::string have;
@@ -284,30 +294,49 @@ void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapters> loaded) {
   loaded_.swap(loaded);
 }
 
-Digest AdaptersOfCache::digest_now(const BlobCache& cache, const Blob& blob) {
-  std::optional<std::string> of_file;
+Digest AdaptersOfCache::digest_as_is(const BlobCache& cache, const Blob& blob) {
   if (!cache.differs_from_file(blob.key)) {
-    of_file = cache.file_digest(blob.key);
-  }
-  Digest found{};
-  if (of_file) {
-    std::copy(of_file->begin(), of_file->end(), found.begin());
-  } else {
-    const uint64_t version = cache.version(blob.key);
-    std::unique_lock<std::mutex> guard(AllCaches::get().mutex);
-    const auto known = digests_.find(blob.key);
-    if (known != digests_.end() && known->second.first == version) {
-      found = known->second.second;
-    } else {
-      guard.unlock(); // it may be large
-      found = digest(blob.data, blob.size);
-      guard.lock();
-      digests_[blob.key] = {version, found};
+    if (const auto of_file = as_digest(cache.file_digest(blob.key))) {
+      return *of_file;
     }
   }
+  const uint64_t version = cache.version(blob.key);
+  {
+    const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+    const auto known = digests_.find(blob.key);
+    if (known != digests_.end() && known->second.first == version) {
+      return known->second.second;
+    }
+  }
+  const Digest found = digest(blob.data, blob.size);
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  digests_[blob.key] = {version, found};
+  return found;
+}
+
+Digest AdaptersOfCache::digest_now(const BlobCache& cache, const Blob& blob) {
+  const Digest found = digest_as_is(cache, blob);
   const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
   const auto merged = merged_.find({blob.key, found});
   return merged == merged_.end() ? found : merged->second;
+}
+
+std::vector<std::string> AdaptersOfCache::merged_now(const BlobCache& cache) {
+  std::set<std::string> keys;
+  {
+    const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+    for (const auto& [merged, before] : merged_) {
+      keys.insert(merged.first);
+    }
+  }
+  std::vector<std::string> found;
+  for (const std::string& key : keys) {
+    const Blob& blob = cache.at(key);
+    if (digest_now(cache, blob) != digest_as_is(cache, blob)) {
+      found.push_back(key);
+    }
+  }
+  return found;
 }
 
 bool AdaptersOfCache::add_merged(const std::string& key, const Digest& before, const Digest& after) {
@@ -369,13 +398,8 @@ void check_foundation(
     }
   }
   const DigestOf without_own = [&](const Blob& blob) {
-    const auto of_file = own.count(blob.key) != 0 ? cache.file_digest(blob.key) : std::nullopt;
-    if (!of_file) {
-      return now(blob);
-    }
-    Digest found{};
-    std::copy(of_file->begin(), of_file->end(), found.begin());
-    return found;
+    const auto of_file = own.count(blob.key) != 0 ? as_digest(cache.file_digest(blob.key)) : std::nullopt;
+    return of_file ? *of_file : now(blob);
   };
   if (foundations_of(cache, known, without_own).count(*adapter.foundation()) == 0) {
     const std::string where = replaced.empty() ? cache.name() : format("{} with the new weights", cache.name());

@@ -100,9 +100,14 @@ class AdaptersOfCache {
   /// A merge changed a blob. @param before as `digest_now` gave it. @returns whether that is new: it changed something.
   bool add_merged(const std::string& key, const Digest& before, const Digest& after);
   void remove_merged(const std::string& key, const Digest& after);
+  /// The keys of blobs that have an adapter in them now. The caller holds a Reading.
+  std::vector<std::string> merged_now(const BlobCache& cache);
 
  private:
   friend class AllCaches;
+  /// The digest of a blob with what is merged into it.
+  Digest digest_as_is(const BlobCache& cache, const Blob& blob);
+
   std::mutex turn_;
   FairLock release_; // a reader for each turn of a cache above, a writer while a release is taken
   // a fork waits until they are whole

@@ -51,6 +51,7 @@ class OnRelease {
     for (const OnCache& one : all) {
       check(one);
     }
+    check_merged();
     keep_own();
     const std::vector<NewBlob> blobs = exchanged();
     if (!commit_.reasons.empty()) {
@@ -164,6 +165,18 @@ class OnRelease {
                 one.cache->name(),
                 listed(then)));
       }
+    }
+  }
+
+  /// What was added to the weights before was made for them, and an undo would bring them back.
+  void check_merged() {
+    const bool moves = std::any_of(commit_.changes.begin(), commit_.changes.end(), [](const Change& change) {
+      return counts(change.key);
+    });
+    const BlobCache::Reading reading(cache_);
+    const std::vector<std::string> keys = moves ? state_->merged_now(cache_) : std::vector<std::string>();
+    if (!keys.empty()) {
+      commit_.reasons.push_back(format("an adapter is merged into {}; undo that before", quoted_names(keys)));
     }
   }
 
