@@ -79,8 +79,8 @@ def set_adapter_strengths(cache: BlobCache, strengths: Iterable[float]) -> int:
         The new generation of the cache.
 
     Raises:
-        AdapterError: no adapter was loaded, there are more or fewer of them, tensors were changed or reverted since, or a
-            strength is not a finite number. Nothing was changed; the same holds for all errors below.
+        AdapterError: no adapter was loaded, there are more or fewer of them, tensors were changed or reverted since, a
+            strength is not a finite number, or the foundation is another one now, for which only strength 0 is possible. Nothing was changed; the same holds for all errors below.
         UpdateError: the result has infinities or NaN.
         FileAccessError, IntegrityError: a file was truncated or overwritten in place.
         UnsupportedDataError: `cache` is not a `BlobCache`.

@@ -628,7 +628,8 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     """Write the blobs of some `.ptd` files to one file for `BlobCache(target, "shared")`.
 
     Unlike in other files, every key has its own bytes in a working copy, even where two keys are equal, because the
-    processes that share it may change one and not the other.
+    processes that share it may change one and not the other. It records which keys came from which file, so that adapters
+    fit as on these, and what their programs multiply adapters with if they agree on that.
 
     Returns:
         The size of the file in bytes.
