@@ -37,9 +37,7 @@ class Opened:
 
     def __init__(self, kind: str, device: Path, **options: Any) -> None:
         self.release = Release.open(device, **options) if kind == "python" else NativeRelease.open(device, **options)
-        self._kind = kind
-        self._native = self.release.cache._native
-        self._tensors = native.Tensors(self._native)
+        self._tensors = native.Tensors(self.release.cache._native)
 
     def load(self, path: Path, strength: float = 1) -> None:
         native.load_adapter(self._tensors, bytes(path), None, strength)
@@ -48,8 +46,6 @@ class Opened:
         native.set_adapter_strength(self._tensors, strength)
 
     def follow(self, adapters: Any = "keep") -> Followed:
-        if isinstance(self.release, Release):
-            return self.release.follow(adapters)
         return self.release.follow(adapters)
 
     def held(self) -> Tensors:
@@ -252,6 +248,28 @@ def test_layers_above_the_release(opened: Opened, shop: Shop) -> None:
         with pytest.raises(AdapterError, match="made for foundation"):
             load_adapter(layer, mine)
         load_adapter(layer, opened.release.path / "left.ptd")
+
+
+def test_requests_above_the_release(shop: Shop) -> None:
+    """They are compared again when they begin, so nothing is refused for their sake; `unfit` has their names."""
+    mine = shop.own("mine.ptd")
+    with Release.open(shop.device) as live:
+        layer = BlobCache(shop.inputs / "adapter.ptd", base=live.cache)
+        queue = native.RunnerQueue([layer._native], None)
+        queue.set_adapter("mine", bytes(mine))
+        for number in range(2):  # whether a request had it or not
+            shop.release(f"{number}.2", foundation=2, adapter=12)
+            done = live.follow()
+            assert (done.taken, done.unfit) == (True, ("mine",))
+            with pytest.raises(AdapterError, match=r"mine\.ptd: made for foundation"):
+                queue.begin("prompt", "mine", 1.0, None, None)
+            queue.begin("prompt", "", 1.0, None, None).end()
+            assert not layer.numpy("m.lora_b").any()
+            shop.release(f"{number}.3", foundation=1, adapter=12)
+            assert live.follow().unfit == ()
+            queue.begin("prompt", "mine", 1.0, None, None).end()
+            assert np.array_equal(layer.numpy("m.lora_b"), numbers(50, *LORA)["m.lora_b"])
+        queue.close()
 
 
 def test_folders_of_peft(opened: Opened, shop: Shop, tmp_path: Path) -> None:
