@@ -302,26 +302,10 @@ void add_adapters(nb::module_& module) {
       },
       "tensors"_a,
       "strengths"_a);
-  module.def(
-      "commit_release",
-      &commit_release,
-      "tensors"_a,
-      "changes"_a,
-      "held"_a,
-      "release"_a,
-      "before"_a,
-      "after"_a);
+  module.def("commit_release", &commit_release, "tensors"_a, "changes"_a, "held"_a, "release"_a, "before"_a, "after"_a);
   module.def("combine_adapters", &combine, "adapters"_a, "like"_a.none());
   module.def(
-      "merge_adapter",
-      &merge,
-      "tensors"_a,
-      "source"_a,
-      "alpha"_a,
-      "scale"_a.none(),
-      "names"_a,
-      "weights"_a,
-      "tied"_a);
+      "merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a, "tied"_a);
 }
 
 } // namespace blobstore::python

@@ -375,7 +375,9 @@ void test_moved_foundation(const std::string& folder) {
   CHECK(blobstore::Adapter::read(bound)->foundation() == blobstore::foundation_fingerprint(tuned));
   blobstore::load_adapter(tensors, bound);
   CHECK(first(*cache, "m.lora_a") == 1 && first(*cache, "m.lora_b") == 1);
-  CHECK(blobstore::Adapter::read(bound)->scale() == 1 && blobstore::bind_adapter(bound, folder + "/2b.ptd", tuned, 2) > 0);
+  CHECK(
+      blobstore::Adapter::read(bound)->scale() == 1 &&
+      blobstore::bind_adapter(bound, folder + "/2b.ptd", tuned, 2) > 0);
   CHECK(blobstore::Adapter::read(folder + "/2b.ptd")->scale() == 2);
   CHECK(fails(ErrorKind::OutputPath, [&] { blobstore::bind_adapter(one, one, tuned); }));
   CHECK(fails(ErrorKind::OutputPath, [&] { blobstore::bind_adapter(one, tuned[0], tuned); }));

@@ -179,10 +179,10 @@ struct AdapterOptions {
 /// @returns the new generation of the cache. `BlobCache::revert` restores the adapter in the cache's file.
 /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. DataChanged: a file of the
 ///   cache was overwritten in place after it was opened, so its foundation is unknown. Adapter: the adapter is for
-///   another foundation than the weights are now, or does not record one; a tensor of a pair is missing; it lacks tensors of the programs, which would keep those of the last adapter; or its
-///   scale is another one. KeyNotFound: the cache lacks a tensor. Layout: a tensor has another shape or dtype in the
-///   cache. Update: a tensor is not finite, or cannot be changed, or not in all loaded programs. Closed. Or what
-///   `BlobCache::update` throws.
+///   another foundation than the weights are now, or does not record one; a tensor of a pair is missing; it lacks
+///   tensors of the programs, which would keep those of the last adapter; or its scale is another one. KeyNotFound: the
+///   cache lacks a tensor. Layout: a tensor has another shape or dtype in the cache. Update: a tensor is not finite, or
+///   cannot be changed, or not in all loaded programs. Closed. Or what `BlobCache::update` throws.
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = {});
 
 /// Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit: `lora_b` becomes the
@@ -193,9 +193,11 @@ uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, co
 ///
 /// @param strength 1 is what the adapter was trained for, 0 turns it off.
 /// @returns the new generation.
-/// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, the strength is not finite,
-///   or the foundation is another one now, for which only strength 0 is possible. Update: the result is not finite, or the adapter is stored quantized. FileAccess, Integrity: its file was
-///   truncated or overwritten. Closed. Or what `BlobCache::update` throws.
+/// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, the strength is not
+/// finite,
+///   or the foundation is another one now, for which only strength 0 is possible. Update: the result is not finite, or
+///   the adapter is stored quantized. FileAccess, Integrity: its file was truncated or overwritten. Closed. Or what
+///   `BlobCache::update` throws.
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 
 /// An adapter among several, and how much of it.
@@ -287,7 +289,8 @@ class MergedAdapter {
 /// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of
 /// PEFT,
 ///   without `base_model.model.`.
-/// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged, or if
+/// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged, or
+/// if
 ///   the model uses a weight in other places, too, and `options.tied` does not allow that.
 ///   KeyNotFound: a module has no weight in the cache's files. Layout: a weight has another shape. Update: a weight is
 ///   quantized or combined with others, and `options.weights` lacks it; a loaded program has the weight where no update

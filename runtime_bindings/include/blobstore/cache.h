@@ -237,8 +237,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 /// Write the blobs of some .ptd files to one file for `BlobCache::open` in mode Shared. Every key has its own bytes
 /// there, even where two keys are equal, because the processes that share the file may change one and not the other.
 ///
-/// Reads all blobs, and waits for the disk. Writes as `BlobCache::save` does. The file records which keys came from which
-/// file, so that adapters fit as on these, and what their programs multiply adapters with if they agree on that.
+/// Reads all blobs, and waits for the disk. Writes as `BlobCache::save` does. The file records which keys came from
+/// which file, so that adapters fit as on these, and what their programs multiply adapters with if they agree on that.
 ///
 /// @returns the size of the file in bytes.
 /// @throws Error FileAccess, InvalidFile, Integrity: a file cannot be opened or trusted. KeyConflict: two files have

@@ -194,8 +194,8 @@ struct Followed {
   std::vector<std::string> files;
   uint64_t generation = 0; // of the cache
   std::vector<std::string> adapters; // the names of the release's adapters that were exchanged in the commit
-  /// The adapters that do not fit the newer foundation, by their paths: loaded ones, which keep it from being taken. And
-  /// those of a `RunnerQueue`, by their names: each of their requests fails from now on.
+  /// The adapters that do not fit the newer foundation, by their paths: loaded ones, which keep it from being taken.
+  /// And those of a `RunnerQueue`, by their names: each of their requests fails from now on.
   std::vector<std::string> unfit;
 };
 
@@ -238,9 +238,9 @@ class Release {
   /// releases are committed, so other changes that were made to the cache stay. If more than blobs changed, nothing is
   /// committed, and the result says why; open the folder again then. Data files that changed are read and compared.
   ///
-  /// Neither is anything committed if an adapter is loaded, on the cache or on one above it, that does not fit the newer
-  /// foundation, or that does not record its own. Turn it off with `set_adapter_strength`, load another one, or keep
-  /// this release; docs/releases.md says what an application can do for its users' adapters. While this blocks, so
+  /// Neither is anything committed if an adapter is loaded, on the cache or on one above it, that does not fit the
+  /// newer foundation, or that does not record its own. Turn it off with `set_adapter_strength`, load another one, or
+  /// keep this release; docs/releases.md says what an application can do for its users' adapters. While this blocks, so
   /// does `load_adapter` on the cache and on those above it.
   ///
   /// @throws Error Closed. Or as `open`, or as `BlobCache::update`. The cache is unchanged then.

@@ -31,8 +31,7 @@ uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<do
 
 /// The tensors with which programs run with adapters, each with its strength.
 /// @param halves only each `lora_b`. @throws Error Update: an adapter is stored quantized. Or as `combined`.
-NamedViews values_of(
-    const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded, bool halves);
+NamedViews values_of(const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded, bool halves);
 /// The digests of the blobs that are made of the tensors of what is loaded.
 std::map<std::string, Digest> digests_of_adapters(
     const CacheTensors& tensors, const KnownOfCache& known, const LoadedAdapters& loaded);

@@ -161,8 +161,7 @@ std::string Foundation::fingerprint() const {
   return made.text();
 }
 
-void Fingerprint::add(
-    std::string_view key, const std::optional<Layout>& layout, uint64_t size, const Digest& digest) {
+void Fingerprint::add(std::string_view key, const std::optional<Layout>& layout, uint64_t size, const Digest& digest) {
   append(rows_, key.size(), 4);
   rows_ += key;
   if (layout) {

@@ -28,7 +28,8 @@ namespace blobstore::internal {
 struct KnownOfCache {
   /// What adapters can be made for: the keys that count of each of its files, and of all files together, in order.
   std::vector<std::vector<std::string>> foundations;
-  std::set<std::string> recorded; // if there are none, because programs contain theirs: what adapters among its files say
+  std::set<std::string>
+      recorded; // if there are none, because programs contain theirs: what adapters among its files say
   std::set<double> scales; // that adapters among its files record
   std::vector<NamedTensor> lora; // the LoRA tensors of its programs
   /// From the tables of the rotary embedding: the size of a head if programs rotate neighbouring elements, as Llama's
@@ -94,8 +95,8 @@ class AdaptersOfCache {
   /// The caches on which `known` was called: this one and those above it.
   static std::vector<OnCache> all_above(const BlobCache& cache);
 
-  /// The digest of a blob of the cache's own files as it is now, without the adapters that are merged into it: their sum
-  /// with others is meant. It is computed once for each version of the blob. The caller holds a Reading.
+  /// The digest of a blob of the cache's own files as it is now, without the adapters that are merged into it: their
+  /// sum with others is meant. It is computed once for each version of the blob. The caller holds a Reading.
   Digest digest_now(const BlobCache& cache, const Blob& blob);
   /// A merge changed a blob. @param before as `digest_now` gave it. @returns whether that is new: it changed something.
   bool add_merged(const std::string& key, const Digest& before, const Digest& after);

@@ -170,9 +170,8 @@ class OnRelease {
 
   /// What was added to the weights before was made for them, and an undo would bring them back.
   void check_merged() {
-    const bool moves = std::any_of(commit_.changes.begin(), commit_.changes.end(), [](const Change& change) {
-      return counts(change.key);
-    });
+    const bool moves = std::any_of(
+        commit_.changes.begin(), commit_.changes.end(), [](const Change& change) { return counts(change.key); });
     const BlobCache::Reading reading(cache_);
     const std::vector<std::string> keys = moves ? state_->merged_now(cache_) : std::vector<std::string>();
     if (!keys.empty()) {

@@ -5,8 +5,8 @@
 
 namespace blobstore::internal {
 
-/// Commit what differs between two releases, and with it the release's own adapters; or nothing, if a loaded adapter does
-/// not fit. @throws Error as `BlobCache::update`; Unsupported: this thread reads the cache.
+/// Commit what differs between two releases, and with it the release's own adapters; or nothing, if a loaded adapter
+/// does not fit. @throws Error as `BlobCache::update`; Unsupported: this thread reads the cache.
 void commit_release(ReleaseCommit& commit);
 
 } // namespace blobstore::internal

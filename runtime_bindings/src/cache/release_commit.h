@@ -34,8 +34,8 @@ struct ReleaseCommit {
   std::vector<std::string> unfit;
 };
 
-/// Commits if all adapters fit. The room of adapters, which is above those of caches and releases, sets it when adapters
-/// are used; until then it is null.
+/// Commits if all adapters fit. The room of adapters, which is above those of caches and releases, sets it when
+/// adapters are used; until then it is null.
 extern std::atomic<void (*)(ReleaseCommit&)> commit_release_under_adapters;
 
 } // namespace blobstore::internal
