@@ -125,7 +125,8 @@ public final class Adapters {
    *
    * @param alpha how much of it: 1 adds all of it, a negative number subtracts.
    * @return what undoes it; closing it does not.
-   * @throws BlobStoreException as {@link #load}; Update: a weight is quantized or combined with others.
+   * @throws BlobStoreException as {@link #load}; Adapter: also if the model uses a weight in other places, too, such as an
+   *     embedding that is tied to lm_head. Update: a weight is quantized or combined with others.
    */
   public static MergedAdapter merge(LogicalTensors tensors, String path, double alpha) {
     return new MergedAdapter(tensors.number(on -> Native.mergeAdapter(on, path, alpha)));
