@@ -217,6 +217,13 @@ def fuse(
             "'forward'.",
         ),
     ] = None,
+    named_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM:KEY=NAME",
+            help="Give what the application keeps in a program another key; without a name, leave it out.",
+        ),
+    ] = None,
     keep_external: Annotated[
         bool, typer.Option("--keep-external", help="Allow programs to need data files that are not given.")
     ] = False,
@@ -229,19 +236,12 @@ def fuse(
     It has the methods of all, with identical outputs, and needs no data file. Equal methods of one name become one; of
     different ones, --method must give one another name.
     """
-    methods = {}
-    for one in method or []:
-        what, equals, name = one.rpartition("=")
-        if not equals or not what:
-            raise typer.BadParameter(
-                f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method"
-            )
-        methods[what] = name
     with progress_bar(hidden=as_json) as progress:
         result = fuse_programs(
             inputs,
             output,
-            methods=methods,
+            methods=_new_names(method, "--method", "PROGRAM=NAME or PROGRAM:METHOD=NAME"),
+            named_data=_new_names(named_data, "--named-data", "PROGRAM:KEY=NAME"),
             keep_external=keep_external,
             force=force,
             dry_run=dry_run,
@@ -258,3 +258,14 @@ def fuse(
         say(f"It needs data files for {counted(result.missing, 'key')}, such as {result.missing[0]!r}.")
     if dry_run:
         out.print("Nothing was written: this was a dry run.")
+
+
+def _new_names(given: list[str] | None, option: str, form: str) -> dict[str, str]:
+    """What an option that can be repeated renames."""
+    names = {}
+    for one in given or []:
+        what, equals, name = one.rpartition("=")
+        if not equals or not what:
+            raise typer.BadParameter(f"expected {form}, got {one!r}", param_hint=option)
+        names[what] = name
+    return names

@@ -25,6 +25,7 @@ from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.ptn import ALIASES, PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.programs.deployed import weights_among
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
 
@@ -129,8 +130,11 @@ def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
         keys = names or [_unnamed(tensor)]
         drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
     users = _users(program)
+    keys = {blob.key for blob in program.named_data}
+    weights = keys if is_url(source.path) else weights_among(program)  # of a remote file, payloads are not read
     for blob in program.named_data:
-        drafts.append(_Draft(_kind_of_opaque(blob.key), *blob.span, [blob.key], users.get(blob.key, [])))
+        kind = _kind_of_opaque(blob.key) if blob.key in weights else RegionKind.METADATA
+        drafts.append(_Draft(kind, *blob.span, [blob.key], users.get(blob.key, [])))
     for payload in program.delegates:
         key = f"{payload.method}/{payload.backend}[{payload.index}]"
         drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))

@@ -14,6 +14,7 @@ from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.programs.conflicts import ClashError
+from blobstore.core.programs.deployed import weights_among
 from blobstore.core.store import BlobStore
 
 __all__ = ["Plan", "clash_with", "has", "names_by_content"]
@@ -43,6 +44,7 @@ class Plan:
         reserved: keys that no tensor may get, because delegates look them up or because they are `inside`.
         earlier: for each key of the data files that stay as they are, its file.
         inside: keys that other programs of the folder have in themselves, so that no data file may have them.
+        leaving: keys of named data that leave a program of the run, and so every program that has them.
         progress: called with every step.
     """
 
@@ -53,6 +55,7 @@ class Plan:
     earlier: Mapping[str, PtdDataMap]
     reserved: Collection[str]
     inside: Collection[str]
+    leaving: Collection[str]
     progress: Progress | None
 
     def moves(self, program: ProgramFile, own: BlobStore) -> dict[Movable, str]:
@@ -67,16 +70,18 @@ class Plan:
 
         Raises:
             ClashError: a delegate looks up a key that has other bytes in the store.
+            KeyConflictError: the application's own data has such a key.
         """
         items = list(program.movable())
         total, done = sum(len(item.data) for item in items), 0
         moves: dict[Movable, str] = {}
         for item in items:
-            # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
-            elsewhere = item.kind == "named_data" and any(
-                item.name in keys for keys in (own, self.shared, self.earlier)
-            )
-            if len(item.data) >= self.keep_small or elsewhere:
+            if item.kind == "named_data":
+                # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
+                leaves = any(item.name in keys for keys in (self.leaving, own, self.shared, self.earlier))
+            else:
+                leaves = len(item.data) >= self.keep_small
+            if leaves:
                 key = self._add(item, own)
                 if key is not None:
                     moves[item] = key
@@ -94,7 +99,7 @@ class Plan:
                 if has(self.earlier[key], key, item.data, item.layout, item.alignment):
                     return key
                 if item.kind == "named_data":
-                    raise clash_with(self.earlier[key], key, item.program.path, delegate=True)
+                    raise _of_program(item, clash_with(self.earlier[key], key, item.program.path, delegate=True))
                 continue
             store = own if key in own else self.shared
             try:
@@ -102,7 +107,7 @@ class Plan:
                 store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
             except KeyConflictError as error:
                 if item.kind == "named_data":
-                    raise ClashError(key, item.program.path, error, delegate=True) from None
+                    raise _of_program(item, ClashError(key, item.program.path, error, delegate=True)) from None
             else:
                 return key
         return None
@@ -130,6 +135,16 @@ def clash_with(data_map: PtdDataMap, key: str, source: Path, *, delegate: bool) 
     """The error for a program or a data file that has other bytes for a key than a data file that stays as it is."""
     return ClashError(
         key, source, KeyConflictError(f"key {key!r} has other bytes in {data_map.path}"), delegate=delegate
+    )
+
+
+def _of_program(item: Movable, clash: ClashError) -> KeyConflictError:
+    """The error for named data of a program, which a delegate looks up or only the application."""
+    if clash.key in weights_among(item.program):
+        return clash
+    return KeyConflictError(
+        f"{clash}; no delegate of this program looks for the key, so it would stay inside, but the runtime refuses a key that "
+        "it finds in two places. Write to another folder, or give the program another key"
     )
 
 

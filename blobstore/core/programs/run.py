@@ -31,6 +31,7 @@ from blobstore.core.programs.deployed import (
     taken_by,
     taken_from,
     users_of,
+    weights_among,
 )
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
@@ -288,6 +289,11 @@ class _Run:
     def move_out(self) -> None:
         """Move what is large enough out of the programs."""
         inside = frozenset(self._inside())
+        leaving: set[str] = set()
+        for job in self.jobs:
+            weights = weights_among(job.program)
+            least = max(self.options.keep_small, 1)
+            leaving.update(b.key for b in job.program.named_data if b.span.size >= least and b.key in weights)
         plan = Plan(
             shared=self.shared,
             data_name=self.data_name,
@@ -297,6 +303,7 @@ class _Run:
             # a tensor must not have a key that a delegate looks up, in whichever place
             reserved=inside.union(blob.key for job in self.jobs for blob in job.program.named_data),
             inside=inside,
+            leaving=leaving,
             progress=self.options.progress,
         )
         for job in self.jobs:
