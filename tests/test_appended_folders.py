@@ -128,8 +128,8 @@ def test_a_name_that_only_looks_like_it_does_not_belong(lowered, tmp_path):
 def test_a_delegates_key_with_other_bytes_is_a_conflict(lowered, tmp_path):
     """The delegate cannot look for another key."""
     one, other = (tmp_path / name for name in ("a.pte", "b.pte"))
-    one.write_bytes(with_named_data(lowered.mlp().pte, "key", b"one" * 100))
-    other.write_bytes(with_named_data(lowered.mlp().pte, "key", b"two" * 100))
+    one.write_bytes(with_named_data(lowered.mlp(delegated=True).pte, "key", b"one" * 100, delegated=True))
+    other.write_bytes(with_named_data(lowered.mlp(delegated=True).pte, "key", b"two" * 100, delegated=True))
     dedup_programs([one], tmp_path / "out")
     before = snapshot(tmp_path / "out")
     with pytest.raises(KeyConflictError, match=r"b\.pte: key 'key' has other bytes in .*shared\.ptd"):

@@ -69,6 +69,16 @@ class ModuleRunner:
             lines = done.stdout.splitlines()
             return [_read(directory / f"out{i}.bin", line) for i, line in enumerate(lines)]
 
+    def named_data(self, program: Path, data_files: Sequence[Path], key: str) -> bytes:
+        """What an application finds under a key in `Program::get_named_data_map()`."""
+        with tempfile.TemporaryDirectory() as name:
+            data = [part for file in data_files for part in ("--data", file)]
+            command = [self.executable, program, "", *data, "--named-data", key, "--output", Path(name, "out")]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise ModuleRunnerError(done.returncode, done.stderr)
+            return Path(name, "out").read_bytes()
+
 
 def build() -> ModuleRunner:
     """Configure and build, which takes a moment if nothing changed."""
