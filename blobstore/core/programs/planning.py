@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import IntegrityError, KeyConflictError
 from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.keys import is_content_key
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.memory.digest import Digest, digest
@@ -17,19 +19,30 @@ from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import weights_among
 from blobstore.core.store import BlobStore
 
-__all__ = ["Plan", "clash_with", "has", "names_by_content"]
-
-NamesByContent = Mapping[Digest, tuple[str, TensorLayout | None]]
+__all__ = ["NamesByContent", "Plan", "clash_with", "has", "names_by_content"]
 
 
-def names_by_content(names: NamedDataMap | None) -> NamesByContent:
-    """The name and the layout of each tensor of a checkpoint by content, if only one tensor has the content."""
-    if names is None:
-        return {}
-    keys_of: dict[Digest, list[str]] = {}
-    for key in names:
-        keys_of.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
-    return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in keys_of.items() if len(keys) == 1}
+class Name(NamedTuple):
+    """A name of a content, with the layout of its tensor and the checkpoint that has it."""
+
+    key: str
+    layout: TensorLayout | None
+    checkpoint: str
+
+
+NamesByContent = Mapping[Digest, Name]
+
+
+def names_by_content(names: Iterable[NamedDataMap], sizes: Collection[int]) -> NamesByContent:
+    """The name of each content in checkpoints, if it has only one. Contents of other sizes than these are not read."""
+    names_of: dict[Digest, dict[tuple[str, TensorLayout | None], Name]] = {}
+    for checkpoint in names:
+        for key, data in checkpoint.views():
+            if len(data) in sizes and not is_content_key(key):
+                name = Name(key, checkpoint.get_tensor_layout(key), checkpoint.name)
+                # computed, because a recorded digest may be wrong
+                names_of.setdefault(digest(data), {}).setdefault(name[:2], name)
+    return {address: next(iter(found.values())) for address, found in names_of.items() if len(found) == 1}
 
 
 @dataclass(frozen=True)
@@ -154,9 +167,9 @@ def _candidates(item: Movable, by_content: NamesByContent) -> Iterable[str]:
         # the program looks up this name, so there is no other candidate; if the name is taken, the item stays
         yield item.name
         return
-    name, layout = by_content.get(item.digest, (None, None))
-    if name is not None and layout == item.layout:
-        yield name
+    name = by_content.get(item.digest)
+    if name is not None and name.layout == item.layout:
+        yield name.key
     yield item.key
     for number in range(2, 100):  # two contents with one digest have never been seen, but each would get a key
         yield f"{item.key}.{number}"
