@@ -77,7 +77,6 @@ class Sorted(nn.Module):
     ("module", "inputs"),
     [
         (nn.Linear(4, 2), torch.ones(1, 7)),
-        (nn.Linear(4, 2), torch.ones(1, 4, dtype=torch.int64)),
         (Sorted(), torch.ones(3)),
     ],
 )
