@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from blobstore import open_ptd, save_file
 from blobstore.cli.app import app
-from blobstore.errors import IntegrityError, KeyConflictError, OutputPathError, UnsupportedDataError
+from blobstore.errors import IntegrityError, KeyConflictError, KeyNotFoundError, OutputPathError, UnsupportedDataError
 from blobstore.programs import data_files, dedup_programs, save_programs
+from blobstore.runtime import Program
 from tests.test_program_folders import write
 from tests.test_programs import snapshot, with_named_data
 
@@ -47,6 +48,23 @@ def test_each_program_computes_the_same_with_the_files_that_it_takes(lowered, fo
         (output,) = module_runner(path, files, [one.numpy() for one in inputs])
         (expected,) = stock_run((folder.parent / "in" / path.name).read_bytes(), inputs)
         np.testing.assert_array_equal(output, expected.numpy())
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_a_program_without_one_of_its_files(lowered, tmp_path, delegated):
+    """The error names the file beside it that has the missing keys, and no other; with both it runs (D1)."""
+    for name, seed in (("a", 0), ("b", 1)):
+        model = lowered.mlp(delegated=delegated, seed=seed)
+        dedup_programs([write(model, tmp_path / f"{name}.pte")], tmp_path / "out", append=True)
+    first, second = data_files(tmp_path / "out" / "b.pte")
+    for given, other in ((first, second), (second, first)):
+        with pytest.raises(KeyNotFoundError) as caught:
+            Program(tmp_path / "out" / "b.pte", data=given).method()
+        assert str(caught.value).endswith(f"; give the data files beside it, too: {other}")
+    Program(tmp_path / "out" / "b.pte", data=[first, second]).method()
+    (tmp_path / "out" / "b.pte").rename(tmp_path / "b.pte")
+    with pytest.raises(KeyNotFoundError, match=r"b\.pte: (?!.*beside it)"):
+        Program(tmp_path / "b.pte", data=first).method()
 
 
 def test_only_new_bytes_are_written_and_no_other_program_is_read(lowered, folder):
@@ -128,8 +146,8 @@ def test_a_name_that_only_looks_like_it_does_not_belong(lowered, tmp_path):
 def test_a_delegates_key_with_other_bytes_is_a_conflict(lowered, tmp_path):
     """The delegate cannot look for another key."""
     one, other = (tmp_path / name for name in ("a.pte", "b.pte"))
-    one.write_bytes(with_named_data(lowered.mlp().pte, "key", b"one" * 100))
-    other.write_bytes(with_named_data(lowered.mlp().pte, "key", b"two" * 100))
+    one.write_bytes(with_named_data(lowered.mlp(delegated=True).pte, "key", b"one" * 100, delegated=True))
+    other.write_bytes(with_named_data(lowered.mlp(delegated=True).pte, "key", b"two" * 100, delegated=True))
     dedup_programs([one], tmp_path / "out")
     before = snapshot(tmp_path / "out")
     with pytest.raises(KeyConflictError, match=r"b\.pte: key 'key' has other bytes in .*shared\.ptd"):

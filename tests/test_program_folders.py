@@ -127,7 +127,9 @@ def test_a_delegates_key_that_another_program_still_takes_is_a_conflict(lowered,
     model = lowered.mlp(delegated=True)
     dedup_programs([write(model, tmp_path / "a.pte")], tmp_path / "out")
     key = next(key for key in keys(tmp_path / "out" / "shared.ptd") if not key.startswith("tensor."))
-    (tmp_path / "b.pte").write_bytes(with_named_data(lowered.mlp().pte, key, b"others"))
+    (tmp_path / "b.pte").write_bytes(
+        with_named_data(lowered.mlp(delegated=True, seed=1).pte, key, b"others", delegated=True)
+    )
     before = snapshot(tmp_path / "out")
     with pytest.raises(KeyConflictError, match=r"b\.pte.*delegate.*out/a\.pte"):
         dedup_programs([tmp_path / "b.pte"], tmp_path / "out")
@@ -136,9 +138,9 @@ def test_a_delegates_key_that_another_program_still_takes_is_a_conflict(lowered,
 
 def test_a_blob_that_an_old_program_has_in_itself_enters_no_data_file(lowered, stock_run, tmp_path):
     """The stock runtime refuses a key that it finds in two places (R2)."""
-    model = lowered.mlp()
+    model = lowered.mlp(delegated=True)
     for name in ("a", "b"):
-        (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
+        (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10, delegated=True))
     dedup_programs([tmp_path / "a.pte"], tmp_path / "out", keep_small=20)
     dedup_programs([tmp_path / "b.pte"], tmp_path / "out")
     assert "small" not in keys(tmp_path / "out" / "shared.ptd")
@@ -151,8 +153,8 @@ def test_a_blob_that_an_old_program_has_in_itself_enters_no_data_file(lowered, s
 
 def test_a_blob_that_stays_in_the_program_leaves_the_data_file(lowered, stock_run, tmp_path):
     """Then the key is in one place (R2)."""
-    model = lowered.mlp()
-    (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
+    model = lowered.mlp(delegated=True)
+    (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10, delegated=True))
     dedup_programs([tmp_path / "a.pte"], tmp_path / "out")
     assert "small" in keys(tmp_path / "out" / "shared.ptd")
     result = dedup_programs([tmp_path / "a.pte"], tmp_path / "out", keep_small=20)

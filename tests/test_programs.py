@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -39,10 +40,18 @@ def check_same_outputs(stock_run, models, before, after, data_before=None):
             assert same(old, new), (name, method)
 
 
-def with_named_data(pte, key, data):
-    """A program with an additional blob under a key that no delegate looks up, written by ExecuTorch."""
+def with_named_data(pte, key, data, *, delegated=False):
+    """A program with an additional blob under a key, written by ExecuTorch.
+
+    With `delegated`, the payload of its delegate names the key, behind all that XNNPACK reads of it.
+    """
     file = deserialize_pte_binary(pte)
-    file.named_data = NamedDataStoreOutput([data], {key: DataEntry(0, 16, None)}, {})
+    had = file.named_data or NamedDataStoreOutput([], {}, {})
+    entry = DataEntry(len(had.buffers), 16, None)
+    file.named_data = NamedDataStoreOutput([*had.buffers, data], {**had.pte_data, key: entry}, {})
+    if delegated:
+        payload = file.program.backend_delegate_data[0]
+        payload.data = bytes(payload.data) + struct.pack("<I", len(key)) + key.encode() + b"\0"
     return bytes(serialize_pte_binary(file, extract_delegate_segments=True))
 
 
@@ -255,9 +264,9 @@ def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
 
 def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
     """The message names the program and the key (R1)."""
-    model = lowered.mlp(delegated=False)
+    model = lowered.mlp(delegated=True)
     for name, data in [("a", b"1" * 100), ("b", b"2" * 100)]:
-        (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "same.key", data))
+        (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "same.key", data, delegated=True))
     with pytest.raises(KeyConflictError, match=r"b\.pte: .*'same\.key'"):
         dedup_programs([tmp_path / "a.pte", tmp_path / "b.pte"], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ from typing import Any
 from blobstore.core.errors import AdapterError, InvalidFileError
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["CONFIG_NAME", "FIELDS", "MOST_ALPHA", "PeftConfig", "check_flag", "read_config"]
+__all__ = ["CONFIG_NAME", "FIELDS", "MOST_ALPHA", "PeftConfig", "check_field", "check_flag", "read_config"]
 
 CONFIG_NAME = "adapter_config.json"
 MOST_ALPHA = 1e300
@@ -108,7 +108,7 @@ class PeftConfig:
         if kind != "LORA":
             raise AdapterError(f"{path}: peft_type is {kind!r}; only adapters of type 'LORA' can be imported")
         for name, value in fields.items():
-            _check_field(name, value, path)
+            check_field(name, value, path)
         return cls(
             path=path,
             fields=fields,
@@ -176,8 +176,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise InvalidFileError(path, f"not JSON: {error}") from None
 
 
-def _check_field(name: str, value: Any, path: Path) -> None:
-    """Refuse a field that cannot be honoured."""
+def check_field(name: str, value: Any, path: Path) -> None:
+    """Refuse a field that cannot be honoured.
+
+    Raises:
+        AdapterError: it cannot be, and is not switched off.
+    """
     if name in _HONOURED - {"init_lora_weights"} or name in _NO_EFFECT:
         return
     if name == "init_lora_weights":
@@ -192,7 +196,10 @@ def _check_field(name: str, value: Any, path: Path) -> None:
                 f"{path}: bias is {value!r}: biases of the base were trained, which no adapter file holds"
             )
     elif value not in (None, False, [], {}, ""):
-        reason = _REFUSED.get(name, "this field is unknown to this version, and may change what the adapter computes")
+        in_peft = name.removeprefix("adapter.").replace(".", "_")  # adapter.alora.invocation_tokens, in GGUF
+        reason = _REFUSED.get(
+            in_peft, "this field is unknown to this version, and may change what the adapter computes"
+        )
         raise AdapterError(f"{path}: {name} cannot be honoured: {reason}; merge the adapter into its base with PEFT")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.adapters.peft_config import PeftConfig
+from blobstore.adapters.peft_config import PeftConfig, check_field
 from blobstore.adapters.peft_names import PREFIX
 from blobstore.core.distribution import install
 from blobstore.core.errors import (
@@ -45,6 +45,9 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FIELDS = {"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name", "adapter.lora.prompt_prefix"}
+"""Fields of adapters that are read here, or do not change what an adapter computes."""
+
 _HALF = re.compile(r"(.+)\.weight\.lora_([ab])", re.DOTALL)
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)", re.ASCII)
 
@@ -57,14 +60,18 @@ def read_gguf(path: Path) -> tuple[PeftConfig, Halves, bool]:
 
     Raises:
         FileAccessError, InvalidFileError: the file cannot be opened, or is malformed.
-        AdapterError: it is no LoRA adapter, or of an architecture or a module that is not known here.
+        AdapterError: it is no LoRA adapter, of an architecture or a module that is not known here, or has a field that
+            cannot be honoured.
         LayoutError: the shapes of a pair do not match.
-        UnsupportedDataError: a tensor is quantized.
+        UnsupportedDataError: a tensor is quantized, or the file is big-endian.
         MissingDependencyError: the package `gguf` is not installed.
     """
     reader = _opened(path)
     if _field(reader, "general.type") != "adapter" or _field(reader, "adapter.type") != "lora":
         raise AdapterError(f"{path}: not a LoRA adapter: general.type and adapter.type must be 'adapter' and 'lora'")
+    for name in reader.fields:
+        if name.startswith("adapter.") and name not in _FIELDS:
+            check_field(name, _field(reader, name), path)
     architecture, alpha = _field(reader, "general.architecture"), _field(reader, "adapter.lora.alpha")
     if architecture not in _REORDERED | _PLAIN:
         raise AdapterError(
@@ -88,11 +95,16 @@ def _opened(path: Path) -> Any:
     except ImportError:
         raise MissingDependencyError(f"adapters in GGUF need a package: {install('gguf')}") from None
     try:
-        return GGUFReader(path)
+        reader = GGUFReader(path)
     except OSError as error:
         raise FileAccessError(path, error) from None
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise InvalidFileError(path, f"not a GGUF file: {error}") from None
+    if reader.byte_order == "S":  # bfloat16 is raw bytes to the reader, in whichever order the writer left them
+        raise UnsupportedDataError(
+            f"{path}: a big-endian file; expected little-endian, which llama.cpp's gguf_convert_endian.py makes of it"
+        )
+    return reader
 
 
 def _field(reader: Any, name: str) -> Any:
@@ -138,6 +150,10 @@ def _config(path: Path, halves: Halves, alpha: Any) -> PeftConfig:
         ranks[module] = int(a.shape[0])
     most = Counter(ranks.values()).most_common(1)[0][0]
     pattern = {f"^{re.escape(module)}": rank for module, rank in ranks.items() if rank != most}
+    # Without an alpha, which 0 stands for, too, llama.cpp takes the products as they are.
+    unscaled = alpha is None or (isinstance(alpha, float) and alpha == 0)
+    if unscaled:
+        alpha = most
     fields = {
         "peft_type": "LORA",
         "base_model_name_or_path": None,
@@ -147,6 +163,7 @@ def _config(path: Path, halves: Halves, alpha: Any) -> PeftConfig:
         "bias": "none",
         "inference_mode": True,
         **({"rank_pattern": pattern} if pattern else {}),
+        **({"alpha_pattern": pattern} if pattern and unscaled else {}),
     }
     return PeftConfig.of(fields, path)
 

@@ -20,10 +20,6 @@ from blobstore.cli.output import (
     progress_bar,
     say,
 )
-from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.formats.opening import open_names
-from blobstore.core.formats.pte.program import read_program
-from blobstore.core.memory.mapped_file import same_file
 from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, dedup_programs
 from blobstore.core.programs.deployed import data_files_of
 from blobstore.core.programs.fuse import fuse_programs
@@ -59,9 +55,11 @@ def dedup(
         typer.Option(metavar="BYTES", help="Leave blobs with fewer bytes (1024, 10kB, 1.5MiB) in their program."),
     ] = "0",
     names: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.", readable=False
+            help="A .safetensors or .ptd, or several: a moved tensor gets the name of the equal one in it. By default those "
+            "beside the programs and in the folders above.",
+            readable=False,
         ),
     ] = None,
     prune: Annotated[
@@ -89,25 +87,25 @@ def dedup(
     The structure of an input folder is kept.
     """
     small = nbytes("--keep-small", keep_small)
-    checkpoint = open_names(names)
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
             inputs,
             output,
             data_name=data_name,
             keep_small=small,
-            names=checkpoint,
+            names=names or None,
+            names_beside=not names,
             prune=prune,
             append=append,
             force=force,
             dry_run=dry_run,
             progress=progress,
         )
-    number = None if checkpoint is None or dry_run else _named_by(checkpoint, result)
     if as_json:
         print_json(result)
     else:
-        named = f"Named {counted(number, 'moved tensor')} after {names}." if number else ""
+        number = sum(result.named.values())
+        named = f"Named {counted(number, 'moved tensor')} after {', '.join(result.named)}." if number else ""
         _print_dedup(result, named)
         written = [program.path for program in result.programs] if append and not dry_run else []
         for path, files in data_files_of(written, output).items():
@@ -115,19 +113,9 @@ def dedup(
                 say(f"Load {path} with {', '.join(map(str, files))}.")
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
-    if number == 0:
-        print_error(f"note: no moved tensor got a name from {names}: none equals exactly one of its tensors")
-
-
-def _named_by(names: NamedDataMap, result: DedupResult) -> int:
-    """How many tensors that left the programs of a run have names of this file."""
-    keys: set[str] = set()
-    for program in result.programs:
-        taken = {one.key for one in read_program(program.path).externals}
-        if not same_file(program.source, program.path):  # with --force a program can replace itself
-            taken -= {one.key for one in read_program(program.source).externals}
-        keys |= taken
-    return sum(key in names for key in keys)
+    if names and not result.named and not dry_run:
+        given = ", ".join(map(str, names))
+        print_error(f"note: no moved tensor got a name from {given}: none equals exactly one of its tensors")
 
 
 def _print_dedup(result: DedupResult, named: str) -> None:
@@ -217,6 +205,13 @@ def fuse(
             "'forward'.",
         ),
     ] = None,
+    named_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM:KEY=NAME",
+            help="Give what the application keeps in a program another key; without a name, leave it out.",
+        ),
+    ] = None,
     keep_external: Annotated[
         bool, typer.Option("--keep-external", help="Allow programs to need data files that are not given.")
     ] = False,
@@ -229,19 +224,12 @@ def fuse(
     It has the methods of all, with identical outputs, and needs no data file. Equal methods of one name become one; of
     different ones, --method must give one another name.
     """
-    methods = {}
-    for one in method or []:
-        what, equals, name = one.rpartition("=")
-        if not equals or not what:
-            raise typer.BadParameter(
-                f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method"
-            )
-        methods[what] = name
     with progress_bar(hidden=as_json) as progress:
         result = fuse_programs(
             inputs,
             output,
-            methods=methods,
+            methods=_new_names(method, "--method", "PROGRAM=NAME or PROGRAM:METHOD=NAME"),
+            named_data=_new_names(named_data, "--named-data", "PROGRAM:KEY=NAME"),
             keep_external=keep_external,
             force=force,
             dry_run=dry_run,
@@ -258,3 +246,14 @@ def fuse(
         say(f"It needs data files for {counted(result.missing, 'key')}, such as {result.missing[0]!r}.")
     if dry_run:
         out.print("Nothing was written: this was a dry run.")
+
+
+def _new_names(given: list[str] | None, option: str, form: str) -> dict[str, str]:
+    """What an option that can be repeated renames."""
+    names = {}
+    for one in given or []:
+        what, equals, name = one.rpartition("=")
+        if not equals or not what:
+            raise typer.BadParameter(f"expected {form}, got {one!r}", param_hint=option)
+        names[what] = name
+    return names

@@ -65,10 +65,10 @@ def report(
         float, typer.Option(min=0, max=0.25, help="Share of elements in which near duplicates may differ.")
     ] = making.NEAR,
     names: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A .safetensors or .ptd: what equals one of its tensors is shown by its name.",
+            help="A .safetensors or .ptd, or several: what equals one of its tensors is shown by its name.",
             readable=False,
         ),
     ] = None,

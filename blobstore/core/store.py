@@ -52,6 +52,7 @@ __all__ = [
     "DEFAULT_TAG",
     "BlobStore",
     "StoreStats",
+    "check_key",
     "check_tag",
     "file_name",
     "nbytes",
@@ -161,7 +162,7 @@ class BlobStore:
             FileAccessError, InvalidFileError: the file of a `FileSlice` cannot be read, or is shorter.
             UnsupportedDataError, LayoutError: `data` gives no access to its bytes, or does not have this `layout`.
         """
-        _check_key(key)
+        check_key(key)
         _check_alignment(key, alignment)
         if tag is not None:
             check_tag(tag)
@@ -477,7 +478,8 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
     return {key: text for key, text in metadata.items() if key != WORKING_COPY}
 
 
-def _check_key(key: str) -> None:
+def check_key(key: str) -> None:
+    """Raise InvalidKeyError unless a key is text that a file can have as a key."""
     if not isinstance(key, str) or not key:
         raise InvalidKeyError(f"a key must be a non-empty string, got {key!r}")
     if "\0" in key:

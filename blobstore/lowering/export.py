@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
 from blobstore.lowering.input_names import NamingInputs, input_names
 from blobstore.lowering.names import check
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blobstore.lowering.lowered import LoweredProgram
     from blobstore.runtime.executorch import Partitioner
 
-__all__ = ["lower", "quiet"]
+__all__ = ["first_line", "last_line", "lower", "quiet", "refusing"]
 
 
 @contextmanager
@@ -42,6 +42,40 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+@contextmanager
+def refusing(what: str, reason: Callable[[BaseException], str], more: str = "") -> Iterator[None]:
+    """Turn what torch and ExecuTorch raise inside a `with` block into one of our errors.
+
+    Args:
+        what: what they cannot do.
+        reason: what of their error comes behind it, `first_line` or `last_line`.
+        more: the end of the message.
+
+    Raises:
+        UnsupportedDataError: instead of any other error than ours, and than those for a lack of memory.
+    """
+    try:
+        yield
+    except (BlobStoreError, MemoryError):
+        raise
+    except Exception as error:  # they have no common class
+        raise UnsupportedDataError(f"{what}: {reason(error)}{more}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What torch says of a module; where in its code follows in further lines."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def last_line(error: BaseException) -> str:
+    """The first cause of an error in one line; ExecuTorch adds whole graphs to its messages."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 def lower(
@@ -77,8 +111,8 @@ def lower(
     Raises:
         MissingDependencyError: torch or executorch is not installed, or has another version than the supported one.
         InvalidTagError: `tag` is not a plain file name.
-        UnsupportedDataError: `model` is neither a module with `args` nor methods; or `partitioners` is not a function, but
-            a list or a partitioner.
+        UnsupportedDataError: `model` is neither a module with `args` nor methods; `partitioners` is not a function, but a
+            list or a partitioner; torch cannot export a module with its inputs; or ExecuTorch cannot lower it.
     """
     methods = _methods(model, args)
     file = check(tag)
@@ -105,10 +139,13 @@ def lower(
                 f"{type(make).__qualname__}; write partitioners=lambda: [...]"
             )
         made = {name: list(make()) for name in methods}
-        exported = {
-            name: torch.export.export(module, inputs, strict=True) for name, (module, inputs) in methods.items()
-        }
-        edge = to_edge_transform_and_lower(exported, partitioner=made)
+        exported = {}
+        for name, (module, inputs) in methods.items():
+            with refusing(f"method {name!r} cannot be exported with these inputs", first_line):
+                exported[name] = torch.export.export(module, inputs, strict=True)
+        refusal = f"ExecuTorch cannot lower {' and '.join(type(module).__name__ for module, _ in methods.values())}"
+        with refusing(refusal, last_line):
+            edge = to_edge_transform_and_lower(exported, partitioner=made)
         options = config if config is not None else ExecutorchBackendConfig()
         if external_constants is not None:
             options = replace(options, external_constants=external_constants)
@@ -122,7 +159,8 @@ def lower(
             )
             for name, (module, _) in methods.items()
         }
-        program: LoweredProgram = edge.to_executorch(replace(options, memory_planning_pass=naming))
+        with refusing(refusal, last_line):
+            program: LoweredProgram = edge.to_executorch(replace(options, memory_planning_pass=naming))
         return program
 
 

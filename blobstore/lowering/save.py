@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ def save_programs(
         directory: where the outputs go; made if it is missing. What an earlier run left there is extended, as by
             `dedup_programs`.
         data_name: the file name of the shared data. Data that was tagged for another file while it was lowered goes to
-            the file of that tag, which all programs share as well. By default, if all tags name one file, everything goes
+            the file of that tag, which all programs share as well; a UserWarning says so if that is all data. By default, if all tags name one file, everything goes
             there; otherwise what has no tag goes to `shared.ptd`.
         keep_small, names, prune, force, progress: as in `dedup_programs`.
 
@@ -72,7 +73,15 @@ def save_programs(
     )
     _check_managers(programs)
     places = {name: Path(name if name.endswith(".pte") else f"{name}.pte") for name in programs}
-    return _save(programs, places, as_path(directory), options, one_file=data_name is None)
+    result = _save(programs, places, as_path(directory), options, one_file=data_name is None)
+    written = [path.name for path in result.data_files]
+    if data_name is not None and written and file_name(data_name) not in written:
+        warnings.warn(
+            f"data_name={data_name!r} had no effect: all data was tagged for {' and '.join(written)} while it was lowered, and "
+            "the tag wins; lower with another tag, or leave data_name out",
+            stacklevel=2,
+        )
+    return result
 
 
 def save_program(

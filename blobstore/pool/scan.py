@@ -176,7 +176,7 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes, check: byt
     return Part(
         Source(path, region.start, region.stop),
         digest,
-        region.keys if is_blob else (),
+        region.keys if is_blob or region.kind is RegionKind.METADATA else (),
         dtype,
         shape,
         order,

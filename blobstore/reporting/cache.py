@@ -34,7 +34,7 @@ __all__ = ["Cache", "LostError", "Snapshot", "default_path", "is_another_file", 
 
 Found = TypeVar("Found")
 
-_VERSION = 5
+_VERSION = 6
 _APPLICATION = 0x626C6F62
 """Marks the file as ours in its first bytes, so that no other file is ever dropped."""
 _TABLES = """

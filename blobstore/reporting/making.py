@@ -12,7 +12,6 @@ import xxhash
 
 from blobstore.core.disk.progress import check_progress
 from blobstore.core.errors import InputError, UnsupportedDataError
-from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths
 from blobstore.core.version import __version__
@@ -51,8 +50,8 @@ def report(
             either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
-        names: tensors by name, a checkpoint or its path. What equals exactly one of them to the byte, and has
-            no name but a key made of its contents, is shown under that name. Other files of the report give names, too,
+        names: tensors by name: a checkpoint, or several, or their paths. What equals exactly one tensor to the byte, and
+            has no name but a key made of its contents, is shown under that name. Other files of the report give names, too,
             and so do checkpoints in the folder of a file and in the one above, which are not reported on: to what is
             equal to exactly one tensor, or has its values in another type or layout.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
@@ -102,18 +101,18 @@ def _make(
         raise InputError(f"near must be a share from 0 to 0.25, not {near!r}")
     if executor is not None and not isinstance(executor, Executor):
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
-    checkpoint = open_names(names)
+    checkpoints = open_names(names)
     check_progress(progress)
     asked = names_of_paths(paths)
     listing = list_files(asked, remote_stamps=cache is not None)
-    options = Options(exact_only, float(near), names_of(checkpoint) if checkpoint is not None else None)
-    scope = None if checkpoint is not None else _scope(asked, options)
+    options = Options(exact_only, float(near), names_of(checkpoints) if checkpoints else None)
+    scope = None if checkpoints else _scope(asked, options)
     notes: list[str] = []
     with Cache(cache) as known, default_executor(executor) as workers:
         survey = Survey(listing, Engine(workers, known, progress), known, scope, options)
         made = make(survey)
-        if checkpoint is not None and not survey.used_names:
-            given = "names" if isinstance(names, NamedDataMap) else names
+        if checkpoints and not survey.used_names:
+            given = ", ".join(one.name for one in checkpoints)
             notes.append(f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors")
     if known.trouble is not None:
         notes.append(known.trouble)

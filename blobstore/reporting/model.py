@@ -34,6 +34,7 @@ class RegionKind(str, enum.Enum):
     CONSTANT = "constant"  # of a program
     STATE = "state"  # what a mutable tensor of a program starts with
     NAMED_DATA = "named_data"  # opaque bytes under a key
+    METADATA = "metadata"  # ... in a program, which no delegate looks up: an application's own, which stay there
     PAYLOAD = "payload"  # what a backend made of its part of a program
     STRUCTURE = "structure"  # headers, flatbuffers, tables of contents, and what blobstore records for itself
     PADDING = "padding"  # zeros between two things

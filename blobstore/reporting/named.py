@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.digest import digest
@@ -21,7 +20,6 @@ from blobstore.reporting.source import is_url
 __all__ = [
     "NamesByContent",
     "can_name",
-    "checkpoints_beside",
     "is_nameless",
     "name_related",
     "name_tensors",
@@ -38,18 +36,17 @@ _MADE = re.compile(r"(.+)@[0-9a-f]{16}", re.DOTALL)
 
 _NAMED = {RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA}
 
-_CHECKPOINTS = (".safetensors", ".ptd")
-
 NamesByContent = Mapping[tuple[str, int], Sequence[tuple[str, TensorLayout | None]]]
 """By xxh3-128 in hexadecimal and size in bytes: the names of a content, each with its layout."""
 
 
-def names_of(checkpoint: NamedDataMap) -> NamesByContent:
-    """The names in a checkpoint, whose tensors are read."""
+def names_of(checkpoints: Iterable[NamedDataMap]) -> NamesByContent:
+    """The names in checkpoints, whose tensors are read."""
     names: dict[tuple[str, int], list[tuple[str, TensorLayout | None]]] = defaultdict(list)
-    for key in checkpoint:
-        address = digest(checkpoint.get_data(key))  # a recorded one may be wrong
-        names[address.xxh3_128.hex(), address.nbytes].append((key, checkpoint.get_tensor_layout(key)))
+    for checkpoint in checkpoints:
+        for key, data in checkpoint.views():
+            address = digest(data)  # a recorded one may be wrong
+            names[address.xxh3_128.hex(), address.nbytes].append((key, checkpoint.get_tensor_layout(key)))
     return names
 
 
@@ -118,14 +115,6 @@ def nameless_folders(files: Iterable[FileReport]) -> list[str]:
         if not is_url(file.path) and any(map(is_nameless, file.regions))
     )
     return list(own)
-
-
-def checkpoints_beside(nameless: Sequence[str], known: Container[str]) -> list[str]:
-    """Checkpoints in some folders, and in those above, that are not among the `known` ones, whose paths have no links."""
-    own = list(map(Path, nameless))
-    folders = dict.fromkeys([*own, *(folder.parent for folder in own)])
-    beside = [path for folder in folders for suffix in _CHECKPOINTS for path in sorted(folder.glob(f"*{suffix}"))]
-    return [os.fspath(path) for path in beside if path.is_file() and os.path.realpath(path) not in known]
 
 
 def can_name(checkpoint: Sequence[Region], files: Iterable[FileReport]) -> bool:

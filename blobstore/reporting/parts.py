@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.programs.inputs import checkpoints_beside
 from blobstore.reporting.cache import lasting_stamp
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import Output, unite
@@ -20,7 +22,6 @@ from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, P
 from blobstore.reporting.named import (
     NamesByContent,
     can_name,
-    checkpoints_beside,
     is_nameless,
     name_related,
     name_tensors,
@@ -117,11 +118,10 @@ def find_in(
 
 def beside(nameless: Sequence[str], known: Callable[[], Collection[str]]) -> Beside:
     """The checkpoints that are now in some folders, and in those above."""
-    return (
-        [[path, lasting_stamp(identify(path), time.time_ns())] for path in checkpoints_beside(nameless, known())]
-        if nameless
-        else []
-    )
+    if not nameless:
+        return []
+    paths = map(os.fspath, checkpoints_beside(map(Path, nameless), known()))
+    return [[path, lasting_stamp(identify(path), time.time_ns())] for path in paths]
 
 
 def _find(catalog: Catalog, engine: Engine, options: Options) -> list[Finding]:

@@ -25,6 +25,7 @@ from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.ptn import ALIASES, PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.programs.deployed import weights_among
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
 
@@ -129,8 +130,11 @@ def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
         keys = names or [_unnamed(tensor)]
         drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
     users = _users(program)
+    keys = {blob.key for blob in program.named_data}
+    weights = keys if is_url(source.path) else weights_among(program)  # of a remote file, payloads are not read
     for blob in program.named_data:
-        drafts.append(_Draft(_kind_of_opaque(blob.key), *blob.span, [blob.key], users.get(blob.key, [])))
+        kind = _kind_of_opaque(blob.key) if blob.key in weights else RegionKind.METADATA
+        drafts.append(_Draft(kind, *blob.span, [blob.key], users.get(blob.key, [])))
     for payload in program.delegates:
         key = f"{payload.method}/{payload.backend}[{payload.index}]"
         drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))
@@ -247,7 +251,8 @@ def _gguf(source: Source) -> list[Region]:
         except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
         head = int(reader.data_offset)
-        drafts = [_gguf_tensor(source, head, tensor) for tensor in reader.tensors]
+        order = " big-endian" if reader.byte_order == "S" else ""
+        drafts = [_gguf_tensor(source, head, tensor, order) for tensor in reader.tensors]
         if reader.tensors:
             last = reader.tensors[-1].field
             head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
@@ -271,8 +276,8 @@ def _gguf(source: Source) -> list[Region]:
                     raise
 
 
-def _gguf_tensor(source: Source, data_offset: int, tensor: Any) -> _Draft:
-    start, dtype = int(tensor.data_offset), tensor.tensor_type.name
+def _gguf_tensor(source: Source, data_offset: int, tensor: Any, order: str) -> _Draft:
+    start, dtype = int(tensor.data_offset), tensor.tensor_type.name + order
     stop = start + int(tensor.n_bytes)
     if not data_offset <= start <= stop <= source.size:
         raise InvalidFileError(source.path, f"tensor {tensor.name!r} at {start}..{stop} is not within the file")

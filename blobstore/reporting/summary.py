@@ -113,7 +113,8 @@ def _cells(part: ReportData) -> Iterator[list[int]]:
         payloads = kinds.get(RegionKind.PAYLOAD, 0)
         weights = sum(kinds.get(kind, 0) for kind in RegionKind if kind.is_blob) - payloads
         other = kinds.get(RegionKind.PADDING, 0) + kinds.get(RegionKind.UNREFERENCED, 0)
-        yield [file.size, weights, payloads, kinds.get(RegionKind.STRUCTURE, 0), other, saves]
+        structure = kinds.get(RegionKind.STRUCTURE, 0) + kinds.get(RegionKind.METADATA, 0)
+        yield [file.size, weights, payloads, structure, other, saves]
 
 
 def _groups(part: ReportData) -> Iterator[list[Any]]:

@@ -61,6 +61,7 @@ REGIONS = {
     RegionKind.CONSTANT: "constants",
     RegionKind.STATE: "mutable state",
     RegionKind.NAMED_DATA: "named data",
+    RegionKind.METADATA: "metadata",
     RegionKind.PAYLOAD: "payloads",
     RegionKind.STRUCTURE: "structure",
     RegionKind.PADDING: "padding",

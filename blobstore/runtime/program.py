@@ -13,6 +13,7 @@ from blobstore.core.formats.pte.signature import Signature, ValueInfo, methods_t
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.memory.tensors import AnyTensor, Array
 from blobstore.core.notebook import block, heading, shown
+from blobstore.core.programs.deployed import data_files
 from blobstore.core.reprs import count, joined, line, listed, shorten
 from blobstore.core.text import quoted
 from blobstore.runtime.cache import BlobCache, check_cache
@@ -222,9 +223,11 @@ class Program:
             check_cache(cache, "cache")
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
         self.packed = as_packed(packed) or self.cache.packed
-        self._native: Any = native.Program.load(
-            native_path(path), self.cache._native, self.packed._native if self.packed is not None else None
-        )
+        store = self.packed._native if self.packed is not None else None
+        try:
+            self._native: Any = native.Program.load(native_path(path), self.cache._native, store)
+        except errors.KeyNotFoundError as error:
+            raise self._with_other_files(error) from None
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
 
@@ -244,7 +247,21 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """Like `method`, but loads a new one each time, so that several threads can run it at once."""
-        return self._wrap(self._native.load_method(self._checked(name)))
+        try:
+            return self._wrap(self._native.load_method(self._checked(name)))
+        except errors.KeyNotFoundError as error:
+            raise self._with_other_files(error) from None
+
+    def _with_other_files(self, error: errors.KeyNotFoundError) -> errors.KeyNotFoundError:
+        """An error for missing keys that says which data files beside the program have keys that it takes."""
+        given = {os.path.realpath(source) for source in self.cache.sources}
+        try:
+            others = [path for path in data_files(self.path) if os.path.realpath(path) not in given]
+        except errors.BlobStoreError:  # it is about a file that the caller did not name
+            others = []
+        if not others:
+            return error
+        return errors.KeyNotFoundError(f"{error}; give the data files beside it, too: {', '.join(map(str, others))}")
 
     def _load_training(self, name: str) -> Any:
         """The native training program of a method; see blobstore.training."""

@@ -19,6 +19,7 @@ from torch.export.graph_signature import OutputKind
 
 from blobstore.core.errors import BlobStoreError, GradientError
 from blobstore.runtime import BlobCache
+from blobstore.runtime.native import native
 from blobstore.training.training_program import TrainingProgram
 
 if TYPE_CHECKING:
@@ -95,12 +96,15 @@ def _lowered(
         with path.open("wb") as file:
             manager.write_to_file(file)
         manager.write_tensor_data_to_file(folder)
+        native.take_failed_operator()  # of an earlier program
         try:
             program = TrainingProgram(path, BlobCache(sorted(Path(folder).glob("*.ptd"))))
             outputs = program.forward_backward(*(_copied(value) for value in inputs))
         except BlobStoreError as error:
             reason = str(error).removeprefix(f"{path}: ")
-            raise GradientError(f"{name} was lowered, but its step does not run: {reason}") from error
+            operator = native.take_failed_operator()
+            where = f"; the kernel of {operator} refuses it, so use another operator" if operator else ""
+            raise GradientError(f"{name} was lowered, but its step does not run: {reason}{where}") from error
         return outputs[0].clone(), {key: value.clone() for key, value in program.named_gradients().items()}
 
 

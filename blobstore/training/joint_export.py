@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from blobstore.core.distribution import install
-from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
+from blobstore.lowering.export import first_line, last_line, refusing
 from blobstore.training import decompositions, gradients
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from blobstore.lowering.lowered import LoweredProgram
 
 __all__ = ["lower_training"]
+
+_CUT = (
+    ". Parameters that reach the loss through detach() alone must not have requires_grad, and outputs behind the loss must be "
+    "detached"
+)
 
 
 def lower_training(
@@ -76,14 +82,14 @@ def lower_training(
     name = type(module).__name__
     # attention as products and a softmax: the fused operators have gradients for which ExecuTorch has no kernel
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        try:
+        with refusing(f"{name} cannot be exported with these inputs", first_line):
             exported = torch.export.export(module, inputs, strict=True)
-        except Exception as error:  # raised by the module's own code or by torch
-            raise UnsupportedDataError(f"{name} cannot be exported with these inputs: {error}") from error
         _check_loss(exported, name)
-        joint = _export_forward_backward(exported).run_decompositions(decompositions.TABLE)
+        with refusing(f"torch cannot export the backward pass of {name}", first_line, _CUT):
+            joint = _export_forward_backward(exported).run_decompositions(decompositions.TABLE)
     # joint graphs contain scalar_tensor, which is not in the edge dialect; it becomes a constant later
-    edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    with refusing(f"ExecuTorch cannot lower a step of {name}", last_line):
+        edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     manager = _emit(edge, joint, name, tag, config)
     if check_gradients:
         gradients.check(module, inputs, joint, manager)
@@ -139,17 +145,12 @@ def _emit(
     options = {"emit_mutable_buffer_names": True, **config}
     if changed:
         options["passes"] = [*config.get("passes", ()), InitializedMutableBufferPass(changed)]
-    try:
+    views = config.get("remove_view_copy", True)
+    hint = "; if it views a weight, as PReLU does, give remove_view_copy=False" if views else ""
+    more = f"{hint}. Operators in it beyond PyTorch's core set: {', '.join(_beyond_core(joint)) or 'none'}"
+    # usually because of operators that only a backward pass has
+    with refusing(f"ExecuTorch cannot lower a step of {name}", last_line, more):
         program: LoweredProgram = edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
-    except (BlobStoreError, MemoryError):
-        raise
-    except Exception as error:  # usually because of operators that only a backward pass has
-        views = config.get("remove_view_copy", True)
-        hint = "; if it views a weight, as PReLU does, give remove_view_copy=False" if views else ""
-        raise UnsupportedDataError(
-            f"ExecuTorch cannot lower a step of {name}: {_last_line(error)}{hint}. Operators in it beyond PyTorch's core "
-            f"set: {', '.join(_beyond_core(joint)) or 'none'}"
-        ) from error
     return program
 
 
@@ -157,14 +158,6 @@ def _beyond_core(joint: ExportedProgram) -> list[str]:
     """The operators that a backend may lack, those of backward passes first."""
     called = gradients.operators(joint.graph.nodes)
     return [str(operator) for operator in called if torch.Tag.core not in operator.tags]
-
-
-def _last_line(error: BaseException) -> str:
-    """The first cause of an error in one line; ExecuTorch adds whole graphs to its messages."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 def _is_viewed(node: torch.fx.Node) -> bool:

@@ -13,7 +13,6 @@ from executorch.exir.scalar_type import ScalarType as EtScalarType
 from executorch.exir.tensor_layout import TensorLayout as EtLayout
 
 from blobstore import BlobStore
-from blobstore.core.formats.ptd.header import START
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import write_ptd
 from blobstore.core.memory.layout import ScalarType, TensorLayout
@@ -82,12 +81,3 @@ class Serializer:
     def deserialize_to_named_data_store_output(self, blob: bytes, name: str) -> NamedDataStoreOutput:
         payload = self.deserialize(Cord(blob))
         return NamedDataStoreOutput(payload.buffers, {}, {name: payload.named_data})
-
-
-class SerializerWithoutManifest(Serializer):
-    """A `Serializer` that writes nothing behind the last segment, because ExecuTorch's tests expect the file to end there."""
-
-    def serialize(self, data: DataPayload) -> Cord:
-        whole = bytes(super().serialize(data))
-        base, size = (int.from_bytes(whole[at : at + 8], "little") for at in (START + 24, START + 32))
-        return Cord(whole[: base + size])

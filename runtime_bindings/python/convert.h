@@ -131,14 +131,12 @@ void add_adapters(nb::module_& module);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
 void add_files(nb::module_& module);
+void add_logs(nb::module_& module);
 void add_packed(nb::module_& module);
 void add_programs(nb::module_& module);
 void add_releases(nb::module_& module);
 void add_requests(nb::module_& module);
 void add_training(nb::module_& module);
 void add_tensors(nb::module_& module);
-
-/// Keep ExecuTorch from logging, as an error at each load, that it cannot append to a file of packed weights.
-void leave_out_expected_lines();
 
 } // namespace blobstore::python

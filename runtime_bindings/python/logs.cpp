@@ -1,6 +1,8 @@
 // What ExecuTorch prints on standard error. An application in C++ registers a function of its own for that; the Python
 // module has an ExecuTorch of its own, so the function is this one.
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include <executorch/runtime/platform/platform.h>
 
@@ -12,6 +14,18 @@ namespace {
 namespace et = executorch::runtime;
 
 pal_emit_log_message_method print = nullptr;
+
+/// The operator of the last kernel that failed in this thread. ExecuTorch says which only in its log.
+thread_local std::string failed_operator;
+
+void note_failed_operator(std::string_view message) {
+  constexpr std::string_view kBefore = " in operator ";
+  const size_t start = message.find(kBefore);
+  if (message.substr(0, 17) == "KernelCall failed" && start != std::string_view::npos) {
+    const std::string_view rest = message.substr(start + kBefore.size());
+    failed_operator = rest.substr(0, rest.rfind(": "));
+  }
+}
 
 /// ExecuTorch's cache of packed weights reads a file, and then tries to lock it for itself, to append to it. It must
 /// not: all processes share the file. It logs that as an error, at every load.
@@ -30,6 +44,7 @@ void print_others(
     size_t line,
     const char* message,
     size_t length) {
+  note_failed_operator({message, length});
   if (!is_expected(file, {message, length})) {
     print(time, level, file, function, line, message, length);
   }
@@ -37,11 +52,15 @@ void print_others(
 
 } // namespace
 
-void leave_out_expected_lines() {
+void add_logs(nb::module_& module) {
   if (print == nullptr) {
     print = et::get_pal_impl()->emit_log_message;
     et::register_pal(et::PalImpl::create(print_others, __FILE__));
   }
+  module.def(
+      "take_failed_operator",
+      [] { return std::exchange(failed_operator, {}); },
+      "The operator of the last kernel that failed in this thread since the last call; empty if none did.");
 }
 
 } // namespace blobstore::python

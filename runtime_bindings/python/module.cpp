@@ -113,7 +113,7 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false); // objects that live until the interpreter ends are no leak
   Py_AtExit(&internal::end_backend_work); // daemon threads cannot begin calls any more, but may still be in one
 
-  leave_out_expected_lines();
+  add_logs(module);
 
   module.def(
       "set_helpers",

@@ -406,9 +406,11 @@ def test_malformed_configurations(tmp_path: Path, saved: Path, text: str) -> Non
     ("key", "message"),
     [
         ("base_model.model.model.embed_tokens.lora_embedding_A", "an adapter of an embedding"),
+        ("base_model.model.model.embed_tokens.base_layer.weight", "of an adapter of an embedding"),
+        ("base_model.model.lm_head.base_layer.weight", "of an adapter of lm_head, .*save_embedding_layers=False"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "the magnitude of use_dora"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "the bias of lora_bias"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias", "of the base model"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias", "a bias of the base model"),
         ("base_model.model.lm_head.weight", "no part of a LoRA pair"),
         ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "has no lora_B beside it"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", "belong to one module"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,8 @@ def test_patterns_match_alike(tmp_path: Path, pattern: str, module: str) -> None
     "key",
     [
         "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.embed_tokens.base_layer.weight",
+        "base_model.model.lm_head.base_layer.weight",
         "base_model.model.l.0.lora_magnitude_vector",
         "base_model.model.l.0.lora_B.bias",
         "base_model.model.l.0.base_layer.bias",
@@ -240,7 +243,7 @@ def test_tensors_that_cannot_be_honoured_are_refused_by_name(lora: Any, tmp_path
         load_adapter(cache, folder, program_scale=SCALE)
     assert key in str(error.value)
     assert cache.dirty == ()
-    with pytest.raises(AdapterError, match=str(error.value).rpartition("adapter_model")[2][:20]):
+    with pytest.raises(AdapterError, match=re.escape(str(error.value).rpartition("adapter_model")[2])):
         read_peft(folder)
 
 

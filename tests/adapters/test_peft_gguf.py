@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blobstore import save_file
 from blobstore.adapters import export_peft, import_peft, read_adapter
-from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError
+from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError, UnsupportedDataError
 from tests.adapters import test_peft_fused as phi
 from tests.adapters.llama import executorch_llama, neighbours, save_peft
 from tests.adapters.test_peft import files, hf_foundation, peft_logits, safetensors_of
@@ -43,13 +43,27 @@ def named(tensors: Mapping[str, Tensor], *, reordered: bool) -> dict[str, Tensor
     return made
 
 
-def write_gguf(path: Path, tensors: Mapping[str, Tensor], architecture: str, alpha: float = 6, **fields: str) -> Path:
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    architecture: str,
+    alpha: float | None = 6,
+    more: Mapping[str, Any] | None = None,
+    *,
+    big_endian: bool = False,
+    **fields: str,
+) -> Path:
+    """An adapter; `more` are fields beyond those that every adapter has."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, architecture)
+    order = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
+    writer = gguf.GGUFWriter(path, architecture, endianess=order)
     writer.add_string("general.type", fields.get("general", "adapter"))
     writer.add_string("adapter.type", fields.get("kind", "lora"))
-    writer.add_float32("adapter.lora.alpha", alpha)
+    if alpha is not None:
+        writer.add_float32("adapter.lora.alpha", alpha)
+    for key, value in (more or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for name, tensor in tensors.items():
         if tensor.dtype is torch.bfloat16:
             data = tensor.contiguous().view(torch.uint8).numpy()
@@ -159,6 +173,55 @@ def test_what_cannot_be_honoured(
     save_file({"layers.0.attention.wv.weight": torch.ones(4, 4)}, tmp_path / "f.ptd")
     with pytest.raises(error, match=rf"a\.gguf: .*{message}"):
         import_peft(gguf, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert not (tmp_path / "a.ptd").exists()
+
+
+def small(tmp_path: Path, **options: Any) -> Path:
+    """An adapter with ranks 2 and 4, and beside it the foundation `f.ptd`."""
+    save_file({f"layers.{n}.attention.wv.weight": torch.ones(4, 4) for n in (0, 1)}, tmp_path / "f.ptd")
+    sizes = {(0, "a"): (2, 4), (0, "b"): (4, 2), (1, "a"): (4, 4), (1, "b"): (4, 4)}
+    tensors = {f"blk.{n}.attn_v.weight.lora_{half}": torch.ones(size) for (n, half), size in sizes.items()}
+    return write_gguf(tmp_path / "a.gguf", tensors, "qwen2", **options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("adapter.alora.invocation_tokens", [64, 65], "the adapter acts on a part of the tokens only"),
+        ("adapter.lora.dropout", 0.5, "this field is unknown to this version"),
+        ("adapter.r", 4, "this field is unknown to this version"),
+        ("adapter.lora.something_new", False, ""),
+        ("adapter.lora.task_name", "a task", ""),
+        ("adapter.lora.prompt_prefix", "a prefix", ""),
+        ("general.name", "a name", ""),
+    ],
+)
+def test_fields_are_decided_as_those_of_peft(tmp_path: Path, field: str, value: Any, message: str) -> None:
+    """What may change what the adapter computes is refused by its name, unless it is switched off (L2)."""
+    adapter = small(tmp_path, more={field: value})
+    if not message:
+        import_peft(adapter, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+        return
+    with pytest.raises(AdapterError, match=rf"a\.gguf: {re.escape(field)} cannot be honoured: {message}"):
+        import_peft(adapter, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert not (tmp_path / "a.ptd").exists()
+
+
+@pytest.mark.parametrize("alpha", [0, None])
+def test_an_adapter_without_alpha(tmp_path: Path, alpha: float | None) -> None:
+    """llama.cpp's scale is then 1, for every rank."""
+    import_peft(small(tmp_path, alpha=alpha), tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    read = read_adapter(tmp_path / "a.ptd")
+    for n, rank in ((0, 2), (1, 4)):
+        a, b = (read.value(f"layers.{n}.attention.wv.lora_{half}.weight")[0] for half in "ab")
+        assert np.array_equal(read.scale * (b @ a), np.full((4, 4), rank))
+
+
+def test_a_big_endian_adapter(tmp_path: Path) -> None:
+    """It is refused, and its numbers are not taken for others."""
+    adapter = small(tmp_path, big_endian=True)
+    with pytest.raises(UnsupportedDataError, match=r"a\.gguf: a big-endian file"):
+        import_peft(adapter, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     assert not (tmp_path / "a.ptd").exists()
 
 

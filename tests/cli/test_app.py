@@ -131,6 +131,37 @@ def test_names_of_the_wrong_file(run, lowered, tmp_path):
     assert "note" not in run("dedup", "m.pte", "-o", "dry", "--names", "other.safetensors", "--dry-run")
 
 
+def named_keys(path):
+    with blobstore.open_ptd(path) as data_map:
+        return {key for key in data_map if not key.startswith("tensor.")}
+
+
+def test_names_of_several_checkpoints(run, lowered, tmp_path):
+    """All that are given count, and without any those beside the programs, as in the report (D2)."""
+    models = {"x": (lowered.mlp(delegated=False), "x"), "y": (lowered.mlp(delegated=False, seed=1), "y")}
+    wanted = set()
+    for name, (model, prefix) in models.items():
+        model.write(tmp_path / "models", name)
+        tensors = {f"{prefix}.{key}": data for key, data in model.methods["forward"][0].state_dict().items()}
+        wanted |= set(tensors)
+        safetensors.torch.save_file(tensors, tmp_path / "models" / f"{name}.safetensors")
+    (tmp_path / "models" / "broken.safetensors").write_bytes(b"\xff" * 20)
+    found = json.loads(run("report", "models/x.pte", "models/y.pte", "--json", "--no-cache"))
+    shown = {region["tensor"] for file in found["files"] for region in file["regions"] if region.get("tensor")}
+    both = [word for name in models for word in ("--names", f"models/{name}.safetensors")]
+    text = run("dedup", "models", "-o", "given", *both)
+    assert f"Named {len(shown)} moved tensors after models/x.safetensors, models/y.safetensors." in text.splitlines()
+    run("dedup", "models/x.pte", "models/y.pte", "-o", "found")
+    assert named_keys(tmp_path / "given/shared.ptd") == named_keys(tmp_path / "found/shared.ptd") == shown
+    assert shown and shown <= wanted
+    run("dedup", "models", "-o", "one", *both[:2])
+    assert named_keys(tmp_path / "one/shared.ptd") == {key for key in wanted if key.startswith("x.")}
+    text = run("report", "models/x.pte", "models/y.pte", "--no-cache", *both)
+    assert "nothing got a name" not in text
+    result = blobstore.dedup_programs("models", "api")
+    assert not result.named and not named_keys(tmp_path / "api/shared.ptd")
+
+
 def test_a_program_replaced_by_force_gets_names(run, lowered, tmp_path):
     """Its own earlier form cannot be read any more."""
     model = lowered.mlp(delegated=False)

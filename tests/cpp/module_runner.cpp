@@ -1,11 +1,12 @@
 // Runs one method of a program with the stock executorch::extension::Module.
 //
-//   module_runner PROGRAM METHOD [--data FILE.ptd]... [--input FILE TYPE SIZES]... [--output PREFIX]
+//   module_runner PROGRAM METHOD [--data FILE.ptd]... [--input FILE TYPE SIZES]... [--output PREFIX] [--named-data KEY]
 //
-// TYPE is the number of an ExecuTorch scalar type, SIZES are joined by 'x' ("2x3"; "" for a scalar), and FILE holds
-// the elements in row-major order. Each output tensor is written to PREFIX<index>.bin as it lies in memory, and
-// described by one line on standard output: scalar type, sizes, dimension order, each joined by 'x'.
-// The exit code is ExecuTorch's error number, or 64 for wrong arguments, or 65 for a file that cannot be used.
+// With --named-data, it writes what the application finds under KEY in Program::get_named_data_map() to PREFIX, and
+// runs nothing. Otherwise: TYPE is the number of an ExecuTorch scalar type, SIZES are joined by 'x' ("2x3"; "" for a
+// scalar), and FILE holds the elements in row-major order. Each output tensor is written to PREFIX<index>.bin as it
+// lies in memory, and described by one line on standard output: scalar type, sizes, dimension order, each joined by
+// 'x'. The exit code is ExecuTorch's error number, or 64 for wrong arguments, or 65 for a file that cannot be used.
 
 #include <cstdint>
 #include <cstdlib>
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> data_files;
   std::vector<TensorPtr> tensors;
   std::string prefix;
+  std::string key;
 
   for (size_t i = 2; i < arguments.size();) {
     const std::string& option = arguments[i];
@@ -88,6 +90,9 @@ int main(int argc, char** argv) {
       i += 2;
     } else if (option == "--output" && left >= 1) {
       prefix = arguments[i + 1];
+      i += 2;
+    } else if (option == "--named-data" && left >= 1) {
+      key = arguments[i + 1];
       i += 2;
     } else if (option == "--input" && left >= 3) {
       tensors.push_back(
@@ -106,6 +111,19 @@ int main(int argc, char** argv) {
   Module module(program, data_files, Module::LoadMode::Mmap);
   if (const Error error = module.load(Program::Verification::InternalConsistency); error != Error::Ok) {
     fail(error, "load");
+  }
+  if (!key.empty()) {
+    const auto map = module.program()->get_named_data_map();
+    if (!map.ok()) {
+      fail(map.error(), "get_named_data_map");
+    }
+    const auto data = map.get()->get_data(key);
+    if (!data.ok()) {
+      fail(data.error(), "get_data");
+    }
+    std::ofstream file(prefix, std::ios::binary);
+    file.write(static_cast<const char*>(data->data()), static_cast<std::streamsize>(data->size()));
+    return file.flush() ? 0 : kUnusableFile;
   }
   if (const Error error = module.load_method(method); error != Error::Ok) {
     fail(error, "load_method");

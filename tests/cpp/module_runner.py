@@ -55,7 +55,7 @@ class ModuleRunner:
         """Run a method with any number of data files, and return its outputs."""
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
-            command = [self.executable, program, method]
+            command: list[str | Path] = [self.executable, program, method]
             for data_file in data_files:
                 command += ["--data", data_file]
             for i, array in enumerate(inputs):
@@ -68,6 +68,25 @@ class ModuleRunner:
                 raise ModuleRunnerError(done.returncode, done.stderr)
             lines = done.stdout.splitlines()
             return [_read(directory / f"out{i}.bin", line) for i, line in enumerate(lines)]
+
+    def named_data(self, program: Path, data_files: Sequence[Path], key: str) -> bytes:
+        """What an application finds under a key in `Program::get_named_data_map()`."""
+        with tempfile.TemporaryDirectory() as name:
+            command: list[str | Path] = [
+                self.executable,
+                program,
+                "",
+                "--named-data",
+                key,
+                "--output",
+                Path(name, "out"),
+            ]
+            for data_file in data_files:
+                command += ["--data", data_file]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise ModuleRunnerError(done.returncode, done.stderr)
+            return Path(name, "out").read_bytes()
 
 
 def build() -> ModuleRunner:

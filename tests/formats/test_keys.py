@@ -44,6 +44,7 @@ Near = Callable[[str, list[str]], list[str]]
 def test_the_nearest_name_comes_first(near: Near, name: str, expected: str) -> None:
     assert near(name, NAMES)[0] == expected
     assert len(near(name, NAMES)) <= 3
+    assert near(name, [*NAMES, *NAMES]) == near(name, NAMES)  # two files have each
 
 
 @LANGUAGES

@@ -66,6 +66,42 @@ def test_each_method_gets_partitioners_of_its_own(stock_run: Any, tmp_path: Path
         close(stock_run(path, example, method=name)[0], module(*example))
 
 
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:  # decided by the values
+            return x.sort().values
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (nn.Linear(4, 2), torch.ones(1, 7)),
+        (Sorted(), torch.ones(3)),
+    ],
+)
+def test_what_torch_cannot_export_is_refused(module: nn.Module, inputs: torch.Tensor) -> None:
+    """With one of our errors, in one line, that names the method; what torch raised is its cause."""
+    with pytest.raises(
+        UnsupportedDataError, match=r"^method 'encode' cannot be exported with these inputs: \w+"
+    ) as caught:
+        lower({"encode": (module.eval(), (inputs,))})
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_what_executorch_cannot_lower_is_refused() -> None:
+    def refusing() -> list[Any]:
+        class Broken:
+            def partition(self, program: Any) -> Any:
+                raise RuntimeError("a graph\nthe reason")
+
+        return [Broken()]
+
+    with pytest.raises(UnsupportedDataError, match="^ExecuTorch cannot lower Linear: .*"):
+        lower(nn.Linear(4, 2).eval(), (torch.ones(1, 4),), partitioners=refusing)
+
+
 def test_partitioners_that_are_no_function_are_refused_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """ExecuTorch takes a list of partitioners; the message says what is taken here."""
     monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("exported"))

@@ -79,6 +79,14 @@ def test_a_name_that_is_given_is_used(tmp_path: Path) -> None:
     assert {path.name for path in result.data_files} == {"model.ptd", "constants.ptd"}
 
 
+def test_a_name_without_effect(tmp_path: Path) -> None:
+    """The tag wins, and a warning says so."""
+    program = lower(seeded(Divided), (INPUT,), tag="model")
+    with pytest.warns(UserWarning, match=r"data_name='other' had no effect: all data was tagged for model\.ptd"):
+        result = save_programs({"model": program}, tmp_path, data_name="other")
+    assert {path.name for path in result.data_files} == {"model.ptd"}
+
+
 def test_two_tags_leave_the_rest_to_a_third_file(tmp_path: Path) -> None:
     """It belongs to neither: an adapter, for example, is exchanged."""
     programs = {name: lowered(seeded(Divided), name) for name in ("one", "other")}

@@ -75,5 +75,5 @@ def test_programs_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     weight = values(1, 60, 50)
     for folder in ("x", "y"):
         (tmp_path / "models" / folder).mkdir(parents=True)
-        Payload(named={"a1" * 32: weight.tobytes()}).write(tmp_path / "models" / folder / "m.pte")
+        Payload([("a1" * 32).encode()], {"a1" * 32: weight.tobytes()}).write(tmp_path / "models" / folder / "m.pte")
     check(tmp_path, monkeypatch)

@@ -142,6 +142,20 @@ def test_gguf(tmp_path: Path) -> None:
     assert [keys(report, finding) for finding in report.findings] == [{"model.gguf:blk.0.weight", "a.ptd:w"}]
 
 
+def test_gguf_in_the_other_byte_order(tmp_path: Path) -> None:
+    """Its tensors are opaque, because no layout says in which order the bytes of a number are."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("blk.0.weight", values(2, 32, 64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    [file] = report_of(tmp_path).files
+    [region] = [region for region in file.regions if region.kind is RegionKind.TENSOR]
+    assert (region.layout, region.dtype, region.nbytes) == (None, "F32 big-endian", 4 * 32 * 64)
+
+
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_manifest_is_the_structure_of_its_file(version: int) -> None:
     """Also where an earlier file has it."""

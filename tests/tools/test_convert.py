@@ -13,7 +13,7 @@ import torch
 
 import blobstore
 from blobstore.core.tools.convert import convert
-from blobstore.errors import UnsupportedDataError
+from blobstore.errors import OutputPathError, UnsupportedDataError
 
 
 def test_there_and_back(tmp_path):
@@ -112,3 +112,16 @@ def test_odd_metadata_and_keys(tmp_path):
     with pytest.raises(UnsupportedDataError, match="__metadata__"):
         convert(tmp_path / "b.ptd", tmp_path / "b.safetensors")
     assert not (tmp_path / "b.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out.pt", "out.ptd.tmp", "out.json"])
+def test_a_name_of_no_known_format(tmp_path, name):
+    """The ending says what a file is, so it must be right; a name without one is the user's choice."""
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / "a.ptd")
+    for source, ending in (("a.safetensors", "ptd"), ("a.ptd", "safetensors")):
+        for force in (False, True):
+            with pytest.raises(OutputPathError, match=rf"{name}: expected a name that ends in \.{ending}"):
+                convert(tmp_path / source, tmp_path / name, force=force)
+    assert not (tmp_path / name).exists()
+    convert(tmp_path / "a.ptd", tmp_path / "out")

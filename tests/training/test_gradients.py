@@ -78,6 +78,21 @@ def test_an_operator_without_a_kernel_is_named() -> None:
         lower(nn.ReplicationPad2d(1))
 
 
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv1d(2, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(nn.functional.max_pool1d(self.body(x), 2).mean((1, 2)), y)
+
+
+def test_an_operator_whose_kernel_refuses_is_named() -> None:
+    """ExecuTorch says which only in its log."""
+    with pytest.raises(GradientError, match=r"does not run: .*; the kernel of aten::\w+\.\w+ refuses it"):
+        lower_training(Pooled(), (torch.randn(1, 2, 8), torch.randn(1)))
+
+
 def test_dropout_in_train_cannot_be_compared() -> None:
     """Its gradients differ from call to call."""
     with pytest.raises(GradientError, match="dropout"):

@@ -212,3 +212,54 @@ def test_buffers_that_steps_change(tmp_path: Path, tag: str | None) -> None:
     for program in (training, resumed):
         for name, tensor in program.named_buffers().items():
             close(tensor, expected[name])
+
+
+class Detached(nn.Module):
+    """The gradient of the first layer is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(self.second(self.first(x).detach()), y)
+
+
+class MaxNorm(nn.Module):
+    """The forward pass changes a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 2, max_norm=0.5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(self.table(x.long().abs()[:, 0] % 7), y)
+
+
+class Logits(nn.Module):
+    """An output behind the loss needs a gradient, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layer(x)
+        return functional.mse_loss(out, y), out
+
+
+@pytest.mark.parametrize("kind", [Detached, MaxNorm, Logits])
+def test_what_torch_cannot_train_is_refused(kind: type[nn.Module]) -> None:
+    """With one of our errors, in one line, that names the module and what torch says."""
+    with pytest.raises(
+        UnsupportedDataError, match=rf"^torch cannot export the backward pass of {kind.__name__}: \w+"
+    ) as caught:
+        lower_training(kind(), (torch.randn(3, 4), torch.randn(3, 2)), tag="w")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_inputs_of_a_wrong_shape_are_refused() -> None:
+    with pytest.raises(UnsupportedDataError, match=r"^Logits cannot be exported with these inputs: \w+") as caught:
+        lower_training(Logits(), (torch.randn(3, 5), torch.randn(3, 2)))
+    assert "\n" not in str(caught.value)

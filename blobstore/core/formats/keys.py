@@ -26,10 +26,10 @@ def is_content_key(key: str) -> bool:
 
 
 def near(name: object, known: Collection[str]) -> list[str]:
-    """At most three of the names that are known, the most similar first."""
+    """At most three of the names that are known, each once, the most similar first."""
     if not isinstance(name, str) or not name:
         return []
-    plain = name.casefold()
+    plain, known = name.casefold(), dict.fromkeys(known)
     similar = [key for key in known if key != name and _differ_in_front(key.casefold(), plain)][:3]
     if not similar and len(known) <= _MOST:
         similar = difflib.get_close_matches(name, known, cutoff=0.75)

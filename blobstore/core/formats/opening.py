@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from blobstore.core.disk.kinds import Format, by_name, detect_format
@@ -18,8 +18,8 @@ from blobstore.core.memory.mapped_file import as_path
 
 __all__ = ["Format", "Names", "by_name", "detect_format", "open_any", "open_names"]
 
-Names: TypeAlias = NamedDataMap | str | os.PathLike[str]
-"""A checkpoint that gives names to tensors: opened, or its path."""
+Names: TypeAlias = NamedDataMap | str | os.PathLike[str] | Sequence[NamedDataMap | str | os.PathLike[str]]
+"""A checkpoint that gives names to tensors, opened or its path, or several in a list."""
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
@@ -43,14 +43,22 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
     return opener[kind](path)
 
 
-def open_names(names: Names | None) -> NamedDataMap | None:
+def open_names(names: Names | None) -> tuple[NamedDataMap, ...]:
     """What an argument `names` stands for.
 
     Raises:
-        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or it is neither a data map nor a path, or
-            the path of a program, which has no names.
+        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or one of them is neither a data map nor a
+            path, or the path of a program, which has no names.
     """
-    if names is None or isinstance(names, NamedDataMap):
+    if names is None:
+        return ()
+    if isinstance(names, list | tuple):
+        return tuple(map(_open_names, names))
+    return (_open_names(names),)
+
+
+def _open_names(names: Any) -> NamedDataMap:
+    if isinstance(names, NamedDataMap):
         return names
     if not isinstance(names, str | os.PathLike):
         raise UnsupportedDataError(f"names: expected a checkpoint or its path, found a {type(names).__qualname__}")

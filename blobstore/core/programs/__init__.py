@@ -6,17 +6,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from blobstore.core.disk.progress import Progress
-from blobstore.core.errors import UnsupportedDataError
-from blobstore.core.formats.opening import Format, Names, detect_format, open_names
-from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.errors import BlobStoreError, UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.keys import OF_PROGRAMS
+from blobstore.core.formats.opening import Format, Names, detect_format, open_any, open_names
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import data_files
 from blobstore.core.programs.folder import output_folder
-from blobstore.core.programs.inputs import expand, output_places
+from blobstore.core.programs.inputs import checkpoints_beside, expand, output_places
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.run import DataInput, ProgramInput, run
@@ -31,6 +37,7 @@ def dedup_programs(
     data_name: str = DATA_NAME,
     keep_small: int = 0,
     names: Names | None = None,
+    names_beside: bool = False,
     prune: bool = False,
     append: bool = False,
     force: bool = False,
@@ -55,8 +62,10 @@ def dedup_programs(
         data_name: the file name of the shared data.
         keep_small: tensors and blobs with fewer bytes than this stay in their program. A blob in a data file takes a
             multiple of 128 bytes, and a key.
-        names: tensors by name, a checkpoint or its path. A moved tensor that equals exactly one of them, to the byte, gets its
-            name as key. All others get keys made of their contents.
+        names: tensors by name: a checkpoint, or several, or their paths. A moved tensor that equals exactly one of them, to
+            the byte, gets its name as key. All others get keys made of their contents.
+        names_beside: without `names`, take the checkpoints (`.safetensors`, and `.ptd` that were not written with programs)
+            in the folders of the programs and in those above, as `report` does. What cannot be read gives no names.
         prune: drop the keys of earlier runs that no program in the folder takes any more.
         append: leave the data files of the folder as they are, and write what is new to another one: `shared-2.ptd` and so
             on. No other program of the folder is read, so this costs what the new programs cost, and reading the keys
@@ -83,7 +92,8 @@ def dedup_programs(
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was before.
     """
-    options = Options(data_name, keep_small, open_names(names), prune, append, force, progress, dry_run)
+    given = open_names(names)
+    options = Options(data_name, keep_small, given, prune, append, force, progress, dry_run)
     directory = as_path(directory)
     sources = as_paths(inputs)
     with output_folder(directory, dry_run=dry_run):
@@ -95,6 +105,9 @@ def dedup_programs(
         programs = [one for one, kind in zip(files, kinds, strict=True) if kind is Format.PTE]
         data = [path for (path, _), kind in zip(files, kinds, strict=True) if kind is Format.PTD]
         places = output_places(programs)
+        if names_beside and names is None:
+            known = [*(path for path, _ in files), directory / options.data_name]
+            options = replace(options, names_beside=_open_beside([path for path, _ in programs], known))
         return run(
             [ProgramInput(read_program(path), place) for (path, _), place in zip(programs, places, strict=True)],
             [DataInput(open_ptd(path, verify=True), options.data_name) for path in data],
@@ -102,3 +115,15 @@ def dedup_programs(
             [path for path, _ in files],
             options,
         )
+
+
+def _open_beside(programs: Iterable[Path], known: Iterable[Path]) -> list[NamedDataMap]:
+    """The checkpoints beside programs, but for files that are `known`."""
+    folders = dict.fromkeys(Path(os.path.abspath(path)).parent for path in programs)  # noqa: PTH100 - of a link, its own
+    found: list[NamedDataMap] = []
+    for path in checkpoints_beside(folders, {os.path.realpath(one) for one in known}):
+        with contextlib.suppress(BlobStoreError):
+            data_map = open_any(path)
+            if not isinstance(data_map, PtdDataMap) or not OF_PROGRAMS.items() <= data_map.metadata.items():
+                found.append(data_map)
+    return found

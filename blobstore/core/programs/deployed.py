@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from blobstore.core.constants import BACKEND_ID
 from blobstore.core.disk.kinds import Format, check_replaceable, detect_format
 from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
+from blobstore.core.formats.flatbuffer import Span
 from blobstore.core.formats.keys import KEY_PREFIX, OF_PROGRAMS
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.program import ProgramFile, read_program
@@ -29,6 +31,7 @@ __all__ = [
     "delegated_keys",
     "describing",
     "mentioned",
+    "named_by",
     "old_data",
     "old_programs",
     "other_data",
@@ -37,6 +40,7 @@ __all__ = [
     "taken_from",
     "tree",
     "users_of",
+    "weights_among",
 ]
 
 USERS = "blobstore.programs.names"
@@ -45,6 +49,9 @@ were written to take this file. The keys alone do not show which file a program 
 
 FLATBUFFERS = {"XnnpackBackend", BACKEND_ID}
 """Backends whose payloads contain the keys that they look up as text."""
+
+_TEXT = re.compile(rb'[^\0-\x1f"]+')
+_SEARCHED = 1 << 24  # bytes
 
 
 def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFile]:
@@ -147,15 +154,34 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
 
 def delegated_keys(program: ProgramFile, keys: Collection[str], methods: Collection[str] | None = None) -> set[str]:
     """Those of `keys` that the delegates of a program, or of some of its methods, look up; see `taken_by`."""
+    known = FLATBUFFERS.issuperset(_payloads(program, methods).values())
+    return named_by(program, keys, methods) if known else set(keys)
+
+
+def named_by(program: ProgramFile, keys: Collection[str], methods: Collection[str] | None = None) -> set[str]:
+    """Those of `keys` that the payloads of a program, or of some of its methods, name as text, of whichever backend."""
     left = set(keys)
-    for delegate in program.delegates:
-        if methods is not None and delegate.method not in methods:
-            continue
-        if delegate.backend not in FLATBUFFERS:
-            return set(keys)
+    for span, backend in _payloads(program, methods).items():
         if left:
-            left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)
+            payload = program.data[span.start : span.stop]
+            left -= mentioned(payload, left) if backend in FLATBUFFERS else _written_in(payload, left)
     return set(keys) - left
+
+
+def _payloads(program: ProgramFile, methods: Collection[str] | None) -> dict[Span, str]:
+    """The payloads of a program, or of some of its methods, each with its backend."""
+    return {one.span: one.backend for one in program.delegates if methods is None or one.method in methods}
+
+
+def weights_among(program: ProgramFile) -> set[str]:
+    """The keys of a program's own named data that its delegates look up, and of blobstore's records for them.
+
+    What no payload names is the application's, which reads it from the program (`Program::get_named_data_map`) and would
+    not find it in a data file. So it stays inside. A delegate of an unknown backend that names none of its keys finds
+    them there, too.
+    """
+    keys = {blob.key for blob in program.named_data}
+    return named_by(program, keys) | {key for key in keys if key.startswith(KEY_PREFIX)}
 
 
 def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory: Path) -> dict[str, set[str]]:
@@ -220,6 +246,17 @@ def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
             if not about or about.intersection(taken):
                 records.add(key)
     return records
+
+
+def _written_in(payload: memoryview, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that occur in a payload between quotes or control characters, as in flatbuffers, JSON and lines.
+
+    Large payloads are not searched, because they have their weights in themselves.
+    """
+    if len(payload) > _SEARCHED:
+        return set()
+    texts = {key.encode(): key for key in keys}
+    return {texts[match[0]] for match in _TEXT.finditer(payload) if match[0] in texts}
 
 
 def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:

@@ -27,8 +27,9 @@ from blobstore.core.formats.pte.fuse import Blob, Fusion, Part
 from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.core.programs.deployed import delegated_keys
+from blobstore.core.programs.deployed import delegated_keys, named_by, weights_among
 from blobstore.core.reprs import count, fields_line, line
+from blobstore.core.store import check_key
 from blobstore.core.text import size
 
 __all__ = ["FuseResult", "FusedMethod", "fuse_programs"]
@@ -87,6 +88,7 @@ def fuse_programs(
     output: str | os.PathLike[str],
     *,
     methods: Mapping[str, str] | None = None,
+    named_data: Mapping[str, str] | None = None,
     keep_external: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -110,6 +112,8 @@ def fuse_programs(
         methods: new names: maps `"program:method"` to a name, or to "" to leave the method out. `"program"` alone stands
             for its only method, or else for its method `forward`. A program is called by its path, its file name, or its
             file name without `.pte`. The methods that ExecuTorch's training adds to a method are renamed with it.
+        named_data: new keys for what the application keeps in programs: maps `"program:key"` to a key, or to "" to leave it
+            out. Keys that delegates look up stay as they are.
         keep_external: allow programs to need data files that are not given. None of the programs may have a key of these
             files inside.
         force: replace a file of any format.
@@ -124,20 +128,23 @@ def fuse_programs(
         KeyNotFoundError: a program needs a key that is neither in it nor in a data file, and `keep_external` is not set.
         LayoutError: a tensor in a data file is not what a program expects.
         MethodNotFoundError: `methods` names a program or a method that is not there.
-        InvalidKeyError: a new name of a method is not possible.
-        UnsupportedDataError: an input is neither a program nor a data file, or there is no program.
+        KeyNotFoundError: `named_data` names a program or a key that is not there.
+        InvalidKeyError: a new name of a method or a new key is not possible.
+        UnsupportedDataError: an input is neither a program nor a data file, or there is no program; or `named_data` names a
+            key that a delegate looks up.
         OutputPathError: the output is an input, or a file of another format.
             After any of these errors, an existing file is unchanged.
     """
     target, paths = as_path(output), as_paths(inputs)
     refuse_inputs([target], paths)
     programs, data_maps = _read(paths)
-    names = _names(programs, _renamed(methods))
+    names = _names(programs, _renamed(methods, "methods"))
+    keys = _keys_of_application(programs, _renamed(named_data, "named_data"))
     blobs = _blobs(data_maps)
     given = [data_map.path for data_map in data_maps]
-    missing = _missing(programs, names, blobs, given, keep_external=keep_external)
+    missing = _missing(programs, names, keys, blobs, given, keep_external=keep_external)
     names, left_out = _without_equal_methods(programs, names, blobs)
-    parts = [_part(program, chosen, blobs) for program, chosen in zip(programs, names, strict=True) if chosen]
+    parts = [_part(*one, blobs) for one in zip(programs, names, keys, strict=True) if one[1]]
     fusion = Fusion(parts)
     with (
         Staging(progress, force=force, dry_run=dry_run) as staging,
@@ -171,13 +178,13 @@ def _read(paths: list[Path]) -> tuple[list[ProgramFile], list[PtdDataMap]]:
     return programs, data_maps
 
 
-def _renamed(methods: Mapping[str, str] | None) -> Mapping[str, str]:
+def _renamed(given: Mapping[str, str] | None, what: str) -> Mapping[str, str]:
     """The new names, if they are names."""
-    if methods is None:
+    if given is None:
         return {}
-    if not isinstance(methods, Mapping) or not all(isinstance(text, str) for item in methods.items() for text in item):
-        raise UnsupportedDataError(f"expected methods as a mapping of names to names, found {methods!r}")
-    return methods
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for item in given.items() for text in item):
+        raise UnsupportedDataError(f"expected {what} as a mapping of names to names, found {given!r}")
+    return given
 
 
 def _names(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict[str, str]]:
@@ -200,23 +207,57 @@ def _names(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict
     return names
 
 
+def _keys_of_application(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict[str, str]]:
+    """For each program the keys that no delegate looks up, with their new keys; "" for what is left out."""
+    keys = [{blob.key: blob.key for blob in program.named_data} for program in programs]
+    weights = [weights_among(program) for program in programs]
+    for what, new in renamed.items():
+        called = _called(programs, what)
+        found = [(number, key) for number, key in called if key in keys[number]]
+        if len(found) != 1:
+            raise KeyNotFoundError(
+                f"{what!r} names named data of {len(found)} of the programs {_listed(programs)}; it is called PROGRAM:KEY "
+                "(--named-data PROGRAM:KEY=NAME)"
+            )
+        ((number, key),) = found
+        if key in weights[number]:
+            raise UnsupportedDataError(
+                f"{programs[number].path}: a delegate looks for the key {key!r}, so it must stay"
+            )
+        if new:
+            check_key(new)
+        keys[number][key] = new
+    return [{key: new for key, new in own.items() if key not in of} for own, of in zip(keys, weights, strict=True)]
+
+
+def _called(programs: list[ProgramFile], what: str) -> list[tuple[int, str | None]]:
+    """The programs that `what` calls by name, each with what follows behind a colon; None if nothing does."""
+    matches: dict[tuple[int, str | None], None] = {}
+    for number, program in enumerate(programs):
+        for called in (str(program.path), program.path.name, program.path.stem):
+            if what == called:
+                matches[number, None] = None
+            elif what.startswith(f"{called}:"):
+                matches[number, what[len(called) + 1 :]] = None
+    return list(matches)
+
+
+def _listed(programs: list[ProgramFile]) -> str:
+    return ", ".join(str(program.path) for program in programs)
+
+
 def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
     """The program and the method that are called so."""
     matches = []
-    for number, program in enumerate(programs):
-        for called in {str(program.path), program.path.name, program.path.stem}:
-            if what == called:
-                several = len(program.methods) > 1
-                matches.append((number, "forward" if several else program.methods[0]))
-            elif what.startswith(f"{called}:"):
-                matches.append((number, what[len(called) + 1 :]))
+    for number, method in _called(programs, what):
+        only = programs[number].methods[0] if len(programs[number].methods) == 1 else "forward"
+        matches.append((number, only if method is None else method))
     if len({number for number, _ in matches}) > 1:
         raise MethodNotFoundError(f"{what!r} may be a method of several programs; call them by their paths")
     if not matches:
-        listed = ", ".join(str(program.path) for program in programs)
         raise MethodNotFoundError(
-            f"{what!r} names none of the programs {listed}; a method is called PROGRAM:METHOD, and that of a program with one "
-            "method PROGRAM (--method PROGRAM=NAME)"
+            f"{what!r} names none of the programs {_listed(programs)}; a method is called PROGRAM:METHOD, and that of a program "
+            "with one method PROGRAM (--method PROGRAM=NAME)"
         )
     number, method = next(((n, m) for n, m in matches if m in programs[n].methods), matches[0])
     if method not in programs[number].methods:
@@ -231,6 +272,7 @@ def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
 def _missing(
     programs: list[ProgramFile],
     names: list[dict[str, str]],
+    keys: list[dict[str, str]],
     blobs: Mapping[str, Blob],
     given: list[Path],
     *,
@@ -239,12 +281,12 @@ def _missing(
     """The keys that methods need and that are neither in their program nor in a data file, if that is allowed."""
     missing: dict[str, ProgramFile] = {}
     inside: dict[str, ProgramFile] = {}
-    for program, chosen in zip(programs, names, strict=True):
+    for program, chosen, renamed in zip(programs, names, keys, strict=True):
         own = {blob.key: program for blob in program.named_data} if chosen else {}
         needed = [one.key for one in program.externals if one.use.method in chosen]
         needed += [key for key in _looked_up(program, chosen) if key not in own]
         missing |= {key: program for key in needed if key not in blobs and key not in missing}
-        inside |= own
+        inside |= {renamed.get(key, key): program for key in own}
     if missing and not keep_external:
         key, program = next(iter(missing.items()))
         more = f" and {len(missing) - 1} more key{'s' if len(missing) > 2 else ''}" if len(missing) > 1 else ""
@@ -361,14 +403,17 @@ def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
     return blobs
 
 
-def _part(program: ProgramFile, methods: dict[str, str], blobs: Mapping[str, Blob]) -> Part:
+def _part(
+    program: ProgramFile, methods: dict[str, str], application: dict[str, str], blobs: Mapping[str, Blob]
+) -> Part:
     """A program with what it takes from the data files."""
     taken = {one.key: blobs[one.key] for one in program.externals if one.use.method in methods and one.key in blobs}
     named = {key: blobs[key] for key in sorted(delegated_keys(program, blobs.keys(), methods))}
-    unneeded = _looked_up(program, set(program.methods) - set(methods)).keys() - _looked_up(program, methods).keys()
+    own = [blob.key for blob in program.named_data]
+    unneeded = named_by(program, own, set(program.methods) - set(methods)) - _looked_up(program, methods).keys()
     for blob in program.named_data:
         if blob.key in named and not same_bytes(program.data[blob.span.start : blob.span.stop], named[blob.key].data):
             raise KeyConflictError(
                 f"{program.path}: the key {blob.key!r} has other bytes in a data file that was given"
             )
-    return Part(program, methods, tensors=taken, named_data=named, unneeded=unneeded)
+    return Part(program, methods, tensors=taken, named_data=named, unneeded=unneeded, application=application)

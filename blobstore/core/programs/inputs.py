@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from blobstore.core.errors import FileAccessError
 from blobstore.core.programs.deployed import tree
 
-__all__ = ["expand", "output_places"]
+__all__ = ["checkpoints_beside", "expand", "output_places"]
+
+_CHECKPOINTS = (".safetensors", ".ptd")
 
 
 def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
@@ -58,3 +60,11 @@ def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:
             return outputs
         for i in same:
             depths[i] += 1
+
+
+def checkpoints_beside(folders: Iterable[Path], known: Container[str]) -> list[Path]:
+    """Checkpoints in some folders, and in those above, that are not among the `known` ones, whose paths have no links."""
+    own = list(folders)
+    every = dict.fromkeys([*own, *(folder.parent for folder in own)])
+    beside = [path for folder in every for suffix in _CHECKPOINTS for path in sorted(folder.glob(f"*{suffix}"))]
+    return [path for path in beside if path.is_file() and os.path.realpath(path) not in known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blobstore.core.disk.progress import Progress, check_progress
@@ -26,18 +26,21 @@ class Options:
         UnsupportedDataError: `keep_small` or `progress` has the wrong type, or `prune` and `append` are set.
 
     Attributes:
+        names: the checkpoints that give names.
+        names_beside: those that were found beside the programs.
         metadata: free text to keep with data files, by the name of the file.
     """
 
     data_name: str = DATA_NAME
     keep_small: int = 0
-    names: NamedDataMap | None = None
+    names: Sequence[NamedDataMap] = ()
     prune: bool = False
     append: bool = False
     force: bool = False
     progress: Progress | None = None
     dry_run: bool = False
     metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    names_beside: Sequence[NamedDataMap] = ()
 
     def __post_init__(self) -> None:
         check_tag(self.data_name)

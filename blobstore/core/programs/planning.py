@@ -5,30 +5,44 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import IntegrityError, KeyConflictError
 from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.keys import is_content_key
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.programs.conflicts import ClashError
+from blobstore.core.programs.deployed import weights_among
 from blobstore.core.store import BlobStore
 
-__all__ = ["Plan", "clash_with", "has", "names_by_content"]
-
-NamesByContent = Mapping[Digest, tuple[str, TensorLayout | None]]
+__all__ = ["NamesByContent", "Plan", "clash_with", "has", "names_by_content"]
 
 
-def names_by_content(names: NamedDataMap | None) -> NamesByContent:
-    """The name and the layout of each tensor of a checkpoint by content, if only one tensor has the content."""
-    if names is None:
-        return {}
-    keys_of: dict[Digest, list[str]] = {}
-    for key in names:
-        keys_of.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
-    return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in keys_of.items() if len(keys) == 1}
+class Name(NamedTuple):
+    """A name of a content, with the layout of its tensor and the checkpoint that has it."""
+
+    key: str
+    layout: TensorLayout | None
+    checkpoint: str
+
+
+NamesByContent = Mapping[Digest, Name]
+
+
+def names_by_content(names: Iterable[NamedDataMap], sizes: Collection[int]) -> NamesByContent:
+    """The name of each content in checkpoints, if it has only one. Contents of other sizes than these are not read."""
+    names_of: dict[Digest, dict[tuple[str, TensorLayout | None], Name]] = {}
+    for checkpoint in names:
+        for key, data in checkpoint.views():
+            if len(data) in sizes and not is_content_key(key):
+                name = Name(key, checkpoint.get_tensor_layout(key), checkpoint.name)
+                # computed, because a recorded digest may be wrong
+                names_of.setdefault(digest(data), {}).setdefault(name[:2], name)
+    return {address: next(iter(found.values())) for address, found in names_of.items() if len(found) == 1}
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Plan:
         reserved: keys that no tensor may get, because delegates look them up or because they are `inside`.
         earlier: for each key of the data files that stay as they are, its file.
         inside: keys that other programs of the folder have in themselves, so that no data file may have them.
+        leaving: keys of named data that leave a program of the run, and so every program that has them.
         progress: called with every step.
     """
 
@@ -53,6 +68,7 @@ class Plan:
     earlier: Mapping[str, PtdDataMap]
     reserved: Collection[str]
     inside: Collection[str]
+    leaving: Collection[str]
     progress: Progress | None
 
     def moves(self, program: ProgramFile, own: BlobStore) -> dict[Movable, str]:
@@ -67,16 +83,18 @@ class Plan:
 
         Raises:
             ClashError: a delegate looks up a key that has other bytes in the store.
+            KeyConflictError: the application's own data has such a key.
         """
         items = list(program.movable())
         total, done = sum(len(item.data) for item in items), 0
         moves: dict[Movable, str] = {}
         for item in items:
-            # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
-            elsewhere = item.kind == "named_data" and any(
-                item.name in keys for keys in (own, self.shared, self.earlier)
-            )
-            if len(item.data) >= self.keep_small or elsewhere:
+            if item.kind == "named_data":
+                # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
+                leaves = any(item.name in keys for keys in (self.leaving, own, self.shared, self.earlier))
+            else:
+                leaves = len(item.data) >= self.keep_small
+            if leaves:
                 key = self._add(item, own)
                 if key is not None:
                     moves[item] = key
@@ -94,7 +112,7 @@ class Plan:
                 if has(self.earlier[key], key, item.data, item.layout, item.alignment):
                     return key
                 if item.kind == "named_data":
-                    raise clash_with(self.earlier[key], key, item.program.path, delegate=True)
+                    raise _of_program(item, clash_with(self.earlier[key], key, item.program.path, delegate=True))
                 continue
             store = own if key in own else self.shared
             try:
@@ -102,7 +120,7 @@ class Plan:
                 store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
             except KeyConflictError as error:
                 if item.kind == "named_data":
-                    raise ClashError(key, item.program.path, error, delegate=True) from None
+                    raise _of_program(item, ClashError(key, item.program.path, error, delegate=True)) from None
             else:
                 return key
         return None
@@ -133,15 +151,25 @@ def clash_with(data_map: PtdDataMap, key: str, source: Path, *, delegate: bool) 
     )
 
 
+def _of_program(item: Movable, clash: ClashError) -> KeyConflictError:
+    """The error for named data of a program, which a delegate looks up or only the application."""
+    if clash.key in weights_among(item.program):
+        return clash
+    return KeyConflictError(
+        f"{clash}; no delegate of this program looks for the key, so it would stay inside, but the runtime refuses a key that "
+        "it finds in two places. Write to another folder, or give the program another key"
+    )
+
+
 def _candidates(item: Movable, by_content: NamesByContent) -> Iterable[str]:
     """The keys to try, best first."""
     if item.name is not None:
         # the program looks up this name, so there is no other candidate; if the name is taken, the item stays
         yield item.name
         return
-    name, layout = by_content.get(item.digest, (None, None))
-    if name is not None and layout == item.layout:
-        yield name
+    name = by_content.get(item.digest)
+    if name is not None and name.layout == item.layout:
+        yield name.key
     yield item.key
     for number in range(2, 100):  # two contents with one digest have never been seen, but each would get a key
         yield f"{item.key}.{number}"

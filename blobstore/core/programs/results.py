@@ -97,6 +97,7 @@ class DedupResult:
             program takes the old ones.
         unused_keys: keys of the data files that no program in the folder takes.
         pruned_keys: such keys that were dropped.
+        named: how many names of tensors were taken from each checkpoint, by its path.
     """
 
     programs: list[ProgramResult]
@@ -109,6 +110,7 @@ class DedupResult:
     unused_keys: list[str]
     pruned_keys: list[str]
     data_inputs: list[DataResult] = field(default_factory=list)
+    named: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         sizes = f"{size(self.bytes_before)} to {size(self.bytes_after)}"

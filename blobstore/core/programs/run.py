@@ -31,6 +31,7 @@ from blobstore.core.programs.deployed import (
     taken_by,
     taken_from,
     users_of,
+    weights_among,
 )
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
@@ -118,6 +119,7 @@ def run(
         unused_keys=[key for store in this.stores() for key in store if key not in this.taken],
         pruned_keys=[key for dropped in this.pruned.values() for key in dropped],
         data_inputs=this.data_results(),
+        named={checkpoint: len(names) for checkpoint, names in this.named.items()},
     )
 
 
@@ -161,6 +163,7 @@ class _Run:
         taken: keys that a program takes when the run is done.
         replaced_keys: keys whose old bytes are dropped.
         pruned: what is dropped from each data file.
+        named: by checkpoint, the names that tensors got from it.
     """
 
     def __init__(
@@ -195,6 +198,7 @@ class _Run:
         self.taken: set[str] = set()
         self.replaced_keys: list[str] = []
         self.pruned: dict[str, BlobStore] = {}
+        self.named: dict[str, set[str]] = {}
 
     def check_outputs(self, inputs: Sequence[Path]) -> None:
         """Check that no two programs have the same output, and that without `force` no input would be replaced.
@@ -207,8 +211,7 @@ class _Run:
             raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
         # A deduplicated program has lost its weights: written over its own source, they could not be told from it again.
         if not self.options.force:
-            names = self.options.names
-            every_input = [*inputs, *(names.sources if names is not None else ())]
+            every_input = [*inputs, *(source for names in self.options.names for source in names.sources)]
             refuse_inputs([*self.outputs, *(self.directory / tag for tag in self.home)], every_input)
 
     def read_folder(self) -> None:
@@ -288,19 +291,30 @@ class _Run:
     def move_out(self) -> None:
         """Move what is large enough out of the programs."""
         inside = frozenset(self._inside())
+        sizes = {len(item.data) for job in self.jobs for item in job.program.movable() if item.name is None}
+        by_content = names_by_content([*self.options.names, *self.options.names_beside], sizes)
+        leaving: set[str] = set()
+        for job in self.jobs:
+            weights = weights_among(job.program)
+            least = max(self.options.keep_small, 1)
+            leaving.update(b.key for b in job.program.named_data if b.span.size >= least and b.key in weights)
         plan = Plan(
             shared=self.shared,
             data_name=self.data_name,
             keep_small=self.options.keep_small,
-            by_content=names_by_content(self.options.names),
+            by_content=by_content,
             earlier=self.earlier,
             # a tensor must not have a key that a delegate looks up, in whichever place
             reserved=inside.union(blob.key for job in self.jobs for blob in job.program.named_data),
             inside=inside,
+            leaving=leaving,
             progress=self.options.progress,
         )
         for job in self.jobs:
             job.moves = plan.moves(job.program, job.own)
+        for item, key in (one for job in self.jobs for one in job.moves.items()):
+            if item.name is None and item.digest in by_content and by_content[item.digest].key == key:
+                self.named.setdefault(by_content[item.digest].checkpoint, set()).add(key)
 
     def keep_the_rest(self) -> None:
         """Keep or drop what else the data files had."""

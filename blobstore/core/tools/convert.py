@@ -97,8 +97,8 @@ def convert(
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
         UnsupportedDataError: the source has neither format, or has a dtype that the target's format lacks, or so many of
             its keys share their bytes that the .safetensors would be more than 64 times as large.
-        OutputPathError: the target is the source, its name ends like the source's format, or it is a file of a format
-            that differs from the written one.
+        OutputPathError: the target is the source, its name has another ending than that of the written format, or it is a
+            file of another format.
     """
     source, target = as_path(source), as_path(target)
     refuse_inputs([target], [source])
@@ -107,6 +107,11 @@ def convert(
         raise OutputPathError(f"{target}: the target must have the other format; {source} is {kind.value} already")
     if kind not in (Format.SAFETENSORS, Format.SHARDS, Format.PTD):
         raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
+    if target.suffix and by_name(target) is Format.UNKNOWN:
+        other = ".safetensors" if kind is Format.PTD else ".ptd"
+        raise OutputPathError(
+            f"{target}: expected a name that ends in {other}, because that is the format of the output"
+        )
     if dry_run and not parents and not os.path.isdir(target.parent):  # noqa: PTH112
         raise FileAccessError(target, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     with (

@@ -76,13 +76,14 @@ std::string some(const Names& names, const char* last) {
 }
 
 Names near(std::string_view name, const Names& known) {
-  Names nearest;
+  Names nearest; // each once: several files may have one
   if (name.empty()) {
     return nearest;
   }
   const std::string plain = lower(name);
   for (const std::string_view key : known) {
-    if (key != name && differ_in_front(lower(key), plain) && nearest.size() < kMostNear) {
+    if (key != name && nearest.size() < kMostNear && differ_in_front(lower(key), plain) &&
+        std::find(nearest.begin(), nearest.end(), key) == nearest.end()) {
       nearest.push_back(key);
     }
   }
@@ -99,6 +100,7 @@ Names near(std::string_view name, const Names& known) {
     }
   }
   std::sort(similar.begin(), similar.end());
+  similar.erase(std::unique(similar.begin(), similar.end()), similar.end());
   for (size_t i = 0; i < similar.size() && i < kMostNear; ++i) {
     nearest.push_back(similar[i].second);
   }

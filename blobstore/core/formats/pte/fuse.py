@@ -57,6 +57,8 @@ class Part:
         tensors: the tensors that it takes from data files, by key; those that are missing stay outside.
         named_data: the blobs that its delegates take from data files, by key.
         unneeded: keys of its own named data that are not taken.
+        application: keys of its own named data that no delegate looks up, each with its key in the new program, or "" to
+            leave it out.
     """
 
     program: ProgramFile
@@ -64,6 +66,7 @@ class Part:
     tensors: Mapping[str, Blob] = field(default_factory=dict)
     named_data: Mapping[str, Blob] = field(default_factory=dict)
     unneeded: Collection[str] = frozenset()
+    application: Mapping[str, str] = field(default_factory=dict)
 
 
 class Fusion:
@@ -87,7 +90,7 @@ class Fusion:
         self._parts = parts
         self._segments = _Contents()
         self._constants, self._states = _Contents(), _Contents()
-        self._named: dict[str, tuple[int, ProgramFile]] = {}
+        self._named: dict[str, tuple[int, Part]] = {}
         self._payloads: list[tuple[Excerpt, int, int]] = []  # slots of their references, and their segments
         self._names: list[tuple[Excerpt, int, bytes]] = []  # slots of their references
         self._check()
@@ -195,20 +198,20 @@ class Fusion:
     def _add_named_data(self, part: Part) -> None:
         program = part.program
         alignment = _alignment(program)
-        inside = {
-            blob.key: Blob(program.data[blob.span.start : blob.span.stop], None, alignment)
+        named = [
+            (
+                part.application.get(blob.key, blob.key),
+                Blob(program.data[blob.span.start : blob.span.stop], None, alignment),
+            )
             for blob in program.named_data
             if blob.key not in part.unneeded
-        }
-        for blobs in (inside, part.named_data):
-            for key, blob in blobs.items():
+        ]
+        for key, blob in (*named, *part.named_data.items()):
+            if key:
                 index = self._segments.add(blob)
-                first, other = self._named.setdefault(key, (index, program))
+                first, other = self._named.setdefault(key, (index, part))
                 if first != index:
-                    raise KeyConflictError(
-                        f"{program.path}: the key {key!r} has other bytes than in {other.path}; programs with equal keys for "
-                        "different weights cannot become one"
-                    )
+                    raise _conflict(key, part, other)
 
     # The whole.
 
@@ -424,6 +427,19 @@ class _Flatbuffer:
         start = self._append(bytes(4 + nbytes), align)
         struct.pack_into("<i", self.data, start, start - vtable)
         return start
+
+
+def _conflict(key: str, part: Part, other: Part) -> KeyConflictError:
+    """The error for a key with two contents."""
+    what = f"{part.program.path}: the key {key!r} has other bytes than in {other.program.path}; "
+    for one in (part, other):
+        for old, new in one.application.items():
+            if new == key:
+                return KeyConflictError(
+                    f"{what}a program has each key once. No delegate of {one.program.path} looks for it, so give it another key "
+                    f"there, or leave it out, with named_data= (--named-data {one.program.path.stem}:{old}=NAME)"
+                )
+    return KeyConflictError(f"{what}programs with equal keys for different weights cannot become one")
 
 
 def _plans(part: Part) -> list[tuple[Table, str]]:
