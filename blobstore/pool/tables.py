@@ -7,8 +7,8 @@ lock is held by anyone.
              dropped. As in all tables, a row may be there twice.
     parts    the rows of all files of a version, under its id, and what the version needs otherwise
     blobs    where each content lies, and how it is stored. A content may have several rows
-    marks    rows of `blobs` that a collection found unused, and packs that it condemned (without a digest): whoever adds
-             treats both as missing
+    marks    packs that a collection condemned: whoever adds treats what they have as missing. Rows with a digest are of
+             earlier versions, and mean nothing any more
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Tables:
         """Look at the newest state of these tables, or of all; queries are about the state that was seen last.
 
         They are looked at one after the other, in the given order, and others may change them in between. Of all tables, blobs
-        come first and the parts after them: no row of blobs is seen without the parts that were there before it.
+        come first, then parts, events and marks: `collecting` says why.
         """
         for table in tables or _COLUMNS:
             self._again(table, partial(self._update, table))
