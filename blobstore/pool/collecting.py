@@ -178,7 +178,9 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
     gone: set[bytes] = set()
     for _ in range(_ROUNDS):
         # before the look: of a pack that is condemned during it, the look may lack parts that need its rows
-        condemned = tables.query("SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL")
+        condemned = tables.query(
+            "SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL"
+        )
         if not condemned:
             return
         tables.fresh()

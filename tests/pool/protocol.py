@@ -245,13 +245,14 @@ def contents(parts: Iterable[tuple[str, str]], version: str) -> set[str]:
 
 # ----------------------------------------------------------------------------------------------------------- search
 
+_ADDING, _COLLECTING = {"packs", "blobs", "parts", "events"}, {"packs", "blobs"}
 CHANGED: dict[Callable[..., Steps], set[str]] = {
-    **dict.fromkeys((adder, look_up, store), {"packs", "blobs", "parts", "events"}),
-    **dict.fromkeys((appear, giving_up), {"parts", "events"}),
-    **dict.fromkeys((dropper, reader), {"events"}),
+    **dict.fromkeys((adder, look_up, store), _ADDING),
+    **{actor: {"parts", "events"} for actor in (appear, giving_up)},
+    **{actor: {"events"} for actor in (dropper, reader)},
+    **dict.fromkeys((emptying, copying, forgetting), _COLLECTING),
+    collector: {"marks", *_COLLECTING},
     condemning: {"marks"},
-    collector: {"packs", "blobs", "marks"},
-    **dict.fromkeys((emptying, copying, forgetting), {"packs", "blobs"}),
     sweeping: {"packs"},
 }
 """What actors may still change."""

@@ -28,28 +28,21 @@ def added_again(world: World, turns: Turns, version: str) -> Program:
     return turns.program(lambda: world.add("kept", version, Inline()))
 
 
-def steps_of_a_collection(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> int:
-    with monkeypatch.context() as patched:
-        collection = Turns(patched).program(worlds.new().collect)
-        number = 0
-        while collection.go():
-            number += 1
-    return number
-
-
 def test_two_collections_and_contents_that_are_dropped_and_added_again(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One collection stops anywhere. The other finds the dropped contents unused, two that add find them stored, and then
-    the other one condemns them."""
-    for at in range(steps_of_a_collection(worlds, monkeypatch)):
+    """One collection stops anywhere after it has condemned packs. The other finds the dropped contents unused, two that add
+    find them stored, and then the other one condemns them."""
+    goes_on, at = True, 0
+    while goes_on:
         world = worlds.new()
         with monkeypatch.context() as patched:
             turns = Turns(patched)
             first, second = turns.program(world.collect), turns.program(world.collect)
             adding = [added_again(world, turns, version) for version in "23"]
+            first.until("append marks")
             for _ in range(at):
-                first.go()
+                goes_on = first.go()
             drop(world, "kept@1")
             second.until("append marks")
             for one in adding:
@@ -57,10 +50,10 @@ def test_two_collections_and_contents_that_are_dropped_and_added_again(
             second.go()
             for one in (first, second, *adding):
                 one.end()
+        world.check()
         assert {"kept@2", "kept@3"} <= world.versions()
-        world.check()
-        world.collect()
-        world.check()
+        at += 1
+    assert at > 10
 
 
 def read(world: World) -> None:
@@ -69,10 +62,10 @@ def read(world: World) -> None:
         assert b"".join(map(bytes, pieces)) == (world.files / "kept.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_many(worlds: Worlds, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """All versions that are there are whole after each step that changes something, and what stays can be read."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - any order will do
     world = worlds.new()
     world.add("kept")
     with monkeypatch.context() as patched:
@@ -88,10 +81,13 @@ def test_any_order_of_many(worlds: Worlds, monkeypatch: pytest.MonkeyPatch, seed
         ]
         while running:
             one = chance.choice(running)
+            before = one.step or ""
             for _ in range(chance.choice((1, 1, 1, 4, 16))):
+                before = one.step or ""
                 if not one.go():
                     break
-            world.check()
+            if before.startswith(("delete", "append events")):
+                world.check()
             if one.step is None:
                 one.end()
                 running.remove(one)

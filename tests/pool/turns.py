@@ -23,7 +23,7 @@ class Inline(Executor):
         future: Future[Any] = Future()
         try:
             future.set_result(function(*arguments, **options))
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:
             future.set_exception(error)
         return future
 
@@ -83,7 +83,7 @@ class Program:
     def _run(self) -> None:
         try:
             self._function()
-        except Exception as error:  # noqa: BLE001 - `end` raises it
+        except Exception as error:
             self.error = error
         self.step = None
         self._waits.release()
