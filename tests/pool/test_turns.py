@@ -197,6 +197,22 @@ def test_a_copy_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, mo
         assert not packs_of(place) & before
 
 
+def test_rows_that_lead_nowhere(tmp_path: Path) -> None:
+    """Whoever reads or collects takes other rows, whichever come first."""
+    place, nowhere = folder(tmp_path), {"00" * 32, "ff" * 32}
+    with Pool(place) as pool:
+        rows = pool.tables.query("SELECT * EXCLUDE (filename, file_row_number) FROM blobs")
+        pool.tables.append("blobs", [(*row[:6], bytes.fromhex(pack), *row[7:]) for row in rows for pack in nowhere])
+    assert versions(place) == {"old"}
+    condemn(place, nowhere | packs_of(place))
+    assert versions(place) == {"old"}
+    collect(place)
+    assert versions(place) == {"old"}
+    with Pool(place) as pool:
+        packs = {pack.hex() for (pack,) in pool.tables.query("SELECT pack FROM blobs")}
+    assert packs and packs <= packs_of(place)
+
+
 def sweep(place: Path) -> None:
     """What a collection does at its end."""
     with Pool(place) as pool:
@@ -243,7 +259,8 @@ def test_a_base_stays_whole_though_it_is_stored_as_a_difference_too(
     add(place, "near", "near")
     with Pool(place) as pool:
         ((against,),) = pool.tables.query(
-            "SELECT count(*) FROM blobs WHERE base IN (SELECT a FROM both)", both=[(digest,) for digest, _ in rows]
+            "SELECT count(*) FROM blobs WHERE base IN (SELECT a FROM doubles)",
+            doubles=[(digest,) for digest, _ in rows],
         )
     assert against
     condemn(place, whole)
