@@ -148,7 +148,7 @@ def _unmarked(tables: Tables) -> str:
     """The condition that the pack of a row `b` of blobs is not condemned; where none is, it costs nothing."""
     if not tables.query("SELECT 1 FROM marks LIMIT 1"):
         return "true"
-    return "b.pack NOT IN (SELECT pack FROM marks WHERE digest IS NULL)"
+    return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND m.digest IS NULL)"
 
 
 def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:

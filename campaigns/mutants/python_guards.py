@@ -1147,6 +1147,13 @@ GUARDS = (
         ("tests/pool/test_turns.py::test_a_pack_is_condemned_and_deleted_before_its_rows_come",),
     ),
     Guard(
+        "pool: whoever adds looks at the marks after the blobs",
+        f"{_POOL}/adding.py",
+        "tables.fresh(BLOBS, MARKS)",
+        "tables.fresh(MARKS, BLOBS)",
+        ("tests/pool/test_turns.py::test_rows_that_lead_nowhere_come_between_two_looks",),
+    ),
+    Guard(
         "pool: a base stays whole",
         f"{_POOL}/collecting.py",
         "digest NOT IN (SELECT digest FROM chosen WHERE base IS NULL)",

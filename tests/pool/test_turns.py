@@ -173,6 +173,24 @@ def test_a_pack_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, mo
     assert versions(place) == {"old", "new"}
 
 
+def test_rows_that_lead_nowhere_come_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever adds the same contents has not seen them, or that their pack was condemned."""
+    place, turns = folder(tmp_path), Turns(monkeypatch)
+    before = packs_of(place)
+    late, adding = (turns.program(lambda name=name: add(place, name)) for name in ("late", "new"))
+    late.until("append blobs")
+    adding.until("append parts")
+    adding.go()
+    adding.go()  # one of the two tables
+    condemn(place, packs_of(place) - before)
+    sweep(place)
+    late.go()
+    adding.end()
+    assert versions(place) == {"old", "new"}
+    late.end()
+    assert versions(place) == {"old", "new", "late"}
+
+
 def test_a_copy_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection that made it makes another one, and needs the old pack until then; if it dies, the next one does."""
     for dies in (True, False):
