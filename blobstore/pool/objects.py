@@ -190,14 +190,20 @@ class Objects:
     def create(self, path: str, content: bytes) -> None:
         """Store a small object, complete or not at all, if there is none."""
         for _ in range(_ATTEMPTS):
-            with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
-                _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            self.makes(path, content)
             if self.get(path) is not None:  # a conflict is reported in the same way as an object that is there
                 break
         else:
             raise TransferError(f"{self.name(path)}: the store says that it is there, and does not have it")
         if self.folder is not None:
             self._sync(self.folder / path)
+
+    def makes(self, path: str, content: bytes) -> bool:
+        """Ask the store for a small object if there is none; whether it says that it made one."""
+        with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
+            _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            return True
+        return False
 
     @contextlib.contextmanager
     def spool(self, path: str) -> Iterator[Path]:
