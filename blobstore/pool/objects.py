@@ -187,17 +187,27 @@ class Objects:
         if self.folder is not None:
             self._sync(self.folder / path)
 
-    def create(self, path: str, content: bytes) -> None:
-        """Store a small object, complete or not at all, if there is none."""
+    def create(self, path: str, content: bytes, *, cached: str = "") -> bool:
+        """Store a small object, complete or not at all, if there is none.
+
+        Args:
+            path, content, cached: as in `put`.
+
+        Returns:
+            Whether the object that is there has this content.
+        """
+        attributes = {"Cache-Control": cached} if cached and self.folder is None else None
         for _ in range(_ATTEMPTS):
             with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
-                _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
-            if self.get(path) is not None:  # a conflict is reported in the same way as an object that is there
+                _tried(lambda: obstore.put(self._opened(), path, content, mode="create", attributes=attributes))
+            there = self.get(path)
+            if there is not None:  # a conflict is reported in the same way as an object that is there
                 break
         else:
             raise TransferError(f"{self.name(path)}: the store says that it is there, and does not have it")
         if self.folder is not None:
             self._sync(self.folder / path)
+        return there == content
 
     @contextlib.contextmanager
     def spool(self, path: str) -> Iterator[Path]:
