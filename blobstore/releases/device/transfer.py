@@ -20,7 +20,7 @@ from blobstore.releases.sources.patience import (
     WrongAnswerError,
     retry,
 )
-from blobstore.releases.sources.source import Source
+from blobstore.releases.sources.source import RANGE_COST, Source
 
 __all__ = ["Transfer", "read_object"]
 
@@ -31,8 +31,6 @@ _LONGEST = 1 << 25
 """Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
 _TOGETHER = 1 << 20
 """Bytes of the largest request for several ranges; more than that is faster in several requests at a time."""
-_PART = 200
-"""Bytes that another range costs in a request that has several, here and in the answer."""
 _NOTE = 1 << 22
 """After this many bytes of a request, the list of fetched ranges gets a line."""
 
@@ -82,7 +80,7 @@ class Transfer:
 
         Each gap between two ranges is decided on its own: it travels if it costs less than what it saves.
         """
-        several = _PART if most_ranges > 1 else self._source.gap(self._most)
+        several = RANGE_COST if most_ranges > 1 else self._source.gap(self._most)
         gap = MOST_GAP if self._planned else several
         together: Ranges = []
         for one in coalesced(missing, gap, self._longest):

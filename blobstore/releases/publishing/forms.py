@@ -27,7 +27,7 @@ from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
 from blobstore.releases.index.index import File, Object
 from blobstore.releases.index.parts import Part, Parts
-from blobstore.releases.index.ways import Way, Ways, cheapest
+from blobstore.releases.index.ways import Way, Ways
 from blobstore.releases.publishing.released import Released, store_pieces
 
 __all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_release", "store_forms"]
@@ -299,18 +299,6 @@ class Forms:
         made = store_forms(self._objects, encoded)
         self.written += made[0][1].object.size if made else 0
         return made
-
-    def travelling(self, ways: Ways, have: Iterable[str]) -> int:
-        """Bytes that a device fetches for the contents of the release.
-
-        Args:
-            ways: to them.
-            have: digests of the contents that it has.
-        """
-        there = set(have)
-        contents = [*self._parts.contents, *(digest for digest, _ in ways.bases)]
-        best = cheapest(ways.ways, [digest in there for digest in contents])
-        return sum(route.cost for route in best[: len(self._parts.contents)] if route is not None)
 
 
 _Encoded = tuple[str, str, bytes | memoryview, "str | None"]

@@ -48,6 +48,7 @@ from blobstore.releases.index.parts import encode_parts, parse_parts
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
 from blobstore.releases.publishing.forms import Forms, parts_of_release
 from blobstore.releases.publishing.mending import mend, whole_release
+from blobstore.releases.publishing.predicting import predicted
 from blobstore.releases.publishing.released import (
     Released,
     lead_to_newest,
@@ -76,8 +77,9 @@ class Published:
         release_bytes: the size of all of them.
         new_bytes: of contents that the release folder did not have before.
         stored_bytes: what was written for the release.
-        first_bytes: what a device without anything fetches.
-        update_bytes: what a device with the release before fetches; None if there is none.
+        first_bytes: what a device without anything fetches, index and lists included, from a folder or a server that sends
+            several ranges at a time. From others, it also fetches what lies between near ranges.
+        update_bytes: the same of a device with the release before, and nothing else; None if there is none.
         signed: whether the index has a signature.
     """
 
@@ -398,7 +400,6 @@ class _Publisher:
         lists = {name: encode_ways(some) for name, some in ((WAYS, ways), (EARLIER, earlier)) if some is not None}
         for name, some in lists.items():
             parse_ways(some, digest, parts, objects.name(f"{place}/{name}"))
-        encoded = lists[WAYS]
         signature = None
         if key is not None:
             from blobstore.releases.sources.trust import sign
@@ -414,13 +415,8 @@ class _Publisher:
             release_bytes=index.size,
             new_bytes=new,
             stored_bytes=stored + forms.written + sum(map(len, lists.values())),
-            first_bytes=len(data) + index.parts.size + len(encoded) + forms.travelling(ways, ()),
-            update_bytes=len(data)
-            + index.parts.size
-            + len(encoded)
-            + forms.travelling(ways, previous[0].parts.contents)
-            if previous
-            else None,
+            first_bytes=predicted(data, encoded_parts, lists, None),
+            update_bytes=predicted(data, encoded_parts, lists, previous[0]) if previous else None,
             signed=signature is not None,
         )
 
