@@ -18,8 +18,9 @@ import zstandard
 from blobstore.errors import ReleaseError
 from blobstore.pool import Pool
 from blobstore.pool.objects import Objects
-from blobstore.releases import publish, pull, sweep
+from blobstore.releases import publish, pull, push, sweep
 from blobstore.releases.publishing import publish as publishing
+from blobstore.releases.sources.oci_layout import LayoutTarget
 from tests.releases.models import found, inputs, published_once, same, weights
 
 KEEP = 3600.0
@@ -256,3 +257,22 @@ def test_a_publisher_that_was_killed_before_it_looked_again(
     publish(tmp_path / "in", releases, name="a", version="4", plain=True)
     for version in ("3", "4") if lost != "files" else ("4",):
         check(releases, version, tmp_path / "published")
+
+
+def test_a_push_beside_a_collection_of_its_target(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects that were there before belong to no manifest until the new one is there, and may go."""
+    layout = f"oci:{tmp_path / 'layout'}"
+    assert push(f"{layout}:1", releases / "a/1").sent_bytes > 0
+    real = LayoutTarget.put_manifest
+
+    def put_manifest(target: LayoutTarget, data: bytes) -> str:
+        for blob in (tmp_path / "layout/blobs/sha256").iterdir():
+            blob.unlink()
+        return real(target, data)
+
+    monkeypatch.setattr(LayoutTarget, "put_manifest", put_manifest)
+    assert push(f"{layout}:1", releases / "a/1").sent_bytes > 0
+    pull(f"{layout}:1", tmp_path / "device")
+    assert same(found(tmp_path / "device/current"), weights(seed=1, layers=2, size=64))
