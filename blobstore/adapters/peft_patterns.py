@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import compress
 
 __all__ = ["MOST_FORMS", "Patterns"]
 
@@ -23,15 +22,16 @@ _CHARACTER = re.compile(r"\\(.)|(.)", re.DOTALL)
 class Patterns:
     """Expressions with a number each, of which the first one that matches counts.
 
-    Only letters, digits, `_`, `-`, characters beyond ASCII, dots, other characters behind a backslash, and anchors are taken: another expression from a file could match for hours. A dot stands for any character.
+    Only letters, digits, `_`, `-`, characters beyond ASCII, dots, other characters behind a backslash, and anchors are taken:
+    another expression from a file could match for hours. A dot stands for any character.
 
     Raises:
         ValueError: of an expression of another kind, or of one form too many; the message says so.
     """
 
     def __init__(self, entries: Iterable[tuple[str, float]]) -> None:
-        # by the number of characters: which of them are compared; and by these and "^", the position and the number
-        self._forms: dict[int, dict[tuple[bool, ...], dict[tuple[str, bool], tuple[int, float]]]] = defaultdict(dict)
+        # by the number of characters: the bits that are compared; and by these and "^", the position and the number
+        self._forms: dict[int, dict[int, dict[tuple[int, bool], tuple[int, float]]]] = defaultdict(dict)
         forms = 0
         for position, (key, number) in enumerate(entries):
             if not _LITERAL.fullmatch(key):
@@ -40,23 +40,30 @@ class Patterns:
             characters = [(escaped or plain, plain) for escaped, plain in _CHARACTER.findall(key[at_start:])]
             if characters[-1][1] == "$":
                 characters.pop()
-            compared = tuple(plain != "." for _, plain in characters)
+            masks = (b"\0" * 4 if plain == "." else b"\xff" * 4 for _, plain in characters)
+            compared = int.from_bytes(b"".join(masks), "little")
             same_length = self._forms[len(characters)]
             forms += compared not in same_length
             if forms > MOST_FORMS:
                 raise ValueError(
                     f"expressions that differ in length or in the places of their dots in more than {MOST_FORMS} ways"
                 )
-            text = "".join(compress((character for character, _ in characters), compared))
-            same_length.setdefault(compared, {}).setdefault((text, at_start), (position, number))
+            bits = _bits("".join(character for character, _ in characters)) & compared
+            same_length.setdefault(compared, {}).setdefault((bits, at_start), (position, number))
 
     def number(self, module: str) -> float | None:
         """The number of a module: that of the first expression that is the end of its name, behind a dot, or all of it."""
         found: list[tuple[int, float]] = []
         for start in (0, *(match.end() for match in re.finditer(r"\.", module))):
-            for compared, table in self._forms.get(len(module) - start, {}).items():
-                text = "".join(compress(module[start:], compared))
+            same_length = self._forms.get(len(module) - start)
+            bits = _bits(module[start:]) if same_length else 0
+            for compared, table in (same_length or {}).items():
                 for at_start in (False, True) if start == 0 else (False,):
-                    if (text, at_start) in table:
-                        found.append(table[text, at_start])
+                    if (bits & compared, at_start) in table:
+                        found.append(table[bits & compared, at_start])
         return min(found)[1] if found else None
+
+
+def _bits(text: str) -> int:
+    """Text as a number, in which one operation selects characters, of 32 bits each."""
+    return int.from_bytes(text.encode("utf-32-le", "surrogatepass"), "little")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,32 @@ def test_any_fields(both: Both, fields: list[tuple[str, Any]], data: st.DataObje
     if data.draw(st.booleans()):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     both.read(bytes(text))
+
+
+def _forms(length: int) -> list[str]:
+    """Expressions for the end of a module, all with dots in other places."""
+    return [
+        "".join("." if number >> bit & 1 else "a" for bit in range(8)) + "b" * (length - 8) for number in range(256)
+    ]
+
+
+BOMBS = {
+    "many of both": ([f"m{i}" for i in range(2500)], [f"x{i}m" for i in range(30_000)]),
+    "as many forms as can be": ([f"q{'a' * 60}.{'a' * 50}{i:05}" for i in range(1500)], _forms(55)),
+    "many ends of names": (["a." * 70 + f"{i:05}" for i in range(1500)], ["a." * i + "b1" for i in range(1, 70)]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("modules", "patterns"), BOMBS.values(), ids=BOMBS)
+def test_a_small_folder_costs_little(modules: list[str], patterns: list[str], tmp_path: Path) -> None:
+    """Below 1 MB, at most two seconds of processor time, however many modules meet however many expressions (B5)."""
+    one = np.zeros((1, 1), np.float16)
+    save_file(
+        {f"{name}.lora_{half}.weight": one for name in modules for half in "AB"}, tmp_path / "adapter_model.safetensors"
+    )
+    (tmp_path / "adapter_config.json").write_bytes(config(alpha_pattern=dict.fromkeys(patterns, 1)))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1_000_000
+    began = time.process_time()
+    assert len(read_peft(tmp_path)[1]) == len(modules)
+    assert time.process_time() - began <= 2

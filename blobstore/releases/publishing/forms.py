@@ -43,6 +43,9 @@ _SMALLEST = 64
 _WORTH = 0.8
 """A difference with more than this share of the bytes of the whole form is not stored."""
 
+_Encoded = tuple[str, str, bytes | memoryview, str | None]
+"""A form that is to be written: digest, encoding, bytes and base."""
+
 
 def parts_of_release(pool: Pool, version: Version, files: Sequence[File]) -> Parts:
     """What the files of a release consist of, which is a version of a pool."""
@@ -299,10 +302,6 @@ class Forms:
         made = store_forms(self._objects, encoded)
         self.written += made[0][1].object.size if made else 0
         return made
-
-
-_Encoded = tuple[str, str, bytes | memoryview, "str | None"]
-"""Of a form: digest, encoding, bytes and base."""
 
 
 def store_forms(objects: Objects, encoded: Iterable[_Encoded]) -> list[tuple[str, Form]]:
