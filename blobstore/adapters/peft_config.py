@@ -7,16 +7,16 @@ off. https://huggingface.co/docs/peft/package_reference/lora describes the field
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blobstore.adapters.peft_patterns import Patterns
 from blobstore.core.errors import AdapterError, InvalidFileError
+from blobstore.core.formats.safetensors import parse_json
 from blobstore.core.memory.mapped_file import as_path, map_file
 
 __all__ = ["CONFIG_NAME", "FIELDS", "MOST_ALPHA", "PeftConfig", "check_field", "check_flag", "read_config"]
@@ -25,6 +25,7 @@ CONFIG_NAME = "adapter_config.json"
 MOST_ALPHA = 1e300
 """Larger alphas, also negative ones, are refused: they leave no room to calculate with them."""
 
+_DEEPEST = 200  # objects and arrays in each other, as in C++
 _MOST = 1 << 24  # bytes; those of PEFT have about a kilobyte
 
 _HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
@@ -66,8 +67,6 @@ _INITIAL = {True, False, None, "gaussian", "eva", "orthogonal"}
 FIELDS = _HONOURED | _NO_EFFECT | _REFUSED.keys() | {"bias"}
 """All fields that are decided."""
 
-_LITERAL = re.compile(r"\^?(?:[\w.-]|\\\W)+\$?")
-
 
 @dataclass(frozen=True)
 class PeftConfig:
@@ -79,7 +78,7 @@ class PeftConfig:
         rank, alpha: of modules without an entry in the patterns.
         rslora: whether the scale is alpha / sqrt(rank), and not alpha / rank.
         ranks: all ranks that modules may have.
-        alphas: the modules with another alpha, as pairs of an expression and a number.
+        alphas: the modules with another alpha.
     """
 
     path: Path
@@ -88,7 +87,7 @@ class PeftConfig:
     alpha: float
     rslora: bool
     ranks: frozenset[int]
-    alphas: tuple[tuple[re.Pattern[str], float], ...]
+    alphas: Patterns
 
     @classmethod
     def of(cls, fields: Any, path: Path) -> PeftConfig:
@@ -118,10 +117,10 @@ class PeftConfig:
             ranks=frozenset(
                 [
                     _number(fields.get("r", 8), "r", path, whole=True),
-                    *(number for _, number in _pattern(fields, "rank_pattern", path, lambda key: None, whole=True)),
+                    *(number for _, number in _pattern(fields, "rank_pattern", path, whole=True)),
                 ]
             ),
-            alphas=tuple(_pattern(fields, "alpha_pattern", path, lambda key: _expression(key, path))),
+            alphas=_patterns(_pattern(fields, "alpha_pattern", path), path),
         )
 
     def scale(self, module: str, rank: int) -> float:
@@ -141,7 +140,8 @@ class PeftConfig:
 
     def alpha_of(self, module: str) -> float:
         """The alpha of a module: that of the first entry that matches, as PEFT takes it."""
-        return next((alpha for expression, alpha in self.alphas if expression.match(module)), self.alpha)
+        found = self.alphas.number(module)
+        return self.alpha if found is None else found
 
     def divisor(self, rank: int) -> float:
         """What an alpha is divided by to give a scale."""
@@ -164,16 +164,25 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         FileAccessError: it cannot be opened.
-        InvalidFileError: it is not JSON, or larger than 16 MiB.
+        InvalidFileError: it is not JSON, has a key twice in one object, is nested more than 200 deep, or larger than 16 MiB.
     """
     path = as_path(path)
     data = map_file(path)
     if len(data) > _MOST:
         raise InvalidFileError(path, f"{len(data):,} bytes are too many for a configuration")
-    try:
-        return json.loads(str(data, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError(path, f"not JSON: {error}") from None
+    parsed = parse_json(data, path, "file")
+    level = [parsed]
+    for _ in range(_DEEPEST):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return parsed
+    raise InvalidFileError(path, "the file is nested too deeply")
+
+
+def _inside(value: Any) -> list[Any]:
+    """The objects and arrays in one."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for one in inside if isinstance(one, dict | list)]
 
 
 def check_field(name: str, value: Any, path: Path) -> None:
@@ -223,26 +232,18 @@ def _number(value: Any, name: str, path: Path, *, whole: bool = False) -> Any:
     return value
 
 
-def _pattern(
-    fields: Mapping[str, Any], name: str, path: Path, key_of: Callable[[str], Any], *, whole: bool = False
-) -> list[tuple[Any, Any]]:
+def _pattern(fields: Mapping[str, Any], name: str, path: Path, *, whole: bool = False) -> list[tuple[str, Any]]:
     """The entries of rank_pattern or alpha_pattern."""
     pattern = fields.get(name)
     if pattern is None:
         return []
     if not isinstance(pattern, dict):
         raise InvalidFileError(path, f"{name} must map names of modules to numbers, found {pattern!r}")
-    return [(key_of(key), _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in pattern.items()]
+    return [(key, _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in pattern.items()]
 
 
-def _expression(key: str, path: Path) -> re.Pattern[str]:
-    """A key of alpha_pattern as PEFT matches it: as the end of a module's name, behind a dot or as all of it.
-
-    Only letters, digits, `_`, `-`, dots, other characters behind a backslash, and anchors are taken: an expression from a
-    file could match for hours.
-    """
-    if not _LITERAL.fullmatch(key):
-        raise AdapterError(
-            f"{path}: alpha_pattern has the expression {key!r}; only names of modules, or ends of them, can be honoured"
-        )
-    return re.compile(rf"(.*\.)?({key})$")
+def _patterns(entries: Sequence[tuple[str, float]], path: Path) -> Patterns:
+    try:
+        return Patterns(entries)
+    except ValueError as error:
+        raise AdapterError(f"{path}: alpha_pattern has {error}") from None

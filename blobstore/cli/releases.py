@@ -34,7 +34,6 @@ Sign = Annotated[
     Path | None,
     typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).", readable=False),
 ]
-_NOTICED = 2  # seconds of a wait that people are told of
 
 Plain = Annotated[bool, typer.Option("--plain", help="Decode nothing, and fetch whole files.")]
 
@@ -117,10 +116,12 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Copy a release into a registry or an image layout of OCI; files that it already has are not sent."""
+    from blobstore.releases import Patience
     from blobstore.releases import push as run
+    from blobstore.releases.sources.patience import Notice
 
     with progress_bar(hidden=as_json) as progress:
-        done = run(reference, release, progress=progress)
+        done = run(reference, release, patience=Patience(notice=Notice(print_error)), progress=progress)
     if as_json:
         print_json(done)
     else:
@@ -174,12 +175,13 @@ def pull(
     is away or busy, it is asked again for an hour. If it asks to come back later, the exit code is 75.
     """
     from blobstore import releases
+    from blobstore.releases.sources.patience import Notice
 
     if fetched is not None and (only_plan or plain):
         raise typer.BadParameter("the plan has decided how; give it without --plan and --plain", param_hint="--commit")
     if verify and (only_plan or fetched is not None):
         raise typer.BadParameter("it is for a pull of its own", param_hint="--verify")
-    trying = releases.Patience(seconds=patience, notice=_say_wait)
+    trying = releases.Patience(seconds=patience, notice=Notice(print_error))
     if only_plan:
         with _later(as_json):
             plan = releases.plan(
@@ -225,12 +227,6 @@ def pull(
     say(f"{directory / 'current'}: {what} {done.name} {done.version}, sha256:{done.sha256}")
     verb = "Took" if fetched is not None else "Fetched"
     say(f"{verb} {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
-
-
-def _say_wait(error: Exception, seconds: float) -> None:
-    """Tell people on standard error what is waited for."""
-    if seconds >= _NOTICED:
-        print_error(f"{error}; trying again in {seconds:.0f} seconds")
 
 
 @contextlib.contextmanager

@@ -187,21 +187,31 @@ class Objects:
         if self.folder is not None:
             self._sync(self.folder / path)
 
-    def create(self, path: str, content: bytes) -> None:
-        """Store a small object, complete or not at all, if there is none."""
+    def create(self, path: str, content: bytes, *, cached: str = "") -> bool:
+        """Store a small object, complete or not at all, if there is none.
+
+        Args:
+            path, content, cached: as in `put`.
+
+        Returns:
+            Whether the object that is there has this content.
+        """
         for _ in range(_ATTEMPTS):
-            self.makes(path, content)
-            if self.get(path) is not None:  # a conflict is reported in the same way as an object that is there
+            self.makes(path, content, cached=cached)
+            there = self.get(path)
+            if there is not None:  # a conflict is reported in the same way as an object that is there
                 break
         else:
             raise TransferError(f"{self.name(path)}: the store says that it is there, and does not have it")
         if self.folder is not None:
             self._sync(self.folder / path)
+        return there == content
 
-    def makes(self, path: str, content: bytes) -> bool:
+    def makes(self, path: str, content: bytes, *, cached: str = "") -> bool:
         """Ask the store for a small object if there is none; whether it says that it made one."""
+        attributes = {"Cache-Control": cached} if cached and self.folder is None else None
         with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
-            _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            _tried(lambda: obstore.put(self._opened(), path, content, mode="create", attributes=attributes))
             return True
         return False
 

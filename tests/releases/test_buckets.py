@@ -82,7 +82,7 @@ def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatc
     assert pull(f"{bucket.url}/a/1", tmp_path / "other").version == "1"
 
 
-@pytest.mark.parametrize("before", ["_listed", "read_index", "read_released", "_remove"])
+@pytest.mark.parametrize("before", ["_listed", "read_index", "whole_release", "_read_unused"])
 @pytest.mark.parametrize("dropped", ["no", "the newest", "all"])
 def test_a_release_that_appears_during_a_sweep_stays(
     before: str, dropped: str, bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,13 +119,14 @@ def test_an_object_that_is_stored_again_during_a_sweep_stays(
         assert sweep(bucket.url).waiting > 0
         unused = json.loads(pool.objects.get("releases.json") or b"")["unused"]
         pool.objects.put("releases.json", json.dumps({"unused": dict.fromkeys(unused, 0)}).encode())
-    real = sweeping._remove
+    real = sweeping._Round._remove
 
     def between(*arguments: Any) -> Any:
+        monkeypatch.setattr(sweeping._Round, "_remove", real)
         publish(tmp_path / "in", bucket.url, name="a", version="3")
         return real(*arguments)
 
-    monkeypatch.setattr(sweeping, "_remove", between)
+    monkeypatch.setattr(sweeping._Round, "_remove", between)
     sweep(bucket.url, keep=60)
     pull(f"{bucket.url}/a/3", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), weights(seed=2))

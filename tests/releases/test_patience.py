@@ -7,6 +7,7 @@ import heapq
 import json
 import pickle
 import random
+import re
 import socket
 import ssl
 import threading
@@ -28,9 +29,9 @@ from blobstore.cli.app import app
 from blobstore.errors import ServerBusyError, TransferError
 from blobstore.releases import Patience, publish, pull
 from blobstore.releases.sources.http import Client
-from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, WrongAnswerError
-from tests.releases.models import inputs, published_once, weights
-from tests.releases.server import Server, serving
+from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, Notice, Pace, WrongAnswerError
+from tests.releases.models import found, inputs, published_once, same, weights
+from tests.releases.server import Server, is_object, serving
 from tests.releases.wire import free_port
 
 
@@ -128,9 +129,6 @@ def test_the_waits_of_one_device() -> None:
         for _ in range(1000):
             backoff.wait(InterruptedTransferError("away"))
     assert 3300 < sum(time.waits) <= 3600
-    backoff.progressed()
-    backoff.wait(InterruptedTransferError("away"))  # it has another hour
-    assert time.waits[-1] <= 1
 
 
 def test_a_server_that_is_wrong_is_asked_six_times() -> None:
@@ -140,6 +138,72 @@ def test_a_server_that_is_wrong_is_asked_six_times() -> None:
         backoff.wait(WrongAnswerError("nonsense"))
     with pytest.raises(TransferError, match="nonsense; given up after 6 attempts"):
         backoff.wait(WrongAnswerError("nonsense"))
+
+
+# A server that sends little, again and again
+
+
+def test_enough_bytes_give_another_hour() -> None:
+    """As many as the slowest server would have sent since the last time, whoever got them; fewer add up."""
+    time = Time()
+    patience = time.patience(slowest=100, chance=lambda: 0.999999)
+    pace = Pace(patience)
+    backoff = Backoff(patience, pace)
+    for _ in range(15):
+        backoff.wait(InterruptedTransferError("away"))
+    spent = sum(time.waits)
+    assert spent > 2000 and time.waits[-1] == pytest.approx(300, rel=1e-4)
+    pace.count(100)
+    backoff.wait(InterruptedTransferError("away"), brought=100)
+    assert time.waits[-1] <= 1  # soon, though it is not yet enough
+    pace.count(round(100 * spent))
+    for _ in range(15):
+        backoff.wait(InterruptedTransferError("away"))
+    assert sum(time.waits) > 3600
+
+
+def dripping(server: Server, releases: Path, nbytes: int) -> None:
+    """Send so many bytes of what is asked for, and close."""
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        data = (releases / handler.path.lstrip("/")).read_bytes()
+        if not is_object(handler.path) or len(data) <= nbytes:
+            return False
+        start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
+        handler.send_response(206 if asked else 200)
+        if asked:
+            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        handler.send_header("Content-Length", str(stop - start))
+        handler.end_headers()
+        handler.wfile.write(data[start : min(start + nbytes, stop)])
+        handler.close_connection = True
+        return True
+
+    server.fault = fault
+
+
+@pytest.mark.parametrize("options", [{"seconds": 100}, {"attempts": 5}])
+def test_a_byte_at_a_time_ends(server: Server, releases: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Patience is for all answers together, not for each; what came is kept."""
+    publish(inputs(tmp_path / "in", weights(seed=1)), releases, name="a", version="2")
+    dripping(server, releases, 1)
+    time = Time()
+    with pytest.raises(TransferError, match=r"ended after 1 of|Connection broken.*given up|given up after"):
+        pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=time.patience(**options))
+    assert len(server.log) < 100 and time.now <= 100
+
+
+def test_a_way_that_breaks_often_goes_on(server: Server, releases: Path, tmp_path: Path) -> None:
+    """After an outage, too: a little with each connection, and soon the next one (F2)."""
+    publish(inputs(tmp_path / "in", weights(seed=1)), releases, name="a", version="2")
+    dripping(server, releases, 4096)
+    drip, time = server.fault, Time()
+    server.fault = lambda handler, times: (
+        drip(handler, times) if time.now > 3000 or not is_object(handler.path) else (handler.answer(503) or True)
+    )
+    pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=time.patience())
+    assert same(found(tmp_path / "device/current"), weights(seed=1))
 
 
 # What is tried again
@@ -289,6 +353,35 @@ def test_people_are_told_what_is_waited_for(server: Server, tmp_path: Path) -> N
     assert [seconds for _, seconds in told] == time.waits
     assert len(told) == 3
     assert all("503" in text for text, _ in told)
+
+
+def test_progress_says_what_is_waited_for(server: Server, tmp_path: Path) -> None:
+    """Unless the caller hears of it already; of several threads that wait for one server, one says it."""
+    server.fault = lambda handler, times: is_object(handler.path) and times < 3 and (handler.answer(503) or True)
+    steps: list[tuple[str, int, int]] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        steps.append((what, done, total))
+
+    patience = Time().patience(first=10, chance=lambda: 0.9)
+    pull(f"{server.url}/a/1/index.json", tmp_path / "one", patience=patience, progress=progress)
+    waiting = [one for one in steps if one[0].startswith("waiting: ")]
+    assert len(waiting) == 1
+    assert "answers 503" in waiting[0][0] and waiting[0][0].endswith("; trying again in 9 seconds")
+    steps.clear()
+    told: list[float] = []
+    patience = Time().patience(first=10, chance=lambda: 0.9, notice=lambda error, seconds: told.append(seconds))
+    server.fault = lambda handler, times: handler.answer(503) or True if len(told) < 2 else False
+    pull(f"{server.url}/a/1/index.json", tmp_path / "two", patience=patience, progress=progress)
+    assert told and not any(what.startswith("waiting") for what, _, _ in steps)
+
+
+def test_short_waits_are_not_told() -> None:
+    told: list[str] = []
+    notice = Notice(told.append)
+    for seconds in (0.5, 1.9, 30.0, 40.0):
+        notice(InterruptedTransferError("away"), seconds)
+    assert told == ["away; trying again in 30 seconds"]
 
 
 @pytest.mark.parametrize(

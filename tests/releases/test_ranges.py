@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blobstore import save_file
 from blobstore.errors import BlobStoreError
-from blobstore.releases import publish, pull
+from blobstore.releases import Patience, publish, pull
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import Object
@@ -321,25 +321,79 @@ def test_servers_that_send_other_ranges(scattered: tuple[Path, Any], tmp_path: P
         update(server, tmp_path / "device", tensors)
 
 
-@pytest.mark.parametrize("body", [b"", b"x" * 100_000, SOUND], ids=["empty", "noise", "of another object"])
-def test_a_server_whose_ranges_are_nonsense_is_given_up(
-    scattered: tuple[Path, Any], tmp_path: Path, body: bytes
+def closing(handler: Any, data: bytes, asked: str) -> None:
+    """Close the connection."""
+    handler.close_connection = True
+
+
+def halfway(handler: Any, data: bytes, asked: str) -> None:
+    """Close it in the middle of the answer."""
+    body = encoded(data, asked)
+    handler.send_response(206)
+    handler.send_header("Content-Type", "multipart/byteranges; boundary=between")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body[: len(body) // 2])
+    handler.close_connection = True
+
+
+def multipart(body: bytes) -> Any:
+    """Answer with this body."""
+    return lambda handler, data, asked: handler.answer(
+        206, body, {"Content-Type": "multipart/byteranges; boundary=between"}
+    )
+
+
+def status(number: int) -> Any:
+    """Answer with this status."""
+    return lambda handler, data, asked: handler.answer(number)
+
+
+FAILURES = {
+    "closes": closing,
+    "closes halfway": halfway,
+    **{str(number): status(number) for number in (403, 500, 501, 503)},
+    "an empty answer": multipart(b""),
+    "noise": multipart(b"x" * 100_000),
+    "ranges of another object": multipart(SOUND),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_server_that_fails_at_several_ranges_is_asked_for_single_ones(
+    scattered: tuple[Path, Any], tmp_path: Path, failure: Any
 ) -> None:
+    """After one failure, however it fails; none waits for long."""
+    releases, tensors = scattered
+    waits: list[float] = []
+    with serving(releases) as server:
+        several = []
+
+        def fault(handler: Any, times: int) -> bool:
+            asked = handler.headers.get("Range", "")
+            if "," not in asked:
+                return False
+            several.append(asked)
+            failure(handler, (releases / handler.path[1:]).read_bytes(), asked)
+            return True
+
+        server.fault = fault
+        pull(f"{server.url}/{FIRST}", tmp_path / "device", patience=NOW)
+        pull(f"{server.url}/{SECOND}", tmp_path / "device", patience=Patience(pause=waits.append))
+        assert same(found(tmp_path / "device/current"), tensors)
+    assert 1 <= len(several) == len(set(several)) <= 6
+    assert len(waits) <= len(several) and max(waits, default=0) <= 1
+
+
+def test_a_server_that_fails_at_everything_is_given_up(scattered: tuple[Path, Any], tmp_path: Path) -> None:
     """After a few attempts, and the old release stays."""
     releases, _ = scattered
     with serving(releases) as server:
         pull(f"{server.url}/{FIRST}", tmp_path / "device", patience=NOW)
-
-        def fault(handler: Any, times: int) -> bool:
-            if "," not in handler.headers.get("Range", ""):
-                return False
-            handler.answer(206, body, {"Content-Type": "multipart/byteranges; boundary=between"})
-            return True
-
-        server.fault = fault
+        server.body = lambda path, times, data: b"x" * len(data) if "/packs/" in path else data
         with pytest.raises(BlobStoreError):
             pull(f"{server.url}/{SECOND}", tmp_path / "device", patience=NOW)
-        assert len(server.log) < 40
+        assert len(server.log) < 100
         assert pull(f"{server.url}/{FIRST}", tmp_path / "device", patience=NOW).changed is False
 
 

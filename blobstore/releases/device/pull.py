@@ -22,7 +22,7 @@ from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import Index, parse_index
 from blobstore.releases.index.needs import check_executorch, check_time
 from blobstore.releases.index.objects import store_bytes
-from blobstore.releases.sources.patience import GoneError, Patience
+from blobstore.releases.sources.patience import GoneError, Patience, telling
 from blobstore.releases.sources.places import open_source
 from blobstore.releases.sources.source import Found, Source
 
@@ -108,7 +108,7 @@ def pull(
             fetch damaged ones again. Otherwise only that is compared which something new is built on.
         threads: how many requests are sent at a time.
         patience: how long to try.
-        progress: called with every step.
+        progress: called with every step, and with what is waited for, unless `patience` has a notice.
 
     Raises:
         ReleaseError: this is not a reference, the folder has releases of another name or is one that releases are
@@ -121,7 +121,8 @@ def pull(
         FileAccessError: the folder cannot be written. In every case the old release stays the current one.
     """
     check_progress(progress)
-    with open_source(reference, Patience() if patience is None else patience, threads) as source:
+    patience, progress = telling(Patience() if patience is None else patience, progress)
+    with open_source(reference, patience, threads) as source:
         options = PullOptions(key, allow_rollback, plain, executorch, verify)
         return install(source, as_path(directory), options, threads, progress)
 

@@ -14,12 +14,13 @@ from blobstore.releases.index.index import Object
 from blobstore.releases.index.intervals import coalesced
 from blobstore.releases.sources.patience import (
     Backoff,
+    GoneError,
     InterruptedTransferError,
-    SlowTransferError,
+    Pace,
     WrongAnswerError,
     retry,
 )
-from blobstore.releases.sources.source import Source
+from blobstore.releases.sources.source import RANGE_COST, Source
 
 __all__ = ["Transfer", "read_object"]
 
@@ -30,8 +31,6 @@ _LONGEST = 1 << 25
 """Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
 _TOGETHER = 1 << 20
 """Bytes of the largest request for several ranges; more than that is faster in several requests at a time."""
-_PART = 200
-"""Bytes that another range costs in a request that has several, here and in the answer."""
 _NOTE = 1 << 22
 """After this many bytes of a request, the list of fetched ranges gets a line."""
 
@@ -57,6 +56,7 @@ class Transfer:
         planned: bool = False,
     ) -> None:
         self._source, self._patience, self._progress = source, source.patience, progress
+        self._pace = Pace(source.patience)
         self._todo: deque[tuple[Spool, Ranges]] = deque()
         self._most_ranges = 1 if planned else source.most_ranges
         self._planned = planned
@@ -71,20 +71,20 @@ class Transfer:
     def ask(self, spool: Spool, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch what is missing of some ranges. Call this before `start`."""
         self._spools[spool.wanted.sha256] = spool
-        for together in self._requests_for([gap for start, stop in ranges for gap in spool.missing(start, stop)]):
+        for together in self._requests_for(_missing(spool, ranges), self._most_ranges):
             self._todo.append((spool, together))
             self.asked += _size(together)
 
-    def _requests_for(self, missing: Ranges) -> Iterator[Ranges]:
+    def _requests_for(self, missing: Ranges, most_ranges: int) -> Iterator[Ranges]:
         """The requests for some ranges: as few bytes as possible, where each request counts as many, too.
 
         Each gap between two ranges is decided on its own: it travels if it costs less than what it saves.
         """
-        several = _PART if self._most_ranges > 1 else self._source.gap(self._most)
+        several = RANGE_COST if most_ranges > 1 else self._source.gap(self._most)
         gap = MOST_GAP if self._planned else several
         together: Ranges = []
         for one in coalesced(missing, gap, self._longest):
-            if together and (len(together) >= self._most_ranges or _size(together) + one[1] - one[0] > _TOGETHER):
+            if together and (len(together) >= most_ranges or _size(together) + one[1] - one[0] > _TOGETHER):
                 yield together
                 together = []
             together.append(one)
@@ -145,9 +145,8 @@ class Transfer:
 
     def _fetch(self, spool: Spool, ranges: Ranges) -> None:
         """One request, and further ones as long as it fails in ways that may pass."""
-        backoff = Backoff(self._patience)
-        while missing := [gap for start, stop in ranges for gap in spool.missing(start, stop)]:
-            before = spool.present
+        backoff = Backoff(self._patience, self._pace)
+        while missing := _missing(spool, ranges):
             try:
                 if len(ranges) == 1:
                     self._read(spool, missing[0][0], missing[-1][1])
@@ -157,9 +156,26 @@ class Transfer:
             except InterruptedTransferError as error:
                 if self._stopped:
                     raise
-                if spool.present > before and not isinstance(error, SlowTransferError):
-                    backoff.progressed()
-                backoff.wait(error)
+                left = _missing(spool, ranges)
+                brought = _size(missing) - _size(left)
+                backoff.wait(error, brought)
+                if len(ranges) > 1:
+                    self._give_up_several(spool, left, brought)
+                    return
+            except GoneError:
+                raise
+            except TransferError:
+                if len(ranges) == 1 or self._stopped:
+                    raise
+                self._give_up_several(spool, missing, 0)
+                return
+
+    def _give_up_several(self, spool: Spool, missing: Ranges, brought: int) -> None:
+        """Ask for ranges one by one after a request for several failed, for whatever reason; the others, too, if it brought
+        nothing."""
+        if not brought:
+            self._most_ranges = 1
+        self._split(spool, missing)
 
     def _read_several(self, spool: Spool, ranges: Ranges) -> bool:
         """Read several ranges by one request; False if the server does not do that."""
@@ -167,7 +183,7 @@ class Transfer:
             count = 0
             for count, body in enumerate(bodies or (), 1):  # noqa: B007 - it is used below
                 self._write(spool, body.start, body.start, body.pieces)
-        missing = any(spool.missing(start, stop) for start, stop in ranges)
+        missing = bool(_missing(spool, ranges))
         if count == 0 or (count == 1 and missing):  # it sends all, or only the first range
             self._most_ranges = 1
             return not missing
@@ -178,7 +194,7 @@ class Transfer:
     def _split(self, spool: Spool, ranges: Ranges) -> None:
         """Ask for some ranges one by one; near ones become one."""
         with self._lock:
-            requests = list(self._requests_for(ranges))
+            requests = list(self._requests_for(ranges, 1))
             self._todo.extendleft((spool, one) for one in reversed(requests))
             more = min(self._most - self._working, len(self._todo) - 1)
         for _ in range(more):
@@ -209,6 +225,7 @@ class Transfer:
                     raise TransferError(f"{self._source.name}: the transfer was stopped")
                 spool.write(at, piece)
                 at += len(piece)
+                self._pace.count(len(piece))
                 if at - noted >= _NOTE:
                     spool.note(noted, at)
                     noted = at
@@ -220,6 +237,10 @@ class Transfer:
             spool.note(noted, at)
         if at < stop:
             raise InterruptedTransferError(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
+
+
+def _missing(spool: Spool, ranges: Iterable[tuple[int, int]]) -> Ranges:
+    return [gap for start, stop in ranges for gap in spool.missing(start, stop)]
 
 
 def _size(ranges: Ranges) -> int:

@@ -7,6 +7,7 @@ newest one; the pool has every content anyway.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,12 +25,12 @@ from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Stored, best_difference, best_planes, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
-from blobstore.releases.index.index import Object
+from blobstore.releases.index.index import File, Object
 from blobstore.releases.index.parts import Part, Parts
-from blobstore.releases.index.ways import Way, Ways, cheapest
+from blobstore.releases.index.ways import Way, Ways
 from blobstore.releases.publishing.released import Released, store_pieces
 
-__all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_version"]
+__all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_release", "store_forms"]
 
 _MOST_OBJECTS = 16
 """A new device fetches from so many objects at most; above that, contents of the smallest ones are brought together."""
@@ -42,14 +43,18 @@ _SMALLEST = 64
 _WORTH = 0.8
 """A difference with more than this share of the bytes of the whole form is not stored."""
 
+_Encoded = tuple[str, str, bytes | memoryview, str | None]
+"""A form that is to be written: digest, encoding, bytes and base."""
 
-def parts_of_version(pool: Pool, version: Version, names: Iterable[str]) -> dict[str, tuple[Part, ...]]:
-    """What the files of a version of a pool consist of, by their names."""
-    listed: dict[str, dict[int, Part]] = {name: {} for name in names}
+
+def parts_of_release(pool: Pool, version: Version, files: Sequence[File]) -> Parts:
+    """What the files of a release consist of, which is a version of a pool."""
+    listed: dict[str, dict[int, Part]] = {file.name: {} for file in files}
     for part in parts_of(pool.tables, version):
         if part.size:
             listed[part.file][part.offset] = Part(part.offset, part.size, part.digest.hex())
-    return {name: tuple(parts.values()) for name, parts in listed.items()}
+    contents = {file.sha256: tuple(listed[file.name].values()) for file in files}
+    return Parts("blobstore.parts.1", tuple(contents.values()))
 
 
 @dataclass(frozen=True)
@@ -292,38 +297,30 @@ class Forms:
 
     # ----------------------------------------------------------------------------------------------------- writing
 
-    def _write(self, encoded: Iterable[tuple[str, str, bytes | memoryview, str | None]]) -> Iterator[tuple[str, Form]]:
-        """Write forms into one object: digest, encoding, bytes and base of each."""
-        placed: list[tuple[str, str, int, int, str | None]] = []
+    def _write(self, encoded: Iterable[_Encoded]) -> list[tuple[str, Form]]:
+        """Write forms into one object."""
+        made = store_forms(self._objects, encoded)
+        self.written += made[0][1].object.size if made else 0
+        return made
 
-        def pieces() -> Iterator[bytes | memoryview]:
-            at = 0
-            for digest, encoding, data, base in encoded:
-                placed.append((digest, encoding, at, len(data), base))
-                at += len(data)
-                yield data
 
-        # an iterator that may have nothing: then there is no object
-        stream = pieces()
-        first = next(stream, None)
-        if first is None:
-            return
-        done = store_pieces(self._objects, _chained(first, stream))
-        self.written += done.size
-        for digest, encoding, at, stored, base in placed:
-            yield digest, Form(encoding, done, at, stored, base)
+def store_forms(objects: Objects, encoded: Iterable[_Encoded]) -> list[tuple[str, Form]]:
+    """Write forms into one object, in the order in which they come; none of them makes no object."""
+    placed: list[tuple[str, str, int, int, str | None]] = []
 
-    def travelling(self, ways: Ways, have: Iterable[str]) -> int:
-        """Bytes that a device fetches for the contents of the release.
+    def pieces() -> Iterator[bytes | memoryview]:
+        at = 0
+        for digest, encoding, data, base in encoded:
+            placed.append((digest, encoding, at, len(data), base))
+            at += len(data)
+            yield data
 
-        Args:
-            ways: to them.
-            have: digests of the contents that it has.
-        """
-        there = set(have)
-        contents = [*self._parts.contents, *(digest for digest, _ in ways.bases)]
-        best = cheapest(ways.ways, [digest in there for digest in contents])
-        return sum(route.cost for route in best[: len(self._parts.contents)] if route is not None)
+    stream = pieces()
+    first = next(stream, None)
+    if first is None:
+        return []
+    done = store_pieces(objects, itertools.chain([first], stream))
+    return [(digest, Form(encoding, done, at, stored, base)) for digest, encoding, at, stored, base in placed]
 
 
 def _jobs(
@@ -338,11 +335,6 @@ def _jobs(
             if row.base is None or row.base.hex() != base or not check_encoding(row.encoding):
                 jobs[back].append((content, base))
     return jobs
-
-
-def _chained(first: bytes | memoryview, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    yield first
-    yield from rest
 
 
 def _key(file: str, tensor: str, offset: int) -> tuple[str, str]:

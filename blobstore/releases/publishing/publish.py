@@ -44,9 +44,11 @@ from blobstore.pool.collecting import UNUSED
 from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
 from blobstore.releases.index.needs import check_time
-from blobstore.releases.index.parts import Parts, encode_parts, parse_parts
+from blobstore.releases.index.parts import encode_parts, parse_parts
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
-from blobstore.releases.publishing.forms import Forms, parts_of_version
+from blobstore.releases.publishing.forms import Forms, parts_of_release
+from blobstore.releases.publishing.mending import mend, whole_release
+from blobstore.releases.publishing.predicting import predicted
 from blobstore.releases.publishing.released import (
     Released,
     lead_to_newest,
@@ -75,8 +77,9 @@ class Published:
         release_bytes: the size of all of them.
         new_bytes: of contents that the release folder did not have before.
         stored_bytes: what was written for the release.
-        first_bytes: what a device without anything fetches.
-        update_bytes: what a device with the release before fetches; None if there is none.
+        first_bytes: what a device without anything fetches, index and lists included, from a folder or a server that sends
+            several ranges at a time. From others, it also fetches what lies between near ranges.
+        update_bytes: the same of a device with the release before, and nothing else; None if there is none.
         signed: whether the index has a signature.
     """
 
@@ -372,12 +375,9 @@ class _Publisher:
         if self._plain:
             for file, source in zip(files, self._inputs, strict=True):
                 self._store_whole(file, source.path)
-        previous = released_before(self._pool, version)
-        listed = parts_of_version(self._pool, version, [file.name for file in files])
-        by_digest = {file.sha256: listed[file.name] for file in files}
-        parts = Parts(
-            "blobstore.parts.1", tuple(by_digest[one] for one in dict.fromkeys(file.sha256 for file in files))
-        )
+        before = (whole_release(self._pool, one) for one in released_before(self._pool, version))
+        previous = [release for release in before if release is not None]
+        parts = parts_of_release(self._pool, version, files)
         encoded_parts = encode_parts(parts)
         index = Index(
             format="blobstore.release.2",
@@ -400,7 +400,6 @@ class _Publisher:
         lists = {name: encode_ways(some) for name, some in ((WAYS, ways), (EARLIER, earlier)) if some is not None}
         for name, some in lists.items():
             parse_ways(some, digest, parts, objects.name(f"{place}/{name}"))
-        encoded = lists[WAYS]
         signature = None
         if key is not None:
             from blobstore.releases.sources.trust import sign
@@ -416,13 +415,8 @@ class _Publisher:
             release_bytes=index.size,
             new_bytes=new,
             stored_bytes=stored + forms.written + sum(map(len, lists.values())),
-            first_bytes=len(data) + index.parts.size + len(encoded) + forms.travelling(ways, ()),
-            update_bytes=len(data)
-            + index.parts.size
-            + len(encoded)
-            + forms.travelling(ways, previous[0].parts.contents)
-            if previous
-            else None,
+            first_bytes=predicted(data, encoded_parts, lists, None),
+            update_bytes=predicted(data, encoded_parts, lists, previous[0]) if previous else None,
             signed=signature is not None,
         )
 
@@ -439,15 +433,21 @@ class _Publisher:
     def _write(self, place: str, index: bytes, lists: Mapping[str, bytes], digest: str, signature: str | None) -> None:
         """Write what makes the release appear."""
         written: dict[str, bytes] = {} if signature is None else {f"{SIGNATURES}/{digest}": signature.encode()}
-        written |= {**{f"{place}/{name}": some for name, some in lists.items()}, f"{place}/{INDEX}": index}
-        written[f"{self._version.name}/{LATEST}/{INDEX}"] = index
+        written |= {f"{place}/{name}": some for name, some in lists.items()}
         folder = self._objects.folder
         if folder is None:
             for path, contents in written.items():
                 self._objects.put(path, contents, cached=cache_control(path))
+            is_first = self._objects.create(f"{place}/{INDEX}", index, cached=cache_control(f"{place}/{INDEX}"))
+            mend(self._pool, self._version)
             # somebody else may have published one at the same time
             lead_to_newest(self._pool, self._version)
+            if not is_first:
+                raise ReleaseError(
+                    f"{self._objects.name(place)}: another process published this version at the same time"
+                )
             return
+        written |= {f"{place}/{INDEX}": index, f"{self._version.name}/{LATEST}/{INDEX}": index}
         with named(folder):
             for path in written:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -455,6 +455,7 @@ class _Publisher:
             for path, contents in written.items():
                 with staging.open(folder / path, len(contents)) as file:
                     file.write(contents)
+        mend(self._pool, self._version)
 
     def _time(self, previous: Sequence[Released]) -> int:
         """Now, or later than all other releases of this name."""

@@ -20,7 +20,7 @@ from blobstore.releases.index.manifests import layers_of, make_manifest
 from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.references import check_named, parse_reference
 from blobstore.releases.index.ways import EARLIER, WAYS, parse_ways
-from blobstore.releases.sources.patience import Patience
+from blobstore.releases.sources.patience import Patience, telling
 from blobstore.releases.sources.places import check_effort
 from blobstore.releases.sources.source import FolderSource, read_small
 
@@ -73,7 +73,7 @@ def push(
         release: its index, or the folder that the index is in.
         threads: how many objects are sent at a time.
         patience: how long to try.
-        progress: called with every step.
+        progress: called with every step, and with what is waited for, unless `patience` has a notice.
 
     Raises:
         ReleaseError: the reference is of something else.
@@ -82,7 +82,8 @@ def push(
         TransferError: the registry cannot be reached, or refuses.
     """
     check_progress(progress)
-    target = _target(reference, Patience() if patience is None else patience, threads)
+    patience, progress = telling(Patience() if patience is None else patience, progress)
+    target = _target(reference, patience, threads)
     try:
         source = FolderSource(str(as_path(release)), None)
         found = source.find(None)
@@ -124,11 +125,14 @@ def push(
             work = [pool.submit(put, one) for one in wanted]
             ended, _ = wait(work, return_when=FIRST_EXCEPTION)
             sent = sum(one.result() for one in ended)
+            there = [one for one, done_by in zip(wanted, work, strict=True) if not done_by.result()]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         digest = target.put_manifest(
             make_manifest(index, data, list(ways.values()), source.signature(found.sha256), layers)
         )
+        # What was there already, a collection of the target may have removed until the manifest was there.
+        sent += sum(map(put, there))
         return Pushed(f"{target.name}@sha256:{digest}", digest, len(layers), total, sent)
     finally:
         target.close()

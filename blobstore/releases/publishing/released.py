@@ -54,13 +54,12 @@ class Released:
     ways: Ways
 
 
-def released_before(pool: Pool, version: Version) -> list[Released]:
-    """The releases of a name to which a new one stores differences, the newest first."""
+def released_before(pool: Pool, version: Version) -> list[Version]:
+    """The versions of a name to whose releases a new one stores differences, the newest first."""
     others = [one for one in live_versions(pool.tables, version.name, newest=_LOOKED_AT) if one.id != version.id]
     indexes = [(read, one) for one in others if (read := read_index(pool.objects, one)) is not None]
     indexes.sort(key=lambda one: one[0][1].published, reverse=True)
-    chosen = [indexes[back - 1] for back in _BEFORE if back <= len(indexes)]
-    return [read_released(pool.objects, one, *read) for read, one in chosen]
+    return [indexes[back - 1][1] for back in _BEFORE if back <= len(indexes)]
 
 
 def lead_to_newest(pool: Pool, version: Version) -> None:

@@ -16,22 +16,19 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from blobstore.core.errors import PoolError, ReleaseError
+from blobstore.core.errors import ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
-from blobstore.pool.codec import check_encoding
 from blobstore.pool.collecting import UNUSED, collect
 from blobstore.pool.objects import Objects
-from blobstore.pool.packs import Stored
-from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import Index
-from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways
-from blobstore.releases.publishing.forms import Form, Packs, forms_of, numbered
+from blobstore.releases.index.ways import EARLIER, WAYS, Ways, encode_ways
+from blobstore.releases.publishing.mending import Renewal, mend, whole_release
 from blobstore.releases.publishing.publish import opened
-from blobstore.releases.publishing.released import Released, lead_to_newest, read_index, read_released
+from blobstore.releases.publishing.released import Released, lead_to_newest, read_index
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST, SIGNATURES
 
@@ -80,35 +77,103 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
             raise ReleaseError(f"{name} must be a number of seconds, not {seconds!r}")
     with opened(releases) as pool:
         collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
-        objects = pool.objects
+        noted = _read_unused(pool.objects)
+        rounds = [_Round(pool, noted, keep)]
+        while rounds[-1].changed:  # what was published meanwhile may need what is gone: see `mending`
+            rounds.append(_Round(pool, noted, keep))
+        return Swept(
+            sum(one.withdrawn for one in rounds),
+            sum(one.rewritten for one in rounds),
+            sum(one.removed for one in rounds),
+            sum(one.freed for one in rounds),
+            rounds[-1].waiting,
+            collected,
+        )
+
+
+class _Round:
+    """Look at all releases, and remove what none of them needs.
+
+    Args:
+        pool: whose releases they are.
+        noted: what was unused when an earlier sweep ended, and since when.
+        keep: as in `sweep`.
+    """
+
+    def __init__(self, pool: Pool, noted: Mapping[str, int], keep: float) -> None:
+        self._pool, self._objects = pool, pool.objects
+        self.rewritten = self.removed = self.freed = self.waiting = 0
         names = {one.name for one in pool.versions()} | _dropped(pool.tables)
-        there = {name: _listed(objects, name) for name in sorted(names) if "/" not in name}
+        there = {name: _listed(self._objects, name) for name in sorted(names) if "/" not in name}
         # after that: what was published meanwhile is in the pool, too
         versions = pool.versions()
-        withdrawn = _withdraw(objects, versions, there)
+        self.withdrawn = _withdraw(self._objects, versions, there)
         indexes = {
             version: read
             for version in versions
             if INDEX in there.get(version.name, {}).get(version.version, ())
-            and (read := read_index(objects, version)) is not None
+            and (read := read_index(self._objects, version)) is not None
         }
         newest: dict[str, Version] = {}
         for version, (_, index) in indexes.items():
             if version.name not in newest or index.published > indexes[newest[version.name]][1].published:
                 newest[version.name] = version
-        rewriting = _Rewriting(pool)
-        rewritten = 0
-        for version, read in indexes.items():
+        needed: dict[Version, set[str]] = {}
+        renewal = Renewal(pool)
+        for version in indexes:
             if EARLIER in there[version.name][version.version]:
                 # they lead from releases before to forms that go
-                objects.delete(f"{version.name}/{version.version}/{EARLIER}")
-            release = read_released(objects, version, *read)
-            rewritten += rewriting.write(release, is_newest=newest[version.name] is version)
+                self._objects.delete(f"{version.name}/{version.version}/{EARLIER}")
+            release = whole_release(pool, version)
+            if release is not None:
+                needed[version] = self._rewrite(
+                    release, renewal.ways(release, every_form=newest[version.name] is version)
+                )
         for name, listed in there.items():
             if LATEST in listed:
                 _lead_to_newest(pool, name, newest.get(name), indexes)
-        removed, freed, waiting = _remove(objects, rewriting.needed, keep)
-        return Swept(withdrawn, rewritten, removed, freed, waiting, collected)
+        found = self._remove(set().union(*needed.values()), noted, keep)
+        for version, digests in needed.items():
+            if not digests <= found:
+                mend(pool, version)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is gone."""
+        return bool(self.withdrawn or self.removed)
+
+    def _rewrite(self, release: Released, ways: Ways) -> set[str]:
+        """Write the ways of a release, if they change; the objects beside the pool that it then needs."""
+        index = release.index
+        if ways != release.ways:
+            place = f"{index.name}/{index.version}/{WAYS}"
+            self._objects.put(place, encode_ways(ways), cached=cache_control(place))
+            self.rewritten += 1
+        needed = {index.parts.sha256, *(one.sha256 for one in ways.objects if one.folder == "files")}
+        if index.plain:
+            needed |= {file.sha256 for file in index.files if file.size}
+        return needed
+
+    def _remove(self, needed: Container[str], noted: Mapping[str, int], keep: float) -> set[str]:
+        """Remove objects that were unused for long, and note others; the digests of those that were found."""
+        now = time.time()
+        unused: dict[str, int] = {}
+        found: set[str] = set()
+        for entry in self._objects.list(FILES):
+            digest = entry.path.rpartition("/")[2]
+            found.add(digest)
+            if digest in needed:
+                continue
+            # what a publisher stores again meanwhile is new
+            since = max(noted.get(digest, int(now)), entry.stored)
+            if digest in noted and since <= now - keep:
+                self._objects.delete(entry.path)
+                self.removed, self.freed = self.removed + 1, self.freed + entry.size
+            else:
+                unused[digest] = since
+        self._objects.put(UNUSED, json.dumps({"unused": unused}).encode() + b"\n")
+        self.waiting = len(unused)
+        return found
 
 
 def _dropped(tables: Tables) -> set[str]:
@@ -156,85 +221,6 @@ def _lead_to_newest(
         newest = next(iter(live_versions(pool.tables, name, newest=1)), None)
     if newest is not None:
         lead_to_newest(pool, newest)
-
-
-class _Rewriting:
-    """Writes the ways of releases anew where they lead to what is going.
-
-    Attributes:
-        needed: the digests of the objects beside the pool that the releases have.
-    """
-
-    def __init__(self, pool: Pool) -> None:
-        self._objects, self._tables = pool.objects, pool.tables
-        condemned = self._tables.query("SELECT DISTINCT pack FROM marks WHERE digest IS NULL")
-        self._condemned = {pack.hex() for (pack,) in condemned}
-        self._packs = Packs(pool.objects)
-        self.needed: set[str] = set()
-
-    def write(self, release: Released, *, is_newest: bool) -> bool:
-        """Write the ways of a release, if they change; whether they did."""
-        old = release.ways
-        digests = [*release.parts.contents, *(digest for digest, _ in old.bases)]
-        rows = stored_rows(self._tables, map(bytes.fromhex, digests))
-        forms: dict[str, list[Form]] = {}
-        earlier: dict[str, list[Form]] = defaultdict(list)
-        for number, (digest, listed) in enumerate(zip(digests, forms_of(release), strict=True)):
-            there = [
-                form for form in listed if not (form.object.folder == "packs" and form.object.sha256 in self._condemned)
-            ]
-            kept = there if is_newest else []
-            if number < len(release.parts.contents):
-                if not any(form.base is None for form in kept):
-                    # what the pool has as a recipe stays in the form that devices can read
-                    stored = self._stored(rows, digest, earlier) or [form for form in there if form.base is None]
-                    kept = [*kept, *(form for form in stored if form not in kept)]
-                forms[digest] = kept
-            elif kept:
-                earlier[digest] = kept
-        ways = numbered(release.sha256, release.parts, forms, earlier)
-        index = release.index
-        self.needed |= {index.parts.sha256, *(one.sha256 for one in ways.objects if one.folder == "files")}
-        if index.plain:
-            self.needed |= {file.sha256 for file in index.files}
-        if ways == old:
-            return False
-        place = f"{index.name}/{index.version}/{WAYS}"
-        self._objects.put(place, encode_ways(ways), cached=cache_control(place))
-        return True
-
-    def _stored(self, rows: dict[bytes, Stored], digest: str, earlier: dict[str, list[Form]]) -> list[Form]:
-        """How the pool has a content: whole, or as a difference to one that it has whole."""
-        row = rows.get(bytes.fromhex(digest))
-        if row is None:
-            raise PoolError(f"{self._objects.url}: the content {digest} is missing; a release needs it")
-        if row.base is not None:
-            if not check_encoding(row.encoding):
-                return []
-            base = row.base.hex()
-            earlier[base] = earlier[base] or [self._packs.form(rows[row.base])]
-        return [self._packs.form(row)]
-
-
-def _remove(objects: Objects, needed: Container[str], keep: float) -> tuple[int, int, int]:
-    """Remove objects that were unused for long; how many, their bytes, and how many wait."""
-    noted = _read_unused(objects)
-    now = time.time()
-    unused: dict[str, int] = {}
-    removed = freed = 0
-    for entry in objects.list(FILES):
-        digest = entry.path.rpartition("/")[2]
-        if digest in needed:
-            continue
-        # what a publisher stores again meanwhile is new
-        since = max(noted.get(digest, int(now)), entry.stored)
-        if digest in noted and since <= now - keep:
-            objects.delete(entry.path)
-            removed, freed = removed + 1, freed + entry.size
-        else:
-            unused[digest] = since
-    objects.put(UNUSED, json.dumps({"unused": unused}).encode() + b"\n")
-    return removed, freed, len(unused)
 
 
 def _read_unused(objects: Objects) -> dict[str, int]:

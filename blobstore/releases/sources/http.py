@@ -175,7 +175,7 @@ class Client:
         connections: how many to keep open to one host.
 
     Attributes:
-        fetched: bytes of all bodies so far.
+        fetched: bytes of all bodies so far, without what separates several ranges.
         requests: the number of requests so far.
         latency: the least seconds from a request to its answer so far; None before the first.
         bandwidth: the most bytes per second of a body so far; None before one that is large enough to tell.
@@ -386,8 +386,20 @@ class Client:
 
         return retry(self.patience, work)
 
+    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            with self._lock:
+                self.fetched += len(piece)
+            yield piece
+
     def _pieces(
-        self, url: str, response: urllib3.BaseHTTPResponse, expected: int | None, limit: int | None = None
+        self,
+        url: str,
+        response: urllib3.BaseHTTPResponse,
+        expected: int | None,
+        limit: int | None = None,
+        *,
+        count: bool = True,
     ) -> Iterator[bytes]:
         """The body of an answer, with exactly the expected number of bytes, or at most the limit."""
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -407,7 +419,7 @@ class Client:
             if not piece:
                 break
             with self._lock:
-                self.fetched += len(piece)
+                self.fetched += len(piece) if count else 0
             received += len(piece)
             if received > most:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
@@ -462,7 +474,9 @@ class Client:
                 yield None
             elif boundary is not None:
                 most = stop - start + OVERHEAD * (len(ranges) + 1)
-                yield parts_of(url, self._pieces(url, response, None, most), boundary, start, stop, wanted.size)
+                pieces = self._pieces(url, response, None, most, count=False)
+                parts = parts_of(url, pieces, boundary, start, stop, wanted.size)
+                yield (Body(part.start, self._counted(part.pieces)) for part in parts)
             elif single is not None and start <= int(single[1]) <= int(single[2]) < stop:
                 length = int(single[2]) + 1 - int(single[1])
                 yield iter([Body(int(single[1]), self._pieces(url, response, length))])

@@ -24,6 +24,7 @@ __all__ = [
     "INDEX",
     "INDEXES",
     "LATEST",
+    "RANGE_COST",
     "SIGNATURES",
     "Body",
     "FolderSource",
@@ -40,6 +41,9 @@ INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
 
 LATEST = "latest"
 """The folder of the newest release of a name; no version can have this name."""
+
+RANGE_COST = 200
+"""Bytes that another range costs in a request that has several, here and in the answer."""
 
 INDEXES = "indexes"
 """In the folder of a device: indexes/SHA256.json. A folder with it is no release folder."""
@@ -160,7 +164,7 @@ class Source(ABC):
 
     def gap(self, requests: int) -> int:
         """The most bytes between two ranges that cost less than another request, if so many are sent at a time."""
-        return MOST_GAP
+        return MOST_GAP if self.remote else RANGE_COST
 
     @abstractmethod
     def url(self, wanted: Object) -> str:

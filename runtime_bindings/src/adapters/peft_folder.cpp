@@ -23,6 +23,7 @@ namespace {
 
 constexpr uint64_t kMostConfig = 1 << 24; // bytes
 constexpr double kMostAlpha = 1e300;
+constexpr size_t kMostForms = 256; // of expressions in alpha_pattern
 
 /// The fields that do not change what a trained adapter computes.
 constexpr std::string_view kNoEffect[] = {
@@ -61,58 +62,72 @@ constexpr Stray kStrays[] = {
     {".base_layer.", "a bias of the base model"},
     {".modules_to_save", "a module of modules_to_save"}};
 
+/// The first byte behind the character that begins at a place of text.
+size_t character_end(std::string_view text, size_t at) {
+  do {
+    ++at;
+  } while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
+  return at;
+}
+
 /// An expression of alpha_pattern: characters, of which a plain dot stands for any.
 class Pattern {
  public:
-  /// @param text letters, digits, `_`, `-`, dots, other characters behind a backslash, and anchors.
+  /// @param text letters, digits, `_`, `-`, dots, characters beyond ASCII, other characters behind a backslash, and
+  ///   anchors.
   /// @returns empty for any other expression.
   static std::optional<Pattern> of(std::string_view text) {
     Pattern made;
     made.at_start_ = !text.empty() && text.front() == '^';
     text.remove_prefix(made.at_start_ ? 1 : 0);
-    for (size_t i = 0; i < text.size(); ++i) {
+    for (size_t i = 0; i < text.size();) {
       const char c = text[i];
       if (c == '$' && i + 1 == text.size()) {
         break;
       }
-      if (c == '\\' && i + 1 < text.size() && !is_word(text[i + 1])) {
-        made.text_ += text[++i];
-        made.any_.push_back(false);
-      } else if (is_word(c) || c == '.' || c == '-') {
-        made.text_ += c;
-        made.any_.push_back(c == '.');
-      } else {
+      const bool escaped = c == '\\' && i + 1 < text.size() && !is_word(text[i + 1]);
+      if (!escaped && !is_word(c) && !is_beyond_ascii(c) && c != '.' && c != '-') {
         return std::nullopt;
       }
+      i += escaped ? 1 : 0;
+      const size_t end = character_end(text, i);
+      made.any_.push_back(c == '.');
+      made.characters_.emplace_back(text.substr(i, end - i));
+      i = end;
     }
-    return made.text_.empty() ? std::nullopt : std::optional<Pattern>(made);
+    return made.characters_.empty() ? std::nullopt : std::optional<Pattern>(made);
   }
+
+  /// How many characters it has, and which of them are plain dots.
+  const std::vector<bool>& form() const { return any_; }
 
   /// As PEFT matches it: as the end of a module's name, behind a dot or as all of it.
   bool matches(std::string_view module) const {
-    if (module.size() < text_.size()) {
-      return false;
-    }
-    const size_t start = module.size() - text_.size();
-    if (start > 0 && (at_start_ || module[start - 1] != '.')) {
-      return false;
-    }
-    for (size_t i = 0; i < text_.size(); ++i) {
-      if (!any_[i] && text_[i] != module[start + i]) {
+    size_t stop = module.size();
+    for (size_t i = characters_.size(); i-- > 0;) {
+      if (stop == 0) {
         return false;
       }
+      size_t start = stop - 1;
+      while (start > 0 && (static_cast<uint8_t>(module[start]) & 0xc0) == 0x80) {
+        --start;
+      }
+      if (!any_[i] && module.substr(start, stop - start) != characters_[i]) {
+        return false;
+      }
+      stop = start;
     }
-    return true;
+    return stop == 0 || (!at_start_ && module[stop - 1] == '.');
   }
 
  private:
   static bool is_word(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-        static_cast<uint8_t>(c) >= 0x80;
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
   }
+  static bool is_beyond_ascii(char c) { return static_cast<uint8_t>(c) >= 0x80; }
 
   bool at_start_ = false;
-  std::string text_;
+  std::vector<std::string> characters_;
   std::vector<bool> any_;
 };
 
@@ -190,6 +205,14 @@ class Config {
               path_,
               "alpha_pattern has the expression '{}'; only names of modules, or ends of them, can be honoured",
               key);
+        }
+        forms_.insert(expression->form());
+        if (forms_.size() > kMostForms) {
+          throw_error_in(
+              ErrorKind::Adapter,
+              path_,
+              "the expressions in alpha_pattern differ in length or in the places of their dots in more than {} ways",
+              kMostForms);
         }
         alphas_.emplace_back(*expression, alpha(json, key));
       });
@@ -286,6 +309,7 @@ class Config {
   bool rslora_ = false;
   std::set<uint64_t> ranks_; // all that modules may have
   std::vector<std::pair<Pattern, double>> alphas_;
+  std::set<std::vector<bool>> forms_; // of their expressions
 };
 
 struct Halves {
