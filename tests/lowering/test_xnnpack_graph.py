@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import InvalidKeyError
+from blobstore.errors import InvalidKeyError, KeyConflictError
 from blobstore.lowering.export import quiet
 from blobstore.lowering.xnnpack.graph import (
+    check_biases,
     constants_of_payload,
     groups_of_constants,
     packed_constants,
@@ -109,7 +110,8 @@ def shared(*scales: float) -> Any:
     nodes = [linear(2 + number, 0, 1, 2) for number in range(len(scales))]
     made = graph([tensor(0, 1, scales=2), tensor(1, 3), *inputs], nodes, 0)
     made.constant_data = [
-        schema.ConstantDataOffset(offset=0, size=0, named_key=key) for key in ("", "weight", "weight.scale", "bias")
+        schema.ConstantDataOffset(offset=0, size=0, named_key=key)
+        for key in ("", "weight", "weight.scale", "l.bias@0123456789abcdef")
     ]
     return made
 
@@ -122,7 +124,7 @@ def test_operators_that_pack_a_weight_in_two_ways_get_two() -> None:
     filters = [node.xnode_union.filter_id for node in made.xnodes]
     assert len(set(filters)) == 3 and filters[0] == filters[2] and filters[1] == filters[3]
     assert [value.id_out for _, value in map(union_and_tensor, made.xvalues)] == list(range(len(made.xvalues)))
-    assert [one.named_key for one in made.constant_data[4:7]] == ["weight", "weight.scale", "bias"]
+    assert [one.named_key for one in made.constant_data[4:7]] == ["weight", "weight.scale", "l.bias@0123456789abcdef"]
     assert groups_of_constants(made) == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1, 7: 2, 8: 2, 9: 2}
     uses = uses_of_constants(made)
     assert all(len(of_one) == 1 for of_one in uses.values()) and uses[1] != uses[4] != uses[7]
@@ -144,6 +146,17 @@ def test_equal_numbers_with_other_scales_are_apart() -> None:
     assert separate_operators(made) == {6: 3}
     groups = groups_of_constants(made)
     assert groups[1] == groups[2] == groups[3] != groups[4] == groups[5] == groups[6]
+
+
+def test_a_bias_of_integers_has_one_scale() -> None:
+    """Operators whose inputs have other scales would compute wrong numbers, as ExecuTorch quantizes the bias once (X3)."""
+    check_biases(shared(1.0, 2.0))  # a float bias fits any
+    made = shared(1.0, 1.0, 2.0)
+    made.xvalues[1] = tensor(1, 3, scales=2)
+    with pytest.raises(KeyConflictError, match="share the bias 'l.bias' and need it in different scales"):
+        check_biases(made)
+    made.xnodes.pop()
+    check_biases(made)
 
 
 def union_and_tensor(value: Any) -> tuple[Any, Any]:

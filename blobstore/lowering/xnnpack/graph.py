@@ -8,11 +8,12 @@ from typing import Any
 
 import xxhash
 
-from blobstore.core.errors import InvalidKeyError
+from blobstore.core.errors import InvalidKeyError, KeyConflictError
 from blobstore.core.formats.payload import VERSION_SIZE, Constant
 from blobstore.core.groups import Groups
 
 __all__ = [
+    "check_biases",
     "constants_of_payload",
     "groups_of_constants",
     "packed_constants",
@@ -79,6 +80,32 @@ def uses_of_constants(graph: Any) -> dict[int, set[str]]:
     return uses
 
 
+def check_biases(graph: Any) -> None:
+    """Check that no bias of integers is shared by operators that need it in other scales.
+
+    Its scale is that of the input times that of the weight. ExecuTorch quantizes it once, for the first operator, and all
+    others compute wrong numbers.
+
+    Raises:
+        KeyConflictError: names the bias.
+    """
+    of_value = _constants_of_values(graph)
+    about = _about_values(graph)
+    quantized = {tensor.id_out for union, tensor in _values(graph) if hasattr(union, "quant_params")}
+    needed: dict[int, object] = {}
+    for operator in _packing(graph):
+        if operator.bias_id in quantized and of_value[operator.bias_id]:
+            weights = [graph.constant_data[index].named_key for index in of_value[operator.filter_id][1:]]
+            scales = (about[operator.input1_id], about[operator.filter_id], weights)
+            if needed.setdefault(operator.bias_id, scales) != scales:
+                key = graph.constant_data[of_value[operator.bias_id][0]].named_key
+                raise KeyConflictError(
+                    f"two operators share the bias '{key.rpartition('@')[0] or key}' and need it in different scales, "
+                    "because those of their inputs or weights differ: ExecuTorch quantizes it for the first of them only. "
+                    "Quantize both inputs with the same scale, or give each operator a bias of its own"
+                )
+
+
 def separate_operators(graph: Any) -> dict[int, int]:
     """Give operators that pack the same constants in different ways constants of their own.
 
@@ -95,7 +122,7 @@ def separate_operators(graph: Any) -> dict[int, int]:
     ways: dict[object, dict[int, int]] = {}  # which value an operator takes in place of which
     taken: set[int] = set()
     added: dict[int, int] = {}
-    for operator in (node.xnode_union for node in graph.xnodes if type(node.xnode_union).__name__ in _PACKING):
+    for operator in _packing(graph):
         ids = {name: getattr(operator, name) for name in _PACKED if of_value.get(getattr(operator, name))}
         keys = [graph.constant_data[index].named_key for value in ids.values() for index in of_value[value]]
         own = ways.setdefault((_use(operator, about), *keys), {})
@@ -148,6 +175,11 @@ def constants_of_payload(
             )
         )
     return constants
+
+
+def _packing(graph: Any) -> list[Any]:
+    """The operators of a graph that pack constants."""
+    return [node.xnode_union for node in graph.xnodes if type(node.xnode_union).__name__ in _PACKING]
 
 
 def _use(operator: Any, about: Mapping[int, object]) -> str:
