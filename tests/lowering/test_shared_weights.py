@@ -8,6 +8,7 @@ recorded.
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from blobstore.lowering import quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering.live import Inputs, close, plugin, seeded, write
-from tests.lowering.test_quantized import pt2e, put
+from tests.lowering.test_quantized import pt2e
 
 pytestmark = pytest.mark.long
 
@@ -105,12 +106,29 @@ class Quantization:
     def convert(self, module: nn.Module, example: Inputs) -> nn.Module:
         return module if self.config is None else pt2e(module, example, **self.config)
 
-    def change(self, converted: nn.Module, state: dict[str, Tensor]) -> None:
-        for name, value in state.items():
-            if self.config is None:
-                converted.get_parameter(name).data.copy_(value)
-            else:
-                put(converted, name, value)  # type: ignore[arg-type]
+    def change(self, converted: nn.Module, first: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Put other weights into a converted module, in place of those that were quantized, wherever they are."""
+        if self.config is None:
+            converted.load_state_dict(state)
+            return
+        assert isinstance(converted, torch.fx.GraphModule)
+        for node in converted.graph.nodes:
+            held = operator.attrgetter(node.target)(converted) if node.op == "get_attr" else None
+            if held is not None and held.dtype == torch.int8:
+                quantize = quantizer_of(converted, node)
+                for name, value in first.items():
+                    if held.shape == value.shape and torch.equal(held, quantize(value)):
+                        held.copy_(quantize(state[name]))
+                        break
+
+
+def quantizer_of(converted: torch.fx.GraphModule, frozen: torch.fx.Node) -> Callable[[Tensor], Tensor]:
+    """What quantizes a tensor as a frozen one was: with the scales that the operator behind it has."""
+    back = next(iter(frozen.users))
+    rest = [getattr(converted, str(x.target)) if isinstance(x, torch.fx.Node) else x for x in back.args[1:]]
+    ops = torch.ops.quantized_decomposed
+    quantize = ops.quantize_per_channel if "per_channel" in str(back.target) else ops.quantize_per_tensor
+    return lambda value: quantize(value, *rest)
 
 
 class FourBits(Quantization):
@@ -120,7 +138,7 @@ class FourBits(Quantization):
             quantize_(module, config)
         return module
 
-    def change(self, converted: nn.Module, state: dict[str, Tensor]) -> None:
+    def change(self, converted: nn.Module, first: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         converted.load_state_dict(state, assign=True)
 
 
@@ -240,7 +258,7 @@ def lowered(folder: Path, situation: str, name: str) -> Case:
         lower_all(exported, folder / "stock", lambda: [XnnpackPartitioner()])
         for key, (_, inputs) in made.items():
             before = [one.clone() for one in converted[key](*inputs)]
-            quantization.change(converted[key], state)
+            quantization.change(converted[key], dict(module.named_parameters()), state)
             after = [one.clone() for one in converted[key](*inputs)]
             program = Runtime.get().load_program(str(folder / "stock" / f"{key[0]}.pte"))
             stock = [one.clone() for one in program.load_method(key[1]).execute(list(inputs))]
