@@ -22,7 +22,8 @@ class Lowered:
 
     Attributes:
         result: what its `preprocess` returned, with readable keys instead of its own, also in the payload.
-        constants: the blobs that the payload asks for. At run time the last 16 bytes of each key are replaced.
+        constants: the blobs that the payload asks for, each once for every way in which operators pack it. At run time the
+            last 16 bytes of each key are replaced, everywhere in the payload.
         records: how each blob is made from the model's tensors, and which tensors cannot be changed.
     """
 

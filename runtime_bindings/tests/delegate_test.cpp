@@ -3,8 +3,8 @@
 //   delegate_test FOLDER
 //
 // FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
-// of base.ptd, and the payloads base.payload, both.payload, holes.payload and costly.payload. All blobs are float
-// tensors of one size, filled with 1.
+// of base.ptd, and the payloads base.payload, both.payload, ways.payload, holes.payload and costly.payload. All blobs
+// are float tensors of one size, filled with 1.
 
 #include <array>
 #include <atomic>
@@ -58,7 +58,8 @@ float value_of(const void* data, size_t size) {
 }
 
 /// The payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. The toy packs blobs marked 'p' under their
-/// names in a cache for all handles, and goes on reading blobs marked 'k'. It refuses negative numbers, and is then
+/// names in a cache for all handles, and goes on reading blobs marked 'k'. As XNNPACK does, it knows them by their
+/// addresses, which must have one name each. It refuses negative numbers, and is then
 /// unusable until an initialization succeeds.
 class Toy final : public et::BackendInterface {
  public:
@@ -107,6 +108,7 @@ class Toy final : public et::BackendInterface {
     const auto* at = static_cast<const char*>(processed->data());
     const char* end = at + processed->size();
     bool good = true;
+    std::map<const void*, std::string> names;
     while (at < end) {
       uint32_t length;
       std::memcpy(&length, at, sizeof length);
@@ -115,6 +117,7 @@ class Toy final : public et::BackendInterface {
       at += 4 + length + 2;
       auto data = context.get_named_data_map()->get_data(name);
       CHECK(data.ok());
+      CHECK(names.emplace(data->data(), name).first->second == name);
       if (kind == 'k') {
         handle->kept.emplace_back(data->data(), data->size());
         good = good && value_of(data->data(), data->size()) >= 0;
@@ -311,6 +314,25 @@ bool commit(BlobCache& cache, const std::vector<std::string>& keys, float value)
     CHECK(value < 0 && std::string(error.what()).find("nothing was changed") != std::string::npos);
     return false;
   }
+}
+
+/// Two operators pack one blob in two ways: each has its own, of which another delegate shares the first.
+void test_two_ways(const std::string& path, const std::vector<char>& ways, const std::vector<char>& payload) {
+  const auto cache = BlobCache::open({path});
+  const size_t before = blobstore::delegate_stats().names;
+  Loaded one(cache, ways);
+  CHECK(blobstore::delegate_stats().names == before + 2);
+  CHECK(one.run() == 1001);
+  CHECK(blobstore::served_delegates(*cache)[0].keys == std::vector<std::string>{kPacked});
+  Loaded other(cache, payload);
+  CHECK(blobstore::delegate_stats().names == before + 3); // the blob that is read
+  CHECK(commit(*cache, {kPacked, kKept}, 3) && one.run() == 3003 && other.run() == 3);
+  CHECK(!commit(*cache, {kPacked, kKept}, -1) && one.run() == 3003 && other.run() == 3); // and back in order
+  cache->revert();
+  CHECK(one.run() == 1001 && other.run() == 1);
+  const Beside beside(cache->at(kPacked).size);
+  Loaded third(nullptr, ways, &beside);
+  CHECK(third.run() == 1001);
 }
 
 void test_alone(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
@@ -823,6 +845,7 @@ int main(int argc, char** argv) {
     test_closing_during_a_commit(path, payload, mode);
     test_bytes_of_the_base(path, payload, mode);
   }
+  test_two_ways(folder + "/base.ptd", read(folder + "/ways.payload"), payload);
   test_exceptions(folder + "/base.ptd", payload, toy);
   test_options(folder + "/base.ptd", payload, toy);
   const std::vector<char> holes = read(folder + "/holes.payload");

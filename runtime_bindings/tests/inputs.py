@@ -94,10 +94,17 @@ def write_delegates(folder: Path) -> None:
             for key, packed in kinds.items()
         )
         constants = [
-            Constant(key, ones.nbytes, number, find_places(inner, key), packed)
+            Constant(key, ones.nbytes, number, find_places(inner, key), packed, packing=b"one way")
             for number, (key, packed) in enumerate(kinds.items())
         ]
         (folder / f"{name}.payload").write_bytes(wrap(inner, "ToyBackend", constants))
+    key = f"packed{mark}"
+    inner = 2 * (struct.pack("<I", len(key)) + key.encode() + b"\0p")
+    ways = zip(find_places(inner, key), (b"one way", b"another"), strict=True)
+    constants = [
+        Constant(key, ones.nbytes, n, (place,), packed=True, packing=way) for n, (place, way) in enumerate(ways)
+    ]
+    (folder / "ways.payload").write_bytes(wrap(inner, "ToyBackend", constants))
     inside = b"head" + ones.tobytes() + b"between " + ones.tobytes() + b"tail"
     hole = Constant(f"packed{mark}", ones.nbytes, 0, (), packed=True, holes=(4, ones.nbytes + 12))
     (folder / "holes.payload").write_bytes(wrap(inside, "InsideBackend", [hole]))

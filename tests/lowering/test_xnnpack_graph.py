@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import InvalidKeyError
+from blobstore.errors import InvalidKeyError, KeyConflictError
 from blobstore.lowering.export import quiet
-from blobstore.lowering.xnnpack.graph import constants_of_payload, groups_of_constants, packed_constants
+from blobstore.lowering.xnnpack.graph import (
+    check_biases,
+    constants_of_payload,
+    groups_of_constants,
+    packed_constants,
+    separate_operators,
+    uses_of_constants,
+)
 
 with quiet():
     from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
@@ -68,21 +75,90 @@ def test_what_an_operator_reads_is_not_packed() -> None:
     assert packed_constants(graph(values, nodes, 3)) == {1}
 
 
-def test_a_key_is_one_blob_with_all_its_places() -> None:
-    """Values with one key have one blob, which joins their groups, and is read if one of them is (U1)."""
-    one, two = "one@0123456789abcdef", "two@0123456789abcdef"
-    text = b"\x14\0\0\0"
-    payload = b"".join((text, one.encode(), b"\0\0\0\0", text, two.encode(), b"\0\0\0\0", text, one.encode(), b"\0"))
-    keys = {1: (one, 8), 2: (two, 4), 3: (one, 8)}
-    first, second = constants_of_payload(payload, keys, {1: 0, 2: 1, 3: 1}, {1, 2}, {})
-    assert (first.key, first.nbytes, first.packed) == (one, 8, False)
-    assert (second.key, second.nbytes, second.packed) == (two, 4, True)
-    assert first.group == second.group
-    assert [payload[place : place + 16] for place in first.places] == [b"0123456789abcdef"] * 2
-    assert len(second.places) == 1
+KEYS = ("one@0123456789abcdef", "two@0123456789abcdef")
+
+
+def test_a_key_that_is_read_is_one_blob_with_all_its_places() -> None:
+    """It has one address, so it gets one name, apart from that under which it is packed (U1, X3)."""
+    one, two = KEYS
+    keys = {1: (one, 8), 2: (two, 4), 3: (one, 8), 4: (one, 8)}
+    first, second, third = constants_of_payload(
+        {1: 10, 2: 20, 3: 40, 4: 30}, keys, {1: 0, 2: 1, 3: 2, 4: 1}, {2, 3}, {}
+    )
+    assert (first.key, first.nbytes, first.packed, first.places) == (one, 8, False, (10, 30))
+    assert (second.key, second.nbytes, second.packed, second.places) == (two, 4, True, (20,))
+    assert (third.key, third.nbytes, third.packed, third.places) == (one, 8, True, (40,))
+    assert first.group == second.group != third.group
 
 
 def test_a_key_has_room_for_a_version() -> None:
     """Its last 16 bytes are replaced at run time (U1)."""
     with pytest.raises(InvalidKeyError, match="key 'short' is too short"):
-        constants_of_payload(b"", {1: ("short", 4)}, {1: 0}, set(), {})
+        constants_of_payload({1: 0}, {1: ("short", 4)}, {1: 0}, set(), {})
+
+
+def scaled(number: int, scale: float, buffer: int = 0) -> Any:
+    """A value of int8 with one scale."""
+    value = tensor(number, buffer)
+    quant = schema.PerTensorQuant(scale=scale, zero_point=0)
+    return SimpleNamespace(xvalue_union=schema.XNNQuantizedTensorValue(value.xvalue_union, quant))
+
+
+def shared(*scales: float) -> Any:
+    """Linear layers with one weight and one bias, whose inputs have these scales."""
+    inputs = [scaled(2 + number, scale) for number, scale in enumerate(scales)]
+    nodes = [linear(2 + number, 0, 1, 2) for number in range(len(scales))]
+    made = graph([tensor(0, 1, scales=2), tensor(1, 3), *inputs], nodes, 0)
+    made.constant_data = [
+        schema.ConstantDataOffset(offset=0, size=0, named_key=key)
+        for key in ("", "weight", "weight.scale", "l.bias@0123456789abcdef")
+    ]
+    return made
+
+
+def test_operators_that_pack_a_weight_in_two_ways_get_two() -> None:
+    """One of each for every way, in groups that are apart; equal operators go on sharing (X3)."""
+    made = shared(1.0, 2.0, 1.0, 2.0, 3.0)
+    added = separate_operators(made)
+    assert added == {4: 1, 5: 2, 6: 3, 7: 1, 8: 2, 9: 3}
+    filters = [node.xnode_union.filter_id for node in made.xnodes]
+    assert len(set(filters)) == 3 and filters[0] == filters[2] and filters[1] == filters[3]
+    assert [value.id_out for _, value in map(union_and_tensor, made.xvalues)] == list(range(len(made.xvalues)))
+    assert [one.named_key for one in made.constant_data[4:7]] == ["weight", "weight.scale", "l.bias@0123456789abcdef"]
+    assert groups_of_constants(made) == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1, 7: 2, 8: 2, 9: 2}
+    uses = uses_of_constants(made)
+    assert all(len(of_one) == 1 for of_one in uses.values()) and uses[1] != uses[4] != uses[7]
+
+
+def test_equal_operators_share() -> None:
+    """Nothing is added (X3)."""
+    made = shared(1.0, 1.0)
+    assert separate_operators(made) == {} and len(made.constant_data) == 4
+
+
+def test_equal_numbers_with_other_scales_are_apart() -> None:
+    """Two weights of one key, with scales of two: their operators describe themselves in the same words (X3)."""
+    made = shared(1.0)
+    other = tensor(3, 4, scales=5)
+    made.xvalues.append(other)
+    made.xnodes.append(linear(2, 3, 1, 2))
+    made.constant_data += [schema.ConstantDataOffset(0, 0, key) for key in ("weight", "other.scale")]
+    assert separate_operators(made) == {6: 3}
+    groups = groups_of_constants(made)
+    assert groups[1] == groups[2] == groups[3] != groups[4] == groups[5] == groups[6]
+
+
+def test_a_bias_of_integers_has_one_scale() -> None:
+    """Operators whose inputs have other scales would compute wrong numbers, as ExecuTorch quantizes the bias once (X3)."""
+    check_biases(shared(1.0, 2.0))  # a float bias fits any
+    made = shared(1.0, 1.0, 2.0)
+    made.xvalues[1] = tensor(1, 3, scales=2)
+    with pytest.raises(KeyConflictError, match="share the bias 'l.bias' and need it in different scales"):
+        check_biases(made)
+    made.xnodes.pop()
+    check_biases(made)
+
+
+def union_and_tensor(value: Any) -> tuple[Any, Any]:
+    union = value.xvalue_union
+    return union, getattr(union, "tensor_value", union)

@@ -8,7 +8,7 @@ from blobstore.core.constants import BACKEND_ID
 from blobstore.core.formats import payload
 from blobstore.core.formats.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
 
-__all__ = ["keys_of"]
+__all__ = ["keys_of", "xnnpack_keys"]
 
 # The flatbuffer in a payload of XNNPACK (xnnpack/serialization/schema.fbs in ExecuTorch), as far as it is read here.
 _XNNPACK_CONSTANT = TableType("ConstantDataOffset", offset=U64, size=U64, named_key=STRING)
@@ -41,10 +41,22 @@ def keys_of(backend: str, data: memoryview) -> dict[str, int | None] | None:
         return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
     if backend != "XnnpackBackend":
         return None
+    return dict.fromkeys(key for key, _ in xnnpack_keys(data) if key)
+
+
+def xnnpack_keys(data: memoryview) -> list[tuple[str, int]]:
+    """The key of each constant in a payload of XNNPACK, and where its text ends there; an empty one for a constant inside.
+
+    Raises:
+        InvalidFileError: it is not such a payload.
+    """
+    start, stop = 0, len(data)
     if len(data) >= _XNNPACK_HEADER.size:
-        magic, start, size = _XNNPACK_HEADER.unpack_from(data)
+        magic, begin, size = _XNNPACK_HEADER.unpack_from(data)
         if magic == b"XH00":  # without this header, the flatbuffer is everything
-            data = data[start : start + size]
-    graph = Buffer(data, "payload", start=8).root(_XNNPACK_GRAPH)
-    keys = [constant.string("named_key") for constant in graph.tables("constant_data")]
-    return dict.fromkeys(key for key in keys if key)
+            start, stop = begin, begin + size
+    keys = []
+    for constant in Buffer(data[start:stop], "payload", start=8).root(_XNNPACK_GRAPH).tables("constant_data"):
+        key = constant.string("named_key") or ""
+        keys.append((key, start + constant.target("named_key") + 4 + len(key.encode())))
+    return keys

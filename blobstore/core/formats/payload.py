@@ -45,7 +45,7 @@ PAYLOAD = TableType(
 
 @dataclass(frozen=True)
 class Constant:
-    """A blob that the inner backend requests.
+    """A blob that the inner backend requests. A blob that operators pack in different ways is several constants.
 
     Attributes:
         key: its key.
@@ -54,7 +54,7 @@ class Constant:
         places: where the last bytes of the key lie in the inner payload.
         packed: whether the inner backend has its own copy once it is initialized. If this is unknown it is False, and the
             blob stays in memory as long as the inner backend's handle.
-        packing: a digest of what decides, besides their bytes, how the constants of the group are packed; empty if that is
+        packing: a digest of what decides, besides the bytes of its group, how the constant is packed; empty if that is
             unknown.
         holes: where the blob lies, whole, in the inner payload; it is cut out there.
     """

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
+from blobstore.core.formats.delegate_keys import xnnpack_keys
+from blobstore.core.formats.payload import VERSION_SIZE
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack.graph import (
@@ -36,7 +38,9 @@ class XnnpackLowering:
         with watched(run):
             result = XnnpackBackend.preprocess(program, specs)
         groups = groups_of_constants(run.graph)
+        keys = xnnpack_keys(memoryview(result.processed_bytes))
+        places = {index: end - VERSION_SIZE for index, (_, end) in enumerate(keys)}
         constants = constants_of_payload(
-            bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
+            places, run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
         )
         return Lowered(result, constants, run.all_records(groups))

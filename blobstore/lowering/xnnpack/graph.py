@@ -1,20 +1,31 @@
-"""The graph that XNNPACK serializes: which constants belong together, which are packed, where the payload names them."""
+"""The graph that XNNPACK serializes: which constants belong together, and how each of them is packed."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import xxhash
 
-from blobstore.core.errors import InvalidKeyError
-from blobstore.core.formats.payload import VERSION_SIZE, Constant, find_places
+from blobstore.core.errors import InvalidKeyError, KeyConflictError
+from blobstore.core.formats.payload import VERSION_SIZE, Constant
 from blobstore.core.groups import Groups
 
-__all__ = ["constants_of_payload", "groups_of_constants", "packed_constants", "uses_of_constants"]
+__all__ = [
+    "check_biases",
+    "constants_of_payload",
+    "groups_of_constants",
+    "packed_constants",
+    "separate_operators",
+    "uses_of_constants",
+]
 
 _PACKING = {"XNNFullyConnected", "XNNConv2d", "XNNDepthwiseConv2d", "XNNConvTranspose2d"}
 """The operators that pack their weight and their bias."""
+
+_PACKED = ("filter_id", "bias_id")
+"""The values that they pack."""
 
 
 def groups_of_constants(graph: Any) -> dict[int, int]:
@@ -26,7 +37,7 @@ def groups_of_constants(graph: Any) -> dict[int, int]:
     of_value = _constants_of_values(graph)
     for node in graph.xnodes:
         operator = node.xnode_union
-        ids = [getattr(operator, name, None) for name in ("filter_id", "bias_id")]
+        ids = [getattr(operator, name, None) for name in _PACKED]
         groups.join(index for value in ids if value is not None for index in of_value.get(value, []))
     for together in of_value.values():
         groups.join(together)
@@ -47,7 +58,7 @@ def packed_constants(graph: Any) -> set[int]:
         packs = type(operator).__name__ in _PACKING
         for name, value in vars(operator).items():
             if name.endswith("_id") and isinstance(value, int):
-                use = packed if packs and name in {"filter_id", "bias_id"} else read
+                use = packed if packs and name in _PACKED else read
                 use.update(of_value.get(value, []))
     return packed - read
 
@@ -58,68 +69,158 @@ def uses_of_constants(graph: Any) -> dict[int, set[str]]:
     That is everything but ids and the shapes of what is computed, which differ between input lengths.
     """
     of_value = _constants_of_values(graph)
-    values = {tensor.id_out: (union, tensor) for union, tensor in _values(graph)}
+    about = _about_values(graph)
     uses: dict[int, set[str]] = {}
     for node in graph.xnodes:
         operator = node.xnode_union
-        fields = {name: value for name, value in vars(operator).items() if not name.endswith("_id")}
-        ids = {name: value for name, value in vars(operator).items() if name.endswith("_id") and value in values}
-        about = {name: _about(*values[value], constant=bool(of_value.get(value))) for name, value in ids.items()}
-        text = repr((type(operator).__name__, sorted(fields.items()), sorted(about.items())))
-        for value in ids.values():
+        text = _use(operator, about)
+        for value in _ids(operator, about).values():
             for index in of_value.get(value, []):
                 uses.setdefault(index, set()).add(text)
     return uses
 
 
-def _about(union: Any, tensor: Any, constant: bool) -> object:
-    """What a value says of the packing of the constants beside it."""
-    quant = getattr(union, "quant_params", None)
-    scales = {name: value for name, value in vars(quant).items() if name != "scale_buffer_idx"} if quant else {}
-    return (
-        int(tensor.datatype),
-        tuple(tensor.dims) if constant else (),
-        type(quant).__name__,
-        sorted(scales.items()),
-    )
+def check_biases(graph: Any) -> None:
+    """Check that no bias of integers is shared by operators that need it in other scales.
+
+    Its scale is that of the input times that of the weight. ExecuTorch quantizes it once, for the first operator, and all
+    others compute wrong numbers.
+
+    Raises:
+        KeyConflictError: names the bias.
+    """
+    of_value = _constants_of_values(graph)
+    about = _about_values(graph)
+    quantized = {tensor.id_out for union, tensor in _values(graph) if hasattr(union, "quant_params")}
+    needed: dict[int, object] = {}
+    for operator in _packing(graph):
+        if operator.bias_id in quantized and of_value[operator.bias_id]:
+            weights = [graph.constant_data[index].named_key for index in of_value[operator.filter_id][1:]]
+            scales = (about[operator.input1_id], about[operator.filter_id], weights)
+            if needed.setdefault(operator.bias_id, scales) != scales:
+                key = graph.constant_data[of_value[operator.bias_id][0]].named_key
+                raise KeyConflictError(
+                    f"two operators share the bias '{key.rpartition('@')[0] or key}' and need it in different scales, "
+                    "because those of their inputs or weights differ: ExecuTorch quantizes it for the first of them only. "
+                    "Quantize both inputs with the same scale, or give each operator a bias of its own"
+                )
+
+
+def separate_operators(graph: Any) -> dict[int, int]:
+    """Give operators that pack the same constants in different ways constants of their own.
+
+    XNNPACK looks packed weights up by the keys of the weight and the bias only, and not by what else decides the packed
+    bytes: the quantization of the input and the output, scales, strides, groups. So each value of the graph that is packed
+    belongs to operators that pack it, and everything beside it, in one way. Others get a copy, whose constants have the same
+    keys, so that it can get another name at run time.
+
+    Returns:
+        The indices of the constants that were added, each with that of the one that it copies.
+    """
+    of_value = _constants_of_values(graph)
+    about = _about_values(graph)
+    ways: dict[object, dict[int, int]] = {}  # which value an operator takes in place of which
+    taken: set[int] = set()
+    added: dict[int, int] = {}
+    for operator in _packing(graph):
+        ids = {name: getattr(operator, name) for name in _PACKED if of_value.get(getattr(operator, name))}
+        keys = [graph.constant_data[index].named_key for value in ids.values() for index in of_value[value]]
+        own = ways.setdefault((_use(operator, about), *keys), {})
+        for name, value in ids.items():
+            if value not in own:
+                own[value] = _copy_value(graph, value, added) if value in taken else value
+                taken.add(value)
+            setattr(operator, name, own[value])
+    return added
 
 
 def constants_of_payload(
-    payload: bytes,
+    places: Mapping[int, int],
     keys: Mapping[int, tuple[str, int]],
     groups: Mapping[int, int],
     packed: set[int],
     uses: Mapping[int, set[str]],
 ) -> list[Constant]:
-    """The blobs that a payload asks for, each once.
+    """The constants that a payload asks for: each that is packed, and each key that is read, once.
 
     Args:
-        payload: the serialized graph.
+        places: where the last bytes of the key of each constant lie in the payload, by the constant's index.
         keys: the key and the size of each constant, by its index.
-        groups: the group of each constant, by its index. Constants of one key are one blob, which joins their groups.
+        groups: the group of each constant, by its index.
         packed: the indices of constants that operators only pack.
         uses: what operators say of each constant's packing, by its index.
 
     Raises:
         InvalidKeyError: a key has no room for a version.
     """
-    first: dict[str, tuple[int, int]] = {}
+    together: dict[object, list[int]] = {}  # a blob that is read has one address, so it can have one name only
     joined: Groups[int] = Groups()
-    for index, (key, nbytes) in keys.items():
+    for index, (key, _) in keys.items():
         if len(key.encode()) < VERSION_SIZE:
             raise InvalidKeyError(f"key {key!r} is too short: its last {VERSION_SIZE} bytes must be replaceable")
-        group, _ = first.setdefault(key, (groups[index], nbytes))
-        joined.join((group, groups[index]))
-    read = {key for index, (key, _) in keys.items() if index not in packed}
-    texts: dict[int, set[str]] = {}
-    for index, (key, _) in keys.items():
-        texts.setdefault(joined.root(first[key][0]), set()).update(uses.get(index, ()))
-    packing = {root: xxhash.xxh3_128_digest(repr(sorted(described)).encode()) for root, described in texts.items()}
+        same = together.setdefault(index if index in packed else key, [])
+        same.append(index)
+        joined.join((groups[same[0]], groups[index]))
     constants = []
-    for key, (group, nbytes) in first.items():
-        root = joined.root(group)
-        constants.append(Constant(key, nbytes, root, find_places(payload, key), key not in read, packing[root]))
+    for indices in together.values():
+        first = indices[0]
+        described = sorted(set().union(*(uses.get(index, ()) for index in indices)))
+        constants.append(
+            Constant(
+                *keys[first],
+                joined.root(groups[first]),
+                tuple(sorted(places[index] for index in indices)),
+                first in packed,
+                xxhash.xxh3_128_digest(repr(described).encode()),
+            )
+        )
     return constants
+
+
+def _packing(graph: Any) -> list[Any]:
+    """The operators of a graph that pack constants."""
+    return [node.xnode_union for node in graph.xnodes if type(node.xnode_union).__name__ in _PACKING]
+
+
+def _use(operator: Any, about: Mapping[int, object]) -> str:
+    """What an operator says of the packing of its constants."""
+    fields = sorted((name, value) for name, value in vars(operator).items() if not name.endswith("_id"))
+    values = sorted((name, about[value]) for name, value in _ids(operator, about).items())
+    return repr((type(operator).__name__, fields, values))
+
+
+def _ids(operator: Any, values: Mapping[int, object]) -> dict[str, int]:
+    """The values that an operator takes and makes, by the names of its fields."""
+    return {name: value for name, value in vars(operator).items() if name.endswith("_id") and value in values}
+
+
+def _about_values(graph: Any) -> dict[int, object]:
+    """What each value says of the packing of the constants beside it, by its id."""
+    about: dict[int, object] = {}
+    for union, tensor in _values(graph):
+        quant = getattr(union, "quant_params", None)
+        scales = {} if quant is None else {k: v for k, v in vars(quant).items() if k != "scale_buffer_idx"}
+        dims = tuple(tensor.dims) if tensor.constant_buffer_idx else ()
+        about[tensor.id_out] = (int(tensor.datatype), dims, type(quant).__name__, sorted(scales.items()))
+    return about
+
+
+def _copy_value(graph: Any, value: int, added: dict[int, int]) -> int:
+    """Add a copy of a value, and of its constants, to a graph. Returns its id."""
+    (original,) = (
+        one for one, (_, tensor) in zip(graph.xvalues, _values(graph), strict=True) if tensor.id_out == value
+    )
+    graph.xvalues.append(copy.deepcopy(original))
+    union, tensor = _values(graph)[-1]
+    tensor.id_out = len(graph.xvalues) - 1
+    quant = getattr(union, "quant_params", None)
+    for holder, field in ((tensor, "constant_buffer_idx"), (quant, "scale_buffer_idx")):
+        index = getattr(holder, field, 0)
+        if index:
+            added[len(graph.constant_data)] = index
+            setattr(holder, field, len(graph.constant_data))
+            graph.constant_data.append(copy.deepcopy(graph.constant_data[index]))
+    return int(tensor.id_out)
 
 
 def _values(graph: Any) -> list[tuple[Any, Any]]:

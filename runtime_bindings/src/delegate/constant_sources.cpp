@@ -2,7 +2,6 @@
 
 #include <map>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
 #include "cache/mapped_cache.h"
@@ -53,7 +52,6 @@ ConstantSources::ConstantSources(
   if (cache_) {
     cache_->check_open();
   }
-  std::set<const void*> addresses;
   std::string missing;
   for (const DelegateConstant& constant : constants_) {
     const Blob* blob = cache_ ? cache_->find(constant.key) : nullptr;
@@ -65,12 +63,14 @@ ConstantSources::ConstantSources(
     } else {
       auto found = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(EtError::NotFound);
       if (!found.ok()) {
-        missing += format("{}'{}'", missing.empty() ? "" : ", ", constant.key);
+        const std::string key = format("'{}'", constant.key);
+        if (missing.find(key) == std::string::npos) { // several constants may have it
+          missing += (missing.empty() ? "" : ", ") + key;
+        }
         continue;
       }
       check_size(constant, found->size());
-      const bool address_is_new = addresses.insert(found->data()).second;
-      fixed_.push_back(make_fixed(std::move(found.get()), address_is_new));
+      fixed_.push_back(make_fixed(std::move(found.get())));
     }
     blobs_.push_back(blob);
     owners_.push_back(owner);
@@ -88,14 +88,9 @@ ConstantSources::ConstantSources(
   fixed_.shrink_to_fit();
 }
 
-ConstantSources::Fixed ConstantSources::make_fixed(et::FreeableBuffer&& buffer, bool address_is_new) {
+ConstantSources::Fixed ConstantSources::make_fixed(et::FreeableBuffer&& buffer) {
   Fixed fixed;
   fixed.view = {buffer.data(), buffer.size()};
-  if (!address_is_new) { // XNNPACK assumes that equal addresses have equal names
-    const auto* bytes = static_cast<const uint8_t*>(fixed.view.data);
-    fixed.copy.assign(bytes, bytes + fixed.view.size);
-    fixed.view.data = fixed.copy.data();
-  }
   const Digest address = digest(fixed.view.data, fixed.view.size);
   fixed.digest.assign(address.begin(), address.end());
   fixed.buffer.emplace(std::move(buffer));
@@ -175,10 +170,8 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
       text += format("{}:{}", identities[i].owner->id(), identities[i].version);
     }
     text += '\0';
-    if (recipe.named_by_content) {
-      const Digest& all = recipe.payload.digest;
-      constant.packing.empty() ? text.append(all.begin(), all.end()) : text.append(constant.packing);
-    }
+    const Digest& all = recipe.payload.digest; // nothing else is known of other operators that take the blob
+    constant.packing.empty() ? text.append(all.begin(), all.end()) : text.append(constant.packing);
     group.identity += text;
     group.of_content = group.of_content && digest;
   }
@@ -236,10 +229,6 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
   if (commit == nullptr) {
     return bytes;
   }
-  std::unordered_set<const void*> taken; // XNNPACK assumes that equal addresses have equal names
-  for (const InnerConstant& constant : bytes) {
-    taken.insert(constant.view.data);
-  }
   for (size_t i = 0; i < blobs_.size(); ++i) {
     ConstBytes& view = bytes[i].view;
     if (view.size == 0 || !changes(*commit, i)) {
@@ -257,7 +246,7 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
       continue;
     }
     bytes[i].afterwards = view.data;
-    if (!readable_in_place(staged, view.size) || !taken.insert(staged).second) {
+    if (!readable_in_place(staged, view.size)) {
       passing.emplace_back(staged, view.size);
       staged = passing.back().data();
     }

@@ -74,12 +74,11 @@ class ConstantSources {
   /// Bytes of a constant that come from ExecuTorch's data map.
   struct Fixed {
     std::optional<executorch::runtime::FreeableBuffer> buffer;
-    std::vector<uint8_t> copy; // if another key has the same address
     ConstBytes view;
     std::string digest;
   };
 
-  static Fixed make_fixed(executorch::runtime::FreeableBuffer&& buffer, bool address_is_new);
+  static Fixed make_fixed(executorch::runtime::FreeableBuffer&& buffer);
   bool changes(const StagedCommit& commit, size_t i) const;
   std::optional<std::string> content(size_t i, const StagedCommit* commit) const;
 

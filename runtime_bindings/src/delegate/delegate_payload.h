@@ -11,13 +11,14 @@
 
 namespace blobstore::internal {
 
+/// A blob that the inner backend requests. Several constants may be one blob, which operators pack in different ways.
 struct DelegateConstant {
   std::string key;
   uint64_t nbytes = 0;
   uint32_t group = 0;
   bool packed = false; // whether the inner backend has its own copy after it is initialized
   std::vector<uint64_t> places; // positions of the end of the key in the inner payload
-  std::string packing; // a digest of what else decides how its group is packed; empty if the writer did not say
+  std::string packing; // a digest of what else decides how it is packed; empty if the writer did not say
   std::vector<uint64_t> holes; // positions of the blob in the inner payload, as the inner backend gets it
 };
 

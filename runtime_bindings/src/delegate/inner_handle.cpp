@@ -5,6 +5,9 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <set>
+#include <unordered_set>
+#include <utility>
 
 #include "os/fork.h"
 #include "os/heap.h"
@@ -107,6 +110,49 @@ std::string entry_name(const DelegateConstant& constant, const BlobName& name) {
   }
   return constant.key.substr(0, constant.key.size() - kKeyVersionSize) + name.text();
 }
+
+/// While this lives, memory that has several names is at another address for each, because XNNPACK takes the name of
+/// what it packs by the address. The copies are made for an initialization only, except those of what a backend reads
+/// later.
+class InnerHandle::Apart {
+ public:
+  explicit Apart(InnerHandle& handle) {
+    std::unordered_set<const void*> taken;
+    for (const auto& [name, view] : handle.map_.views) {
+      taken.insert(view.data);
+    }
+    if (taken.size() == handle.map_.views.size()) {
+      return;
+    }
+    taken.clear();
+    const std::vector<DelegateConstant>& constants = handle.recipe_->payload.constants;
+    std::set<const ConstBytes*> done;
+    for (const bool packed : {false, true}) { // what is only packed makes room
+      for (size_t i = 0; i < constants.size(); ++i) {
+        ConstBytes& view = handle.map_.views.find(entry_name(constants[i], *handle.names_[i]))->second;
+        if (constants[i].packed != packed || !done.insert(&view).second || taken.insert(view.data).second) {
+          continue;
+        }
+        AlignedCopy& copy = (packed ? copies_ : handle.kept_).emplace_back(view.data, view.size);
+        if (packed) {
+          before_.emplace_back(&view, view.data);
+        }
+        view.data = copy.data();
+      }
+    }
+  }
+  ~Apart() {
+    for (const auto& [view, data] : before_) {
+      view->data = data;
+    }
+  }
+  Apart(const Apart&) = delete;
+  Apart& operator=(const Apart&) = delete;
+
+ private:
+  std::vector<AlignedCopy> copies_;
+  std::vector<std::pair<ConstBytes*, const void*>> before_;
+};
 
 InnerHandle::InnerHandle(
     std::shared_ptr<const InnerRecipe> recipe,
@@ -229,6 +275,7 @@ std::shared_ptr<uint8_t[]> InnerHandle::fill() const {
 /// Give the inner backend its payload, with blobs in the holes and versions in the names.
 EtError InnerHandle::init(et::EventTracer* tracer) {
   const InnerRecipe& recipe = *recipe_;
+  const Apart apart(*this);
   auto copy = std::make_unique<std::shared_ptr<uint8_t[]>>(fill());
   uint8_t* const start = copy->get();
   for (size_t i = 0; i < names_.size(); ++i) {

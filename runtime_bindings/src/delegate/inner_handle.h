@@ -97,6 +97,7 @@ class InnerHandle {
   static void watch_forks();
 
  private:
+  class Apart;
   explicit InnerHandle(const InnerHandle* other); // initialized as that one; handle_ is null if it failed
   executorch::runtime::Error init(executorch::runtime::EventTracer* tracer);
   void recover() const;

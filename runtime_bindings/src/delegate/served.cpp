@@ -5,7 +5,9 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "os/fork.h"
 #include "os/mapped_files.h"
@@ -62,8 +64,11 @@ Served::Served(
     const std::vector<DelegateConstant>& constants)
     : cache_(std::move(cache)), name_(name), map_(map) {
   about_.method = std::move(method);
+  std::set<std::string_view> seen; // several constants may have one key
   for (const DelegateConstant& constant : constants) {
-    (cache_->find(constant.key) != nullptr ? about_.keys : about_.others).push_back(constant.key);
+    if (seen.insert(constant.key).second) {
+      (cache_->find(constant.key) != nullptr ? about_.keys : about_.others).push_back(constant.key);
+    }
   }
   std::map<const BlobCache*, const DelegateConstant*> unknown = samples(*cache_, constants);
   List& list = List::get();

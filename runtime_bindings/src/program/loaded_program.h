@@ -64,6 +64,7 @@ class LoadedProgram final : public Program, private ForkAware {
   struct PackedUse;
   std::shared_ptr<Method> load_packed(size_t method);
   PackedUse packed_use(size_t method) const;
+  bool packs_in_one_way() const;
   std::shared_ptr<Method> load_on_files(size_t method, const PackedUse& use, bool whole);
   std::shared_ptr<Method> load_or_build(size_t method, PackedUse& use);
   void pack_all(PackedUse& use);
@@ -81,6 +82,8 @@ class LoadedProgram final : public Program, private ForkAware {
   std::optional<executorch::runtime::Program> program_;
   mutable std::once_flag parts_read_;
   mutable ProgramParts parts_;
+  mutable std::once_flag ways_read_;
+  mutable bool one_way_ = true;
   mutable std::once_flag hashed_;
   mutable Digest digest_{}; // of the file
   std::mutex mutex_; // guards shared_

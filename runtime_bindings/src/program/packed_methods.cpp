@@ -12,6 +12,7 @@
 
 #include "cache/mapped_cache.h"
 #include "packed/load_plan.h"
+#include "packed/stock_graph.h"
 #include "packed/stock_maps.h"
 #include "program/loaded_program.h"
 
@@ -19,6 +20,7 @@ namespace blobstore::internal {
 namespace {
 
 constexpr char kChangedMeanwhile[] = "weights changed while they were packed";
+constexpr char kPackedInTwoWays[] = "operators pack one weight in different ways, under one name";
 
 /// What a file of ExecuTorch's own delegates says of a method. It also says whose weights they are, because entries do
 /// not, and files can be renamed.
@@ -52,6 +54,23 @@ struct LoadedProgram::PackedUse {
   uint64_t generation = 0; // that of the cache then
 };
 
+/// Whether the names that XNNPACK's own delegates pack weights under, which cannot be changed, tell them apart.
+bool LoadedProgram::packs_in_one_way() const {
+  std::call_once(ways_read_, [&] {
+    PackedWays ways;
+    for (const ProgramParts::Delegate& delegate : parts().delegates) {
+      if (delegate.backend == kXnnpack) {
+        try {
+          one_way_ = note_packed_ways(delegate.payload.data, delegate.payload.size, ways) && one_way_;
+        } catch (const FormatError&) { // XNNPACK says what is wrong with it
+          one_way_ = false;
+        }
+      }
+    }
+  });
+  return one_way_;
+}
+
 LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
   PackedUse use;
   const std::optional<Digest> runtime = packing_runtime();
@@ -59,6 +78,7 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
     use.fallback = "this system does not tell builds of XNNPACK apart";
     return use;
   }
+  const bool takes_stock = uses(method, kXnnpack) && packs_in_one_way();
   const BlobCache::Reading reading(*cache_);
   use.generation = cache_->generation();
   if (const auto foundation = foundation_of(*cache_)) {
@@ -66,7 +86,10 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
   } else {
     use.fallback = kChangedBefore;
   }
-  if (!uses(method, kXnnpack)) {
+  if (!takes_stock) {
+    if (uses(method, kXnnpack)) {
+      use.fallback = kPackedInTwoWays;
+    }
     return use;
   }
   const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared;
