@@ -28,9 +28,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blobstore.core.errors import FileAccessError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
-from blobstore.pool.objects import TEMPORARY, Objects
+from blobstore.pool.objects import FULL, TEMPORARY, Objects
 from blobstore.pool.packs import Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
 
@@ -183,14 +184,20 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
         "FROM (SELECT DISTINCT digest, pack, length FROM blobs) b LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack "
         "HAVING count(k.digest) < count(*)"
     )
-    emptied = [pack for pack, total, needed in rows if needed <= _MOSTLY * total]
-    for pack in emptied:
+    emptied = []
+    for pack in [pack for pack, total, needed in rows if needed <= _MOSTLY * total]:
         kept = tables.query(
             f"{_KEPT} SELECT DISTINCT {_COLUMNS} FROM blobs b "
             "JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
             pack,
         )
-        _copy(objects, tables, [Stored.read(row) for row in kept])
+        try:
+            _copy(objects, tables, [Stored.read(row) for row in kept])
+        except FileAccessError as error:
+            if error.errno not in FULL:
+                raise
+            continue  # it stays; packs of which nothing is needed make room for it
+        emptied.append(pack)
     tables.append(MARKS, [(None, pack, now) for pack in emptied])
     tables.fresh()
     _copy(objects, tables, [Stored.read(row) for row in tables.query(f"{_KEPT} {_STRANDED}")])

@@ -8,6 +8,7 @@ for devices that read an older list.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from blobstore.core.errors import PoolError, ReleaseError
+from blobstore.core.errors import FileAccessError, PoolError, ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
@@ -79,8 +80,8 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ReleaseError(f"{name} must be a number of seconds, not {seconds!r}")
     with opened(releases) as pool:
-        collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
         objects = pool.objects
+        collected = objects.with_reserve(lambda: collect(objects, pool.tables, grace=grace, keep=keep))
         names = {one.name for one in pool.versions()} | _dropped(pool.tables)
         there = {name: _listed(objects, name) for name in sorted(names) if "/" not in name}
         # after that: what was published meanwhile is in the pool, too
@@ -108,6 +109,8 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
             if LATEST in listed:
                 _lead_to_newest(pool, name, newest.get(name), indexes)
         removed, freed, waiting = _remove(objects, rewriting.needed, keep)
+        with contextlib.suppress(FileAccessError):
+            objects.reserve()
         return Swept(withdrawn, rewritten, removed, freed, waiting, collected)
 
 
