@@ -200,6 +200,8 @@ class Objects:
             with self.spool(path, "new-") as spooled, named(self.folder / path):
                 with write_spooled(spooled) as file:
                     file.write(content.read_bytes() if isinstance(content, Path) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
                 self.place(spooled, path)
             return
         attributes = {"Cache-Control": cached} if cached else None
@@ -286,8 +288,9 @@ class Objects:
         if self.folder is None:
             with self._translated(prefix):
                 return _tried(lambda: [_entry(item) for page in obstore.list(self._opened(), prefix) for item in page])
+        self.check_no_link(prefix)
         top = self.folder / prefix
-        if not top.is_dir():
+        if not os.path.isdir(top):  # noqa: PTH112 - as in `read`
             return []
         entries: list[Entry] = []
 
@@ -296,7 +299,6 @@ class Objects:
                 raise error
 
         with named(top):
-            self.check_no_link(prefix)
             for folder, _, names, descriptor in os.fwalk(top, onerror=fail):
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.core.formats.sharded import with_shards
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, leads_into, listed
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, leads_into, listed, named
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
@@ -410,7 +410,7 @@ class Pool:
         return find_version(self.tables, reference)
 
     def _description(self) -> str | None:
-        if self.objects.folder is not None and not self.objects.folder.is_dir():
+        if self.objects.folder is not None and not os.path.isdir(self.objects.folder):  # noqa: PTH112
             return None
         data = self.objects.get("pool.json")
         if data is None:
@@ -439,15 +439,17 @@ def _expand(paths: Sequence[Path], pool: Path | None) -> list[tuple[str, str]]:
     for path in paths:
         if pool is not None and leads_into(path, pool):
             raise PoolError(f"{path}: this is in the pool {pool} itself; add files of another folder")
-        if path.is_dir():
+        with named(path):
+            is_folder = path.is_dir()
+            if not (is_folder or path.exists()):
+                raise FileAccessError(path, "there is no such file")
+        if is_folder:
             every = tree(path, ("",))
             inside = [file for file in every if pool is None or not leads_into(file, pool)]
             top = path
-        elif path.exists():
+        else:
             inside = with_shards(path)
             top = path.parent
-        else:
-            raise FileAccessError(path, "there is no such file")
         for file in inside:
             name = file.relative_to(top).as_posix()
             if not is_plain_path(name, anywhere=False):

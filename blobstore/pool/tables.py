@@ -152,9 +152,11 @@ class Tables:
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
-        self._database.execute(
-            f"SET temp_directory = {_quoted(tempfile.gettempdir())}"
-        )  # not below the working directory
+        with named(Path("TMPDIR")):
+            temporary = tempfile.gettempdir()
+        with named(Path("TMPDIR")):
+            temporary = tempfile.gettempdir()
+        self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
         self._lock = threading.RLock()
         self.closed = False
 
