@@ -197,7 +197,7 @@ def test_inputs_that_cannot_be_a_version(pool: Pool, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match=r"called x\.safetensors, too"):
         pool.add([tmp_path / "a" / "x.safetensors", tmp_path / "b" / "x.safetensors"], "m@1")
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "a:b").write_text("x")
+    (tmp_path / "odd" / "a\nb").write_text("x")
     with pytest.raises(PoolError, match="cannot be the name"):
         pool.add(tmp_path / "odd", "m@1")
     assert pool.versions() == []

@@ -245,5 +245,5 @@ def _read_unused(objects: Objects) -> dict[str, int]:
     try:
         noted = json.loads(data or b'{"unused": {}}')["unused"]
         return {str(digest): int(since) for digest, since in noted.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ReleaseError(f"{objects.name(UNUSED)}: this does not say what is unused") from None
