@@ -34,14 +34,16 @@ def is_plain_path(name: str, *, anywhere: bool = True) -> bool:
         anywhere: on every system; if not, on this one: only Windows forbids characters such as `\\` and `:`.
     """
     parts = name.split("/")
-    anywhere = anywhere or os.name == "nt"
-    bad = any(ord(c) < 32 or c == "\x7f" for c in name) or any(
-        not part or part in {".", ".."} or part.startswith(".blobstore-") for part in parts
+    odd = '\\:*?"<>|' if anywhere or os.name == "nt" else ""
+    bad = any(ord(c) < 32 or c in f"{odd}\x7f" for c in name) or any(
+        not part or part in {".", ".."} or part.startswith(".blobstore-") or (odd and _is_odd(part)) for part in parts
     )
-    if anywhere:
-        bad = bad or any(c in '\\:*?"<>|' for c in name)
-        bad = bad or any(part != part.strip() or part.endswith(".") for part in parts)
     try:
         return not bad and all(len(part.encode()) <= 255 for part in parts) and len(parts) <= 32
     except UnicodeEncodeError:
         return False
+
+
+def _is_odd(part: str) -> bool:
+    """Whether Windows changes a name."""
+    return part != part.strip() or part.endswith(".")
