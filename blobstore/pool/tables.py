@@ -154,8 +154,6 @@ class Tables:
         self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
         with named(Path("TMPDIR")):
             temporary = tempfile.gettempdir()
-        with named(Path("TMPDIR")):
-            temporary = tempfile.gettempdir()
         self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
         self._lock = threading.RLock()
         self.closed = False

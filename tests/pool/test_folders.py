@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from blobstore.errors import BlobStoreError, FileAccessError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.objects import Objects
-from tests.pool.models import tensors, write
+from tests.pool.models import Tensors, tensors, write
 
 OLD = 1_000_000_000
 
@@ -202,7 +202,7 @@ def test_a_full_disk_is_freed_by_dropping(tmp_path: Path) -> None:
     place = tmp_path / "pool"
     with Pool(place, create=True) as pool:
         for number in range(3):
-            model = {"w": random.standard_normal((256, 1024), np.float32)}
+            model: Tensors = {"w": random.standard_normal((256, 1024), np.float32)}
             pool.add(write(tmp_path / f"{number}.safetensors", model), f"m@{number}")
         full = sum(map(len, contents(place).values()))
         with disk(place, full):
@@ -224,14 +224,14 @@ def test_a_pack_that_cannot_be_copied_to_a_full_disk_waits(tmp_path: Path) -> No
     """Others that nothing needs are freed; nothing is lost."""
     random = np.random.default_rng(0)
     place = tmp_path / "pool"
-    small = {"w": random.standard_normal((512, 1024), np.float32)}
-    large = {"w": random.standard_normal((1536, 1024), np.float32)}
+    small: Tensors = {"w": random.standard_normal((512, 1024), np.float32)}
+    large: Tensors = {"w": random.standard_normal((1536, 1024), np.float32)}
     write(tmp_path / "both" / "small.safetensors", small)
     write(tmp_path / "both" / "large.safetensors", large)
     with Pool(place, create=True) as pool:
         pool.add(tmp_path / "both", "both@1")
         pool.add(tmp_path / "both" / "small.safetensors", "small@1")
-        other = {"w": random.standard_normal((256, 1024), np.float32)}
+        other: Tensors = {"w": random.standard_normal((256, 1024), np.float32)}
         pool.add(write(tmp_path / "other.safetensors", other), "other@1")
         packs = len(list((place / "packs").rglob("*")))
         with disk(place, sum(map(len, contents(place).values()))):
@@ -263,7 +263,7 @@ def test_a_version_that_does_not_fit_is_not_begun(
     assert not (tmp_path / "a").exists()
 
 
-SPELLINGS = {
+SPELLINGS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
     "as it is": lambda folder: (folder / "pool", folder),
     "through a link": lambda folder: (folder / "pool", folder.parent / "link"),
     "a pool through a link": lambda folder: (folder.parent / "link" / "pool", folder),

@@ -196,9 +196,9 @@ def test_a_row_that_asks_for_more_than_its_object_has(monkeypatch: pytest.Monkey
     monkeypatch.setattr(objects, "_range", ranged)
     monkeypatch.setattr(objects, "size", lambda _: len(data))
     monkeypatch.setattr("blobstore.pool.objects.bytearray", Room, raising=False)
-    assert objects.read("p", 100, 9_000_000) == data[100:9_000_100]
-    assert objects.read("p", 100, 1 << 50) == data[100:]
-    assert objects.read("p", len(data) + 5, 1 << 50) == b""
+    for start, length in ((100, 9_000_000), (100, 1 << 50), (len(data) + 5, 1 << 50)):
+        found = objects.read("p", start, length)
+        assert found is not None and bytes(found) == data[start : start + length]
     assert asked == [9_000_000, len(data) - 100, 0]
 
 

@@ -156,8 +156,8 @@ def calls(clean: Path, place: Path, out: Path) -> list[Callable[[Pool], object]]
     names = ("wide", "tuned", "half", "int8")
     new = write(out.parent / "new.safetensors", {"embed.weight": tensors(5)["embed.weight"]})
     return [
-        *(lambda pool, name=name: read(pool, name) for name in names),  # type: ignore[misc]
-        *(lambda pool, name=name: get(pool, name) for name in names),  # type: ignore[misc]
+        *(lambda pool, name=name: read(pool, name) for name in names),
+        *(lambda pool, name=name: get(pool, name) for name in names),
         lambda pool: [(version.files, version.size, repr(version)) for version in pool.versions()],
         lambda pool: (repr(pool.why("wide@1", "half@1")), repr(pool.stats())),
         lambda pool: pool.verify(),
