@@ -1,38 +1,50 @@
-"""Removing what no version needs, while others add and read.
+"""Removing what no version needs, while any number of others add, drop, collect and read.
 
-A blob is needed if a version that is there needs it, one that is being added, or a needed blob that is stored against it.
-A collection
+A blob is needed if a version needs it that is there or that is being added, or if a needed blob is stored against it. A
+collection
 
 1. gives up versions that were begun long ago and never appeared. The event that says so and the one that lets a
    version appear exclude each other: a commit of the events carries the id of the version as a mark, once.
-2. reads the versions, and marks all rows of blobs that none of them needs.
-3. reads the versions *again*, and removes the marks of rows that are needed by now.
-4. copies what is needed out of packs that are mostly unused, and condemns these packs. It reads the versions once more,
-   copies what came to be needed meanwhile, and deletes the rows of condemned packs.
-5. condemns packs that have no rows and are old. A pack is deleted some time after it was condemned, if it has no rows.
+2. condemns packs that are mostly unused: whoever adds treats their rows as missing from now on.
+3. notes which packs are condemned by now, by whomever, and then looks at the tables: blobs, parts, events, marks. What
+   is needed and can only be read from condemned packs is copied into a new pack, and it looks again. When there is nothing to
+   copy, it deletes the rows of the packs that it noted before this look. If the disk is too full to copy, it deletes the rows
+   of those alone that have nothing that is needed.
+4. condemns packs that have no rows and are old, and deletes those that were condemned some time ago and have no rows. For
+   that it looks at the marks first, and at the blobs after them.
 
-Whoever adds appends the rows of the parts before looking up blobs, and treats rows as missing if they are marked or if
-their pack is condemned. If the parts were there before step 3, they count there. If they came later, the look-up came
-after the marks, and what is marked is stored again. The same holds of step 4: a version may be dropped after step 3, and
-another one with the same contents begun; it looked up before the pack was condemned, and then its parts are read after
-that, or it looks up later, and stores its contents again. In the same way, rows of a pack that was condemned before they came
-are seen by the look-up that follows their commit. So what is deleted is needed by nobody, without any lock or clock; times
-only decide how long is waited. A collection that dies leaves marks: readers ignore them, and the next collection removes
-those of needed rows. Names of packs are random, and a condemned one stays condemned.
+Whoever adds appends its parts, looks at the blobs and then at the marks, stores what is missing, and looks again after that.
+Each table is looked at in one moment, all of them never are. The order makes up for it:
+
+- Condemned packs stay condemned. So a look that trusts a row, because it saw the row and then a mark was missing, is earlier
+  than the condemnation, and whoever deletes the rows of that pack began to look later. It sees the parts that were there before
+  the trusting look, the row and its base. What is needed of them it copies, or it trusts other rows, in packs that are not
+  condemned at the end of its look. They are condemned later than what it deletes, if ever, and so the same holds of whoever
+  deletes these: two that collect never each delete what the other one trusts, and of any number no ring does.
+- A pack is deleted if it was condemned and had no rows after that. A row that is trusted was there before; so somebody
+  deleted it, as above. Rows that come after the condemnation are trusted by nobody, not by whoever wrote them: it looks again.
+- A version that is given up never appears, so its parts protect nothing. Nobody else's parts are removed but those of a
+  version that was dropped.
+
+So what is deleted is needed by nobody, without any lock or clock; times only decide how long is waited. Whoever dies leaves
+condemned packs or such without rows, and the next collection goes on with them. `tests/pool/protocol.py` is this protocol as
+a model; every order of the steps of several actors is tried there, also with each of these rules left out. For readers it is
+enough to look at the events first: what a version needs was there before it. They read condemned packs, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from blobstore.core.errors import FileAccessError
+from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
 from blobstore.pool.objects import FULL, TEMPORARY, Objects
-from blobstore.pool.packs import Stored, copy_pack, pack_path
+from blobstore.pool.packs import Reader, Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
 
 __all__ = ["UNUSED", "Collected", "collect"]
@@ -48,48 +60,50 @@ _MOSTLY = 0.5
 _LISTED = 500
 """Values in a condition."""
 
+_ROUNDS = 10
+
 _KEPT = """
     WITH needed AS (
         SELECT DISTINCT digest FROM parts WHERE id NOT IN (SELECT id FROM events WHERE kind <> 'add')
     ),
-    usable AS (
-        SELECT digest, pack, base, length FROM blobs
-        WHERE pack NOT IN (SELECT pack FROM marks WHERE digest IS NULL)
-    ),
-    related AS (SELECT DISTINCT base FROM usable WHERE base IS NOT NULL AND digest IN (SELECT digest FROM needed)),
+    condemned AS (SELECT DISTINCT pack FROM marks WHERE digest IS NULL),
+    usable AS (SELECT DISTINCT digest FROM blobs WHERE base IS NULL AND pack NOT IN (SELECT pack FROM condemned)),
+    whole AS (SELECT digest, pack, length FROM blobs WHERE base IS NULL),
+    related AS (SELECT DISTINCT base FROM blobs WHERE base IS NOT NULL AND digest IN (SELECT digest FROM needed)),
     chosen AS (
-        SELECT digest, pack, base FROM usable WHERE digest IN (SELECT digest FROM needed)
+        SELECT digest, pack, base FROM blobs
+        WHERE digest IN (SELECT digest FROM needed) AND (base IS NULL OR base IN (SELECT digest FROM whole))
         QUALIFY 1 = row_number() OVER (
             PARTITION BY digest
-            ORDER BY base IS NOT NULL AND digest IN (SELECT base FROM related), length, pack
+            ORDER BY pack IN (SELECT a FROM gone), pack IN (SELECT pack FROM condemned)
+            OR (base IS NOT NULL AND base NOT IN (SELECT digest FROM usable)),
+            base IS NOT NULL AND digest IN (SELECT base FROM related), length, pack
         )
     ),
     bases AS (
-        SELECT digest, pack FROM usable
-        WHERE base IS NULL AND digest IN (SELECT base FROM chosen)
-        AND digest NOT IN (SELECT digest FROM chosen WHERE base IS NULL)
-        QUALIFY 1 = row_number() OVER (PARTITION BY digest ORDER BY length, pack)
+        SELECT digest, pack FROM whole
+        WHERE digest IN (SELECT base FROM chosen) AND digest NOT IN (SELECT digest FROM chosen WHERE base IS NULL)
+        QUALIFY 1 = row_number() OVER (
+            PARTITION BY digest
+            ORDER BY pack IN (SELECT a FROM gone), pack IN (SELECT pack FROM condemned), length, pack
+        )
     ),
     kept AS (SELECT digest, pack FROM chosen UNION ALL SELECT digest, pack FROM bases)
 """
 """One row of each content that a version needs which is there or being added, and of each base of these rows.
 
-A content that may be a base keeps a row in which it is whole; any other the shortest one.
+Rows in packs that are not condemned come before others. Of these, a content that may be a base keeps a row in which it is
+whole; any other the shortest one.
 """
 
+_UNNEEDED = """
+    SELECT DISTINCT pack FROM blobs WHERE pack NOT IN (
+        SELECT pack FROM blobs WHERE digest IN (SELECT digest FROM needed) OR digest IN (SELECT digest FROM kept)
+    )
+"""
+"""After `_KEPT`: packs with nothing that is needed, whether other packs have it, too, or not."""
 
 _COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.check, b.sketch, b.near_sketch'
-
-_STRANDED = f"""
-    SELECT {_COLUMNS} FROM blobs b
-    WHERE b.pack IN (SELECT pack FROM marks WHERE digest IS NULL) AND b.digest IN (SELECT digest FROM needed) AND (
-        b.digest NOT IN (SELECT digest FROM usable)
-        OR b.digest NOT IN (SELECT digest FROM usable WHERE base IS NULL)
-        AND b.base IS NULL AND b.digest IN (SELECT base FROM blobs WHERE base IS NOT NULL)
-    )
-    QUALIFY 1 = row_number() OVER (PARTITION BY b.digest ORDER BY b.base IS NOT NULL, b.length, b.pack)
-"""
-"""After `_KEPT`: rows of condemned packs of contents that are needed, and nowhere else, or not whole."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +142,16 @@ def collect(objects: Objects, tables: Tables, *, grace: float, keep: float) -> C
     tables.fresh()
     abandoned = _give_up(tables, now - grace)
     tables.fresh()
-    _mark(tables, int(now))
-    tables.fresh()
-    _unmark(tables)
-    tables.fresh()
     _empty_packs(objects, tables, int(now))
     packs, freed, waiting = _sweep(objects, tables, now - grace, now - keep)
     _forget(tables)
     tables.tidy()
     tables.fresh()
-    ((unused,),) = tables.query("SELECT count(*) FROM marks WHERE digest IS NOT NULL")
+    ((unused,),) = _query(
+        tables,
+        "SELECT count(*) FROM (SELECT digest, pack FROM blobs WHERE pack NOT IN (SELECT pack FROM condemned) "
+        "EXCEPT SELECT digest, pack FROM kept)",
+    )
     return Collected(abandoned, unused, packs, freed, waiting)
 
 
@@ -160,60 +174,75 @@ def _give_up(tables: Tables, before: float) -> int:
     return ended
 
 
-def _mark(tables: Tables, now: int) -> None:
-    unused = tables.query(
-        f"{_KEPT} SELECT digest, pack FROM blobs EXCEPT SELECT digest, pack FROM kept EXCEPT SELECT digest, pack FROM marks"
-    )
-    tables.append(MARKS, [(digest, pack, now) for digest, pack in unused])
-
-
-def _unmark(tables: Tables) -> None:
-    needed = tables.query(f"{_KEPT} SELECT digest, pack FROM marks INTERSECT SELECT digest, pack FROM kept")
-    by_pack: dict[bytes, list[bytes]] = defaultdict(list)
-    for digest, pack in needed:
-        by_pack[pack].append(digest)
-    for pack, digests in by_pack.items():
-        for listed in _lists(digests):
-            tables.delete(MARKS, f"pack = {_literal(pack)} AND digest IN ({listed})")
-
-
 def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
-    """Copy what is needed out of packs that are mostly unused, condemn them, copy what is needed by now, delete their rows."""
-    rows = tables.query(
-        f"{_KEPT} SELECT b.pack, sum(b.length), coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) "
-        "FROM (SELECT DISTINCT digest, pack, length FROM blobs) b LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack "
-        "HAVING count(k.digest) < count(*)"
+    """Condemn packs that are mostly unused, copy what is needed out of all condemned ones, and delete their rows."""
+    rows = _query(
+        tables,
+        "SELECT b.pack, sum(b.length), coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) "
+        "FROM (SELECT DISTINCT digest, pack, length FROM blobs WHERE pack NOT IN (SELECT pack FROM condemned)) b "
+        "LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack HAVING count(k.digest) < count(*)",
     )
-    emptied = []
-    for pack in [pack for pack, total, needed in rows if needed <= _MOSTLY * total]:
-        kept = tables.query(
-            f"{_KEPT} SELECT DISTINCT {_COLUMNS} FROM blobs b "
-            "JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
-            pack,
+    tables.append(MARKS, [(None, pack, now) for pack, total, needed in rows if needed <= _MOSTLY * total])
+    gone: set[bytes] = set()
+    for _ in range(_ROUNDS):
+        # before the look: of a pack that is condemned during it, the look may lack parts that need its rows
+        condemned = tables.query(
+            "SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL"
         )
+        if not condemned:
+            return
+        tables.fresh()
+        stranded = _stranded(tables, gone)
+        if not stranded:
+            _delete_rows(tables, condemned)
+            return
         try:
-            _copy(objects, tables, [Stored.read(row) for row in kept])
+            _copy(objects, tables, stranded)  # what it is copied to may be condemned by now, so there is another look
         except FileAccessError as error:
             if error.errno not in FULL:
                 raise
-            continue  # it stays; packs of which nothing is needed make room for it
-        emptied.append(pack)
-    tables.append(MARKS, [(None, pack, now) for pack in emptied])
-    tables.fresh()
-    _copy(objects, tables, [Stored.read(row) for row in tables.query(f"{_KEPT} {_STRANDED}")])
-    condemned = tables.query("SELECT DISTINCT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL")
-    for listed in _lists([pack for (pack,) in condemned]):
+            unneeded = set(condemned) & set(_query(tables, _UNNEEDED, gone))
+            if not unneeded:
+                raise
+            _delete_rows(tables, unneeded)  # they make room, and the next collection copies
+            return
+        except PoolError:
+            missing = {row.pack for row in stranded if objects.size(pack_path(row.pack)) is None} - gone
+            if not missing:
+                raise
+            gone |= missing  # another collection deleted them
+
+
+def _delete_rows(tables: Tables, packs: Iterable[tuple[bytes]]) -> None:
+    for listed in _lists([pack for (pack,) in packs]):
         tables.delete(BLOBS, f"pack IN ({listed})")
-        tables.delete(MARKS, f"digest IS NOT NULL AND pack IN ({listed})")
+
+
+def _stranded(tables: Tables, gone: Iterable[bytes]) -> list[Stored]:
+    """Rows of condemned packs that have what is needed and cannot be read without them; of packs that are gone, if there
+    are no others."""
+    rows = _query(
+        tables,
+        f"SELECT DISTINCT {_COLUMNS} FROM blobs b JOIN kept k ON k.digest = b.digest AND k.pack = b.pack "
+        "WHERE b.pack IN (SELECT pack FROM condemned)",
+        gone,
+    )
+    return [Stored.read(row) for row in rows]
+
+
+def _query(tables: Tables, text: str, gone: Iterable[bytes] = ()) -> list[tuple[Any, ...]]:
+    """A query over `_KEPT`."""
+    return tables.query(f"{_KEPT} {text}", gone=[(pack,) for pack in gone] or [(b"",)])
 
 
 def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
-    """Store blobs in a pack of their own, too."""
-    if rows:
-        blobs = Blobs(objects, tables, [row.digest for row in rows])
-        for row in rows:
-            blobs.read(row.digest)  # damage is not copied: it is an error here
-        tables.append(BLOBS, [row.row() for row in copy_pack(objects, rows)])
+    """Store blobs in a pack of their own, too. Damage is not copied: it is an error."""
+    blobs, reader = Blobs(objects, tables, list({row.base for row in rows if row.base is not None})), Reader(objects)
+    for base, stored in itertools.groupby(sorted(rows, key=lambda row: row.base or b""), key=lambda row: row.base):
+        data = None if base is None else blobs.read(base)
+        for row in stored:
+            reader.read(row, data)
+    tables.append(BLOBS, [row.row() for row in copy_pack(objects, rows)])
 
 
 def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: float) -> tuple[int, int, int]:
@@ -226,7 +255,7 @@ def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: flo
                 objects.delete(entry.path)
         elif len(name) == 64:
             there[bytes.fromhex(name)] = (entry.size, entry.stored)
-    tables.fresh(BLOBS, MARKS)
+    tables.fresh(MARKS, BLOBS)  # in this order: of a condemned pack, no row is missed that was there before
     used = {pack for (pack,) in tables.query("SELECT DISTINCT pack FROM blobs")}
     condemned = dict(tables.query("SELECT pack, min(time) FROM marks WHERE digest IS NULL GROUP BY pack"))
     orphans = [

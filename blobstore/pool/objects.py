@@ -211,14 +211,21 @@ class Objects:
     def create(self, path: str, content: bytes) -> None:
         """Store a small object, complete or not at all, if there is none."""
         for _ in range(_ATTEMPTS):
-            with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
-                _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            self.makes(path, content)
             if self.get(path) is not None:  # a conflict is reported in the same way as an object that is there
                 break
         else:
             raise TransferError(f"{self.name(path)}: the store says that it is there, and does not have it")
         if self.folder is not None:
             self._sync(self.folder / path)
+
+    def makes(self, path: str, content: bytes) -> bool:
+        """Ask the store for a small object if there is none; whether it says that it made one."""
+        self.check_no_link(path)
+        with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
+            _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            return True
+        return False
 
     def reserve(self) -> None:
         """Keep some room for `with_reserve` in a local pool.

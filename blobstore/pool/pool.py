@@ -24,8 +24,9 @@ from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, rest
 from blobstore.pool.executors import open_executor
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.objects import Objects
+from blobstore.pool.promises import try_new
 from blobstore.pool.scan import SKETCHED, ScannedFile
-from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables
+from blobstore.pool.tables import BLOBS, DESCRIPTION, EVENTS, MARKS, PARTS, Tables
 from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
 
 __all__ = ["Pool", "PoolStats", "Shared"]
@@ -96,7 +97,8 @@ class Pool:
         objects, tables: what it consists of.
 
     Raises:
-        PoolError: there is no pool, or something else, or one of a newer format.
+        PoolError: there is no pool, or something else, or one of a newer format; or the store does not keep what a pool needs,
+            which is tried when one is made and before the first change, here and in any method.
         FileAccessError, TransferError: the store refuses, here and in any method.
         MissingDependencyError: the extra `pool` is not installed.
     """
@@ -118,8 +120,9 @@ class Pool:
                     f"{self.objects.url}: there is no pool here; `blobstore pool add` or create=True makes one"
                 )
             self.objects.make()
+            try_new(self.objects)
             self.tables.create()
-            self.objects.create("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n")
+            self.objects.create(DESCRIPTION, json.dumps({"format": _FORMAT}).encode() + b"\n")
             described = self._description()
         if described != _FORMAT:
             raise PoolError(f"{self.objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
@@ -412,7 +415,7 @@ class Pool:
     def _description(self) -> str | None:
         if self.objects.folder is not None and not os.path.isdir(self.objects.folder):  # noqa: PTH112
             return None
-        data = self.objects.get("pool.json")
+        data = self.objects.get(DESCRIPTION)
         if data is None:
             return None
         try:

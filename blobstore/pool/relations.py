@@ -141,10 +141,10 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[Candi
 
 
 def _unmarked(tables: Tables) -> str:
-    """The condition that no collection found a row `b` of blobs unused; where nothing is marked, it costs nothing."""
+    """The condition that the pack of a row `b` of blobs is not condemned; where none is, it costs nothing."""
     if not tables.query("SELECT 1 FROM marks LIMIT 1"):
         return "true"
-    return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
+    return "b.pack NOT IN (SELECT pack FROM marks WHERE digest IS NULL)"
 
 
 def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:

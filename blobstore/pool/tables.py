@@ -7,8 +7,8 @@ lock is held by anyone.
              dropped. As in all tables, a row may be there twice.
     parts    the rows of all files of a version, under its id, and what the version needs otherwise
     blobs    where each content lies, and how it is stored. A content may have several rows
-    marks    rows of `blobs` that a collection found unused, and packs that it condemned (without a digest): whoever adds
-             treats both as missing
+    marks    packs that a collection condemned: whoever adds treats what they have as missing. Rows with a digest are of
+             earlier versions, and mean nothing any more
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from blobstore.core.errors import (
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
 from blobstore.pool.objects import Objects
+from blobstore.pool.promises import try_writing
 from blobstore.pool.reasons import of_system, reason, refused
 
 try:
@@ -51,9 +52,12 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs deltalake and duckdb: {install('pool')}") from error
 
-__all__ = ["BLOBS", "EVENTS", "MARKS", "PARTS", "Tables", "TakenError", "new_id"]
+__all__ = ["BLOBS", "DESCRIPTION", "EVENTS", "MARKS", "PARTS", "Tables", "TakenError", "new_id"]
 
 BLOBS, PARTS, EVENTS, MARKS = "blobs", "parts", "events", "marks"
+
+DESCRIPTION = "pool.json"
+"""What says that there is a pool, and its format."""
 
 _TEXT, _BYTES, _NUMBER = DataType.utf8(), DataType.binary(), DataType.int64()
 
@@ -141,7 +145,8 @@ class Tables:
 
     Raises:
         ClosedError: it is closed, in any method.
-        PoolError: there are other tables, or a newer format, here and in any method.
+        PoolError: there are other tables, or a newer format, here and in any method; or the store does not keep what a
+            commit needs, in methods that change something.
         FileAccessError, TransferError: the store refuses.
     """
 
@@ -156,6 +161,7 @@ class Tables:
             temporary = tempfile.gettempdir()
         self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
         self._lock = threading.RLock()
+        self._tried = False
         self.closed = False
 
     def create(self) -> None:
@@ -177,6 +183,7 @@ class Tables:
         """
         if not rows:
             return
+        self._try_store()
         added = self._written(table, rows)
         marks = list(once)
         transactions = [deltalake.Transaction(mark, time.time_ns()) for mark in marks]
@@ -214,6 +221,8 @@ class Tables:
     def delete(self, table: str, condition: str) -> None:
         """Delete the rows for which a condition of SQL holds; tried again if others change the table meanwhile."""
 
+        self._try_store()
+
         def delete() -> bool:
             self.fresh(table)
             try:
@@ -234,7 +243,7 @@ class Tables:
         """Look at the newest state of these tables, or of all; queries are about the state that was seen last.
 
         They are looked at one after the other, in the given order, and others may change them in between. Of all tables, blobs
-        come first and the parts after them: no row of blobs is seen without the parts that were there before it.
+        come first, then parts, events and marks: `collecting` says why.
         """
         for table in tables or _COLUMNS:
             self._again(table, partial(self._update, table))
@@ -286,6 +295,12 @@ class Tables:
             self._cache.close()
 
     # ------------------------------------------------------------------------------------------------- the engine
+
+    def _try_store(self) -> None:
+        """Before the first change: whether the store keeps what a commit needs."""
+        if not self._tried:
+            try_writing(self._objects, DESCRIPTION)
+            self._tried = True
 
     def _url(self, table: str) -> str:
         return f"{self._objects.url}/tables/{table}"

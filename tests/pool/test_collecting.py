@@ -277,20 +277,21 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
 def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
     where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
-    """Dropped after it was found to be needed, so it is not marked, and added before the pack is condemned."""
+    """Dropped before the collection looks, and added after that, before the pack is condemned."""
     base = halves(tensors())
     write(tmp_path / "a" / "a.safetensors", base)
     write(tmp_path / "b" / "a.safetensors", tuned(base, 1))
-    unmark, append = collecting._unmark, Tables.append
+    give_up, append = collecting._give_up, Tables.append
     with where.open(create=True) as pool, where.open() as other:
         pool.add(tmp_path / "a", "a@1")
         pool.add(tmp_path / "b", "b@1")
         collector = where.open()
 
-        def then_drop(tables: Tables) -> None:
-            unmark(tables)
+        def then_drop(tables: Tables, before: float) -> int:
+            given_up = give_up(tables, before)
             other.drop("a@1")
             other.drop("b@1")
+            return given_up
 
         def after_adding(self: Tables, table: str, rows: Any, once: Any = ()) -> None:
             condemns = self is collector.tables and table == "marks" and any(row[0] is None for row in rows)
@@ -303,7 +304,7 @@ def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
 
         again: list[int] = []
         with monkeypatch.context() as patched, contextlib.suppress(Killed):
-            patched.setattr(collecting, "_unmark", then_drop)
+            patched.setattr(collecting, "_give_up", then_drop)
             patched.setattr(Tables, "append", after_adding)
             collector.gc(grace=NEVER, keep=0)
         assert again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,10 @@ class World:
         with self.place.open(**options) as pool:
             pool.gc(grace=grace, keep=0)
 
-    def add(self, name: str, **options: str) -> None:
+    def add(self, name: str, version: str = "2", executor: Executor | None = None, **options: str) -> None:
         with self.place.open(**options) as pool:
-            pool.add([self.files / f"{one}.safetensors" for one in name.split("+")], f"{name}@2")
+            paths = [self.files / f"{one}.safetensors" for one in name.split("+")]
+            pool.add(paths, f"{name}@{version}", executor=executor)
 
     def check(self) -> None:
         """Every version is whole, read by a process that knows nothing."""
