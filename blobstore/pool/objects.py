@@ -233,8 +233,15 @@ class Objects:
         Raises:
             FileAccessError: there is not so much.
         """
-        if self.folder is not None and not os.path.lexists(self.folder / RESERVE):
+        if self.folder is None or os.path.lexists(self.folder / RESERVE):
+            return
+        try:
             self.put(RESERVE, os.urandom(_RESERVED))  # a file system may store other bytes in no room
+        except FileAccessError as error:
+            if error.errno not in FULL:
+                raise
+            reason = "the disk is full: drop versions, and free what they alone needed (blobstore pool gc)"
+            raise FileAccessError(self.folder / RESERVE, OSError(error.errno, reason)) from None
 
     def with_reserve(self, function: Callable[[], _Result]) -> _Result:
         """What a function returns that frees room. If the disk is full, it is called again with the room that was kept."""
