@@ -3,9 +3,9 @@
 The order of the steps keeps everything that a version needs, whoever collects meanwhile and whoever dies:
 
 1. The rows of the parts are appended under a new id. They protect all their contents, stored or not.
-2. The table of blobs is read after that. What is missing there, or marked as unused, is stored.
+2. The table of blobs is read after that, and then the marks. What is missing, or only in condemned packs, is stored.
 3. The bases are protected by rows of their own, and everything is looked up again, unless nobody else has changed the
-   tables of blobs and marks since. If anything is missing or marked by now, step 2 is repeated.
+   tables of blobs and marks since. If anything is missing or in condemned packs by now, step 2 is repeated.
 4. The event is appended: the version is there.
 
 `collecting` has the other side, and why no order of both loses anything.

@@ -23,8 +23,7 @@ Each table is looked at in one moment, all of them never are. The order makes up
   deletes these: two that collect never each delete what the other one trusts, and of any number no ring does.
 - A pack is deleted if it was condemned and had no rows after that. A row that is trusted was there before; so somebody
   deleted it, as above. Rows that come after the condemnation are trusted by nobody, not by whoever wrote them: it looks again.
-- A version that is given up never appears, so its parts protect nothing. Nobody else's parts are removed but those of a
-  version that was dropped.
+- A version that is given up never appears, and one that was dropped never comes back. So what only their parts name is free.
 
 So what is deleted is needed by nobody, without any lock or clock; times only decide how long is waited. Whoever dies leaves
 condemned packs or such without rows, and the next collection goes on with them. `tests/pool/protocol.py` is this protocol as
@@ -66,7 +65,7 @@ _KEPT = """
     WITH needed AS (
         SELECT DISTINCT digest FROM parts WHERE id NOT IN (SELECT id FROM events WHERE kind <> 'add')
     ),
-    condemned AS (SELECT DISTINCT pack FROM marks WHERE digest IS NULL),
+    condemned AS (SELECT DISTINCT pack FROM marks WHERE digest IS NULL AND pack IS NOT NULL),
     usable AS (SELECT DISTINCT digest FROM blobs WHERE base IS NULL AND pack NOT IN (SELECT pack FROM condemned)),
     whole AS (SELECT digest, pack, length FROM blobs WHERE base IS NULL),
     related AS (SELECT DISTINCT base FROM blobs WHERE base IS NOT NULL AND digest IN (SELECT digest FROM needed)),

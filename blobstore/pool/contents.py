@@ -78,6 +78,7 @@ class Blobs:
         self._objects, self._tables = objects, tables
         self._reader = Reader(objects)
         self._base: tuple[bytes, memoryview] | None = None
+        self._gone: set[bytes] = set()
         self._rows = self._look_up(digests)
 
     def row(self, digest: bytes) -> Stored:
@@ -124,7 +125,9 @@ class Blobs:
         try:
             return use(self._rows[digest], fetched)
         except PoolError:
-            self._tables.fresh()  # a collection may have moved it to another pack
+            # a collection may have moved it to another pack, and of one that died, rows may lead to a pack that is gone
+            self._gone |= {row.pack for row in self._needed(digest) if self._objects.size(pack_path(row.pack)) is None}
+            self._tables.fresh()
             self._rows = self._look_up(self._rows)
             return use(self._rows[digest], {})
 
@@ -177,7 +180,7 @@ class Blobs:
         return {(pack, offset, length): data[offset - start :][:length] for _, offset, length in ranges}
 
     def _look_up(self, digests: Sequence[bytes] | dict[bytes, Stored]) -> dict[bytes, Stored]:
-        rows = stored_rows(self._tables, digests)
+        rows = stored_rows(self._tables, digests, gone=self._gone)
         if missing := [digest for digest in digests if digest not in rows]:
             raise PoolError(
                 f"{self._objects.url}: {len(missing)} blobs are missing, such as {missing[0].hex()}, or their bases are"

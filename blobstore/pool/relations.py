@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,17 +33,20 @@ _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
 
 
-def stored_rows(tables: Tables, digests: Iterable[bytes], *, unmarked: bool = False) -> dict[bytes, Stored]:
+def stored_rows(
+    tables: Tables, digests: Iterable[bytes], *, unmarked: bool = False, gone: Container[bytes] = ()
+) -> dict[bytes, Stored]:
     """The rows of contents, each the one with the fewest bytes, and of their bases. What is not stored is missing.
 
     Args:
         tables: the tables of the pool.
         digests: which contents.
-        unmarked: only rows that no collection found unused.
+        unmarked: only rows of packs that are not condemned.
+        gone: packs whose rows are taken if there are no others.
     """
     wanted = set(digests)
-    rows = _rows(tables, wanted, unmarked)
-    bases = _rows(tables, {row.base for row in rows if row.base is not None}, unmarked)
+    rows = _rows(tables, wanted, unmarked, gone)
+    bases = _rows(tables, {row.base for row in rows if row.base is not None}, unmarked, gone)
     whole = {row.digest: row for row in [*rows, *bases] if row.base is None}
     there = {row.digest: row for row in rows if row.base is None or row.base in whole}
     # a base that is also asked for, and has a shorter row against another one, is read as its whole row
@@ -51,8 +54,8 @@ def stored_rows(tables: Tables, digests: Iterable[bytes], *, unmarked: bool = Fa
     return {**there, **{digest: whole[digest] for digest in needed}}
 
 
-def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
-    """The longest first.
+def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
+    """Those of packs that are gone and then the longest first.
 
     Their numbers in files are looked up first, by short keys: reading all digests of a large pool takes several times as
     long as the keys, and as what lies at a few numbers.
@@ -71,7 +74,8 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
             listed = ", ".join(map(str, places[first : first + _PUSHED]))
             where = f"b.filename = ? AND b.file_row_number IN ({listed}) AND {condition}"
             rows += (Stored.read(row) for row in tables.query(f"SELECT {_COLUMNS} FROM blobs b WHERE {where}", file))
-    return sorted((row for row in rows if row.digest in digests), key=lambda row: (-row.length, row.pack))
+    wanted = (row for row in rows if row.digest in digests)
+    return sorted(wanted, key=lambda row: (row.pack not in gone, -row.length, row.pack))
 
 
 def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
@@ -144,7 +148,7 @@ def _unmarked(tables: Tables) -> str:
     """The condition that the pack of a row `b` of blobs is not condemned; where none is, it costs nothing."""
     if not tables.query("SELECT 1 FROM marks LIMIT 1"):
         return "true"
-    return "b.pack NOT IN (SELECT pack FROM marks WHERE digest IS NULL)"
+    return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND m.digest IS NULL)"
 
 
 def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:

@@ -220,7 +220,6 @@ class Tables:
 
     def delete(self, table: str, condition: str) -> None:
         """Delete the rows for which a condition of SQL holds; tried again if others change the table meanwhile."""
-
         self._try_store()
 
         def delete() -> bool:
@@ -236,6 +235,7 @@ class Tables:
 
     def tidy(self, *, always: bool = False) -> None:
         """Make few files of many small ones, and remove those that were replaced long ago."""
+        self._try_store()
         for table in _COLUMNS:
             self._again(table, partial(self._tidy, table, always))
 

@@ -5,7 +5,7 @@ is thinking. An actor is a generator of steps, which is sent what each step foun
 comes, so kills are among the orders. `adding` and `collecting` in `blobstore.pool` have the same steps in the same order.
 
 What is decided by more than the order is left out: any pack may be condemned at any time for whatever reason, and no time
-is waited for. Each actor can be made without one of its `RULES`.
+is waited for. Each actor can be told to go without one of the rules.
 """
 
 from __future__ import annotations
