@@ -1177,8 +1177,8 @@ GUARDS = (
     Guard(
         "pool: rows go of packs that were condemned before the look",
         f"{_POOL}/collecting.py",
-        "_lists([pack for (pack,) in condemned])",
-        '_lists([p for (p,) in tables.query("SELECT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL")])',
+        "_delete_rows(tables, condemned)",
+        '_delete_rows(tables, tables.query("SELECT b.pack FROM blobs b JOIN marks m ON m.pack = b.pack AND m.digest IS NULL"))',
         ("tests/pool/test_turns.py::test_two_collections_and_contents_that_are_dropped_and_added_again",),
     ),
     Guard(
@@ -1327,5 +1327,12 @@ GUARDS = (
         "if _is_whole(file):",
         "if True:",
         ("tests/pool/test_guards.py::test_a_file_whose_parts_were_not_all_seen_is_read_again",),
+    ),
+    Guard(
+        "pool: on a full disk, only rows go that nobody needs",
+        f"{_POOL}/collecting.py",
+        "set(condemned) & set(_query(tables, _UNNEEDED, gone))",
+        "set(condemned)",
+        ("tests/pool/test_folders.py::test_a_pack_that_cannot_be_copied_to_a_full_disk_waits",),
     ),
 )

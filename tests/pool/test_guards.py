@@ -172,7 +172,7 @@ def test_a_base_that_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = bytes(range(100))
     base = stored(data, base=sha256(b"another"), encoding="near:u1:0")
     row = stored(b"x" * 100, base=base.digest, encoding="near:u1:0")
-    monkeypatch.setattr("blobstore.pool.contents.stored_rows", lambda *_: {row.digest: row, base.digest: base})
+    monkeypatch.setattr("blobstore.pool.contents.stored_rows", lambda *_, **__: {row.digest: row, base.digest: base})
     with Pool(tmp_path / "pool", create=True) as pool:
         blobs = Blobs(pool.objects, pool.tables, [row.digest])
         with pytest.raises(PoolError, match="is a difference itself"):
