@@ -188,6 +188,12 @@ def test_tensors_with_history_or_a_pending_negation():
     assert np.frombuffer(only_entry(pending).data, np.float32).tolist() == [-2.0]
 
 
+def test_a_buffer_of_big_endian_numbers_is_refused():
+    """Its bytes would be other numbers, wherever they are taken for a tensor."""
+    with pytest.raises(UnsupportedDataError, match="big-endian"):
+        BlobStore().add("a", memoryview(np.arange(4, dtype=">f4")))
+
+
 def test_opaque_buffers():
     """Anything with the buffer protocol is a blob (R1)."""
     for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4]):

@@ -35,8 +35,10 @@ class Calls:
             if os.path.samestat(Path(folder).stat(), status):
                 self._loose.pop(folder, None)  # several threads sync
 
-    def replace(self, source: Any, target: Any) -> None:
+    def replace(self, source: Any, target: Any, *, dst_dir_fd: int | None = None) -> None:
         source, target = Path(source), Path(target)
+        if dst_dir_fd is not None:
+            target = Path(f"/proc/self/fd/{dst_dir_fd}").readlink() / target
         for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
             status = path.lstat()
             if not path.is_symlink():  # a link is in its folder, whole

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from blobstore.cli import BUSY, ERROR, INTERRUPTED, PIPE_CLOSED
-from blobstore.cli.output import err, plain, print_error
+from blobstore.cli.output import print_error
 from blobstore.core.errors import BlobStoreError, ServerBusyError
 
 __all__ = ["NO", "handled"]
@@ -45,8 +45,10 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(BUSY if isinstance(error, ServerBusyError) else ERROR) from None
         except BrokenPipeError:
             raise typer.Exit(PIPE_CLOSED) from None
-        except OSError as error:  # from standard output: errors on files are BlobStoreErrors
-            err.print(plain(f"blobstore: cannot print: {error}"), soft_wrap=True)
+        except OSError as error:
+            if error.filename is not None:  # of a file: that it is no BlobStoreError is a defect
+                raise
+            print_error(f"cannot print: {error}")
             raise typer.Exit(ERROR) from None
 
     return wrapper

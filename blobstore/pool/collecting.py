@@ -8,7 +8,8 @@ collection
 2. condemns packs that are mostly unused: whoever adds treats their rows as missing from now on.
 3. notes which packs are condemned by now, by whomever, and then looks at the tables: blobs, parts, events, marks. What
    is needed and can only be read from condemned packs is copied into a new pack, and it looks again. When there is nothing to
-   copy, it deletes the rows of the packs that it noted before this look.
+   copy, it deletes the rows of the packs that it noted before this look. If the disk is too full to copy, it deletes the rows
+   of those alone that have nothing that is needed.
 4. condemns packs that have no rows and are old, and deletes those that were condemned some time ago and have no rows. For
    that it looks at the marks first, and at the blobs after them.
 
@@ -38,10 +39,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.core.errors import PoolError
+from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
-from blobstore.pool.objects import TEMPORARY, Objects
+from blobstore.pool.objects import FULL, TEMPORARY, Objects
 from blobstore.pool.packs import Reader, Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
 
@@ -93,6 +94,13 @@ _KEPT = """
 Rows in packs that are not condemned come before others. Of these, a content that may be a base keeps a row in which it is
 whole; any other the shortest one.
 """
+
+_UNNEEDED = """
+    SELECT DISTINCT pack FROM blobs WHERE pack NOT IN (
+        SELECT pack FROM blobs WHERE digest IN (SELECT digest FROM needed) OR digest IN (SELECT digest FROM kept)
+    )
+"""
+"""After `_KEPT`: packs with nothing that is needed, whether other packs have it, too, or not."""
 
 _COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.check, b.sketch, b.near_sketch'
 
@@ -185,16 +193,28 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
         tables.fresh()
         stranded = _stranded(tables, gone)
         if not stranded:
-            for listed in _lists([pack for (pack,) in condemned]):
-                tables.delete(BLOBS, f"pack IN ({listed})")
+            _delete_rows(tables, condemned)
             return
         try:
             _copy(objects, tables, stranded)  # what it is copied to may be condemned by now, so there is another look
+        except FileAccessError as error:
+            if error.errno not in FULL:
+                raise
+            unneeded = set(condemned) & set(_query(tables, _UNNEEDED, gone))
+            if not unneeded:
+                raise
+            _delete_rows(tables, unneeded)  # they make room, and the next collection copies
+            return
         except PoolError:
             missing = {row.pack for row in stranded if objects.size(pack_path(row.pack)) is None} - gone
             if not missing:
                 raise
             gone |= missing  # another collection deleted them
+
+
+def _delete_rows(tables: Tables, packs: Iterable[tuple[bytes]]) -> None:
+    for listed in _lists([pack for (pack,) in packs]):
+        tables.delete(BLOBS, f"pack IN ({listed})")
 
 
 def _stranded(tables: Tables, gone: Iterable[bytes]) -> list[Stored]:

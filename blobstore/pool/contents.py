@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from blobstore.core.constants import HOLE_LIMIT
+from blobstore.core.disk.folders import check_room
 from blobstore.core.disk.kinds import by_name
 from blobstore.core.disk.progress import Progress
 from blobstore.core.disk.staging import Staging
-from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError, PoolError
+from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError, OutputPathError, PoolError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import leads_into, named
 from blobstore.pool.codec import cut
 from blobstore.pool.objects import PARALLEL, REQUEST, Objects
 from blobstore.pool.packs import Range, Reader, Rooms, Stored, pack_path
@@ -54,7 +56,11 @@ def parts_of(tables: Tables, version: Version) -> list[_Part]:
         "WHERE id = ? AND file <> '' ORDER BY file, \"offset\", size, tensor",
         version.id,
     )
-    return [_Part(*row) for row in rows]
+    parts = [_Part(*row) for row in rows]
+    for part in parts:
+        if min(part.offset, part.size) < 0:
+            raise PoolError(f"the table of parts has a row with wrong values, of {part.file!r}")
+    return parts
 
 
 class Blobs:
@@ -232,13 +238,23 @@ def restore(
 
     Raises:
         IntegrityError: a file would not be the one that was added.
-        OutputPathError: a file of another kind has one of the names, and `force` is not set.
+        OutputPathError: a file of another kind has one of the names, and `force` is not set; or one would be in the pool.
+        FileAccessError: the disk has less room than they need, or refuses.
     """
     parts = parts_of(tables, version)
     blobs = Blobs(objects, tables, list(dict.fromkeys(part.digest for part in parts)))
     paths = [directory / name for name, _, _ in version.files]
+    for path in paths:
+        if objects.folder is not None and leads_into(path, objects.folder):
+            raise OutputPathError(
+                f"{path}: this is in the pool {objects.folder} itself; get the files in another folder"
+            )
+    if version.files:
+        largest, size, _ = max(version.files, key=lambda file: file[1])
+        check_room(directory, version.size, directory / largest, size, "the version")
     for folder in sorted({path.parent for path in paths}):
-        folder.mkdir(parents=True, exist_ok=True)
+        with named(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
     with Staging(None, force=force, folder=directory) as staging:
         for path, (size, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.core.constants import HOLE_LIMIT
+from blobstore.core.disk.folders import check_room
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
@@ -83,7 +84,7 @@ def bucket_files(url: str, options: Mapping[str, str]) -> list[BucketFile]:
     if not files:
         raise PoolError(f"{url}: there is no such object, and none below it")
     for file in files:
-        if not is_plain_path(file.name):
+        if not is_plain_path(file.name, anywhere=False):
             raise PoolError(f"{file.url}: {file.name!r} cannot be the name of a file of a version")
     return files
 
@@ -148,7 +149,13 @@ def fetched(files: Sequence[BucketFile], progress: Progress | None) -> Iterator[
         FileAccessError, TransferError: writing fails, or the store refuses.
     """
     done, total = 0, sum(file.size for file in files)
-    with tempfile.TemporaryDirectory(prefix="blobstore-") as folder, ThreadPoolExecutor(PARALLEL) as threads:
+    place = Path(tempfile.gettempdir())
+    if files:
+        largest = max(files, key=lambda file: file.size)
+        check_room(place, total, place / Path(largest.name).name, largest.size, "the version")
+    with named(place):
+        temporary = tempfile.TemporaryDirectory(prefix="blobstore-")
+    with temporary as folder, ThreadPoolExecutor(PARALLEL) as threads:
         paths = [Path(folder) / str(number) / Path(file.name).name for number, file in enumerate(files)]
         try:
             for file, _ in zip(files, threads.map(_fetch, files, paths), strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
@@ -22,7 +25,7 @@ from blobstore.core.errors import (
     TransferError,
 )
 from blobstore.core.memory.mapped_file import as_path, map_file, named
-from blobstore.pool.reasons import may_succeed, no_bucket, reason
+from blobstore.pool.reasons import may_succeed, no_bucket, of_system, reason
 
 try:
     import obstore
@@ -31,7 +34,14 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs obstore: {install('pool')}") from error
 
-__all__ = ["PARALLEL", "REQUEST", "TEMPORARY", "Entry", "Objects"]
+__all__ = ["FULL", "PARALLEL", "REQUEST", "RESERVE", "TEMPORARY", "Entry", "Objects", "write_spooled"]
+
+RESERVE = "reserve"
+"""What takes room in a local pool, which `drop` and `gc` use when the disk is full: they write a little to free much."""
+
+_RESERVED = 1 << 20
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a disk without room."""
 
 _REFUSED = frozenset("%*?[]\\^|")
 
@@ -73,6 +83,9 @@ class Entry:
 
 class Objects:
     """What lies below the URL of a pool.
+
+    In a folder, links below it are not followed: others may write there, too, and could lead to what only this user may
+    read, replace or remove.
 
     Args:
         url: a folder, or `s3://`, `gs://` or `az://` with a bucket and a path.
@@ -141,7 +154,8 @@ class Objects:
         """
         if self.folder is not None:
             place = self.folder / path
-            if not place.is_file():
+            self.check_no_link(path)
+            if not os.path.isfile(place):  # noqa: PTH113 - raises nothing for a name that is too long
                 return None
             return map_file(place)[start : start + length]
         if length <= REQUEST:
@@ -181,11 +195,18 @@ class Objects:
             path, content: of it.
             cached: what a bucket says to caches of it, as `Cache-Control`.
         """
-        attributes = {"Cache-Control": cached} if cached and self.folder is None else None
+        if self.folder is not None:
+            # what a killed process leaves under such a name is removed with the files that a table does not have
+            with self.spool(path, "new-") as spooled, named(self.folder / path):
+                with write_spooled(spooled) as file:
+                    file.write(content.read_bytes() if isinstance(content, Path) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.place(spooled, path)
+            return
+        attributes = {"Cache-Control": cached} if cached else None
         with self._translated(path):
             _tried(lambda: obstore.put(self._opened(), path, content, attributes=attributes))
-        if self.folder is not None:
-            self._sync(self.folder / path)
 
     def create(self, path: str, content: bytes, *, cached: str = "") -> bool:
         """Store a small object, complete or not at all, if there is none.
@@ -209,21 +230,52 @@ class Objects:
 
     def makes(self, path: str, content: bytes, *, cached: str = "") -> bool:
         """Ask the store for a small object if there is none; whether it says that it made one."""
+        self.check_no_link(path)
         attributes = {"Cache-Control": cached} if cached and self.folder is None else None
         with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
             _tried(lambda: obstore.put(self._opened(), path, content, mode="create", attributes=attributes))
             return True
         return False
 
+    def reserve(self) -> None:
+        """Keep some room for `with_reserve` in a local pool.
+
+        Raises:
+            FileAccessError: there is not so much.
+        """
+        if self.folder is None or os.path.lexists(self.folder / RESERVE):
+            return
+        try:
+            self.put(RESERVE, os.urandom(_RESERVED))  # a file system may store other bytes in no room
+        except FileAccessError as error:
+            if error.errno not in FULL:
+                raise
+            reason = "the disk is full: drop versions, and free what they alone needed (blobstore pool gc)"
+            raise FileAccessError(self.folder / RESERVE, OSError(error.errno, reason)) from None
+
+    def with_reserve(self, function: Callable[[], _Result]) -> _Result:
+        """What a function returns that frees room. If the disk is full, it is called again with the room that was kept."""
+        try:
+            return function()
+        except FileAccessError as error:
+            if error.errno not in FULL or self.folder is None or not os.path.lexists(self.folder / RESERVE):
+                raise
+        self.delete(RESERVE)
+        return function()
+
     @contextlib.contextmanager
-    def spool(self, path: str) -> Iterator[Path]:
-        """A place for a new file that `place` makes an object; it is removed if that did not happen."""
-        folder = Path(tempfile.gettempdir()) if self.folder is None else (self.folder / path).parent
-        with named(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
-            os.close(descriptor)
-        spooled = Path(name)
+    def spool(self, path: str, prefix: str = TEMPORARY) -> Iterator[Path]:
+        """A place for a new file, for `write_spooled`, that `place` makes an object; it is removed if that did not happen."""
+        if self.folder is None:
+            folder = Path(tempfile.gettempdir())
+            with named(folder):
+                descriptor, temporary = tempfile.mkstemp(prefix=prefix, dir=folder)
+            spooled = Path(temporary)
+        else:
+            spooled = (self.folder / path).with_name(f"{prefix}{secrets.token_hex(12)}")
+            with named(spooled), self._parent(path, make=True) as parent:  # the umask applies, and is not asked for
+                descriptor = os.open(spooled.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666, dir_fd=parent)
+        os.close(descriptor)
         try:
             yield spooled
         finally:
@@ -236,10 +288,8 @@ class Objects:
             self.put(path, spooled, cached=_NEVER_CHANGES)
             return
         place = self.folder / path
-        with named(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            spooled.chmod(0o666 & ~_umask())
-            os.replace(spooled, place)
+        with named(place), self._parent(path, make=True) as folder:
+            os.replace(spooled, place.name, dst_dir_fd=folder)
         self._sync(place)
 
     def stream(self, path: str, etag: str | None) -> Iterator[bytes]:
@@ -258,19 +308,88 @@ class Objects:
             raise self._failed(path, error) from None
 
     def list(self, prefix: str) -> list[Entry]:
-        """The objects below a prefix."""
-        if self.folder is not None and not (self.folder / prefix).is_dir():
+        """The objects below a prefix. Links are none."""
+        if self.folder is None:
+            with self._translated(prefix):
+                return _tried(lambda: [_entry(item) for page in obstore.list(self._opened(), prefix) for item in page])
+        self.check_no_link(prefix)
+        top = self.folder / prefix
+        if not os.path.isdir(top):  # noqa: PTH112 - as in `read`
             return []
-        with self._translated(prefix):
-            return _tried(lambda: [_entry(item) for page in obstore.list(self._opened(), prefix) for item in page])
+        entries: list[Entry] = []
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # another collection removed it
+                raise error
+
+        with named(top):
+            for folder, _, names, descriptor in os.fwalk(top, onerror=fail):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            path = Path(folder, name).relative_to(self.folder).as_posix()
+                            entries.append(Entry(path, status.st_size, int(status.st_mtime), None))
+        return entries
 
     def delete(self, path: str) -> None:
         """Remove an object, if it is there."""
-        self._present(path, lambda: obstore.delete(self._opened(), path))
+        if self.folder is None:
+            self._present(path, lambda: obstore.delete(self._opened(), path))
+            return
+        place = self.folder / path
+        with named(place), contextlib.suppress(FileNotFoundError), self._parent(path) as folder:
+            os.unlink(place.name, dir_fd=folder)
+
+    def check_no_link(self, path: str) -> None:
+        """Check that nothing on the way from a local pool to an object is a link, nor the object itself.
+
+        Raises:
+            FileAccessError: it is one.
+        """
+        if self.folder is None:
+            return
+        place = self.folder
+        for part in self._parts(path):
+            place = place / part
+            if os.path.islink(place):  # noqa: PTH114 - as above
+                raise _is_link(place)
+
+    def _parts(self, path: str) -> tuple[str, ...]:
+        """The folders on the way to an object of a local pool, and its name."""
+        parts = Path(path).parts
+        if ".." in parts or Path(path).is_absolute():
+            raise PoolError(f"{self.url}: {path!r} leads out of the pool")
+        return parts
+
+    @contextlib.contextmanager
+    def _parent(self, path: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder that has an object of a local pool, to which no link leads."""
+        assert self.folder is not None  # noqa: S101 - the caller asked
+        place, flags = self.folder, os.O_RDONLY | os.O_DIRECTORY
+        folder = os.open(place, flags)
+        try:
+            for part in self._parts(path)[:-1]:
+                place = place / part
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
+                try:
+                    inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+                except OSError:
+                    if place.is_symlink():
+                        raise _is_link(place) from None
+                    raise
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
 
     def _present(self, path: str, function: Callable[[], _Result]) -> _Result | None:
         """What a function returns; None if there is no such object."""
         try:
+            self.check_no_link(path)
             return _tried(function)
         except (causes.NotFoundError, FileNotFoundError) as error:
             if no_bucket(error):
@@ -308,7 +427,7 @@ class Objects:
         if isinstance(error, BlobStoreError):
             return error
         if self.folder is not None:
-            return FileAccessError(self.folder / path, error if isinstance(error, OSError) else reason(error))
+            return FileAccessError(self.folder / path, of_system(error) or reason(error))
         return TransferError(f"{self.name(path)}: {reason(error)}")
 
 
@@ -350,7 +469,10 @@ def _entry(item: Any) -> Entry:
     return Entry(item["path"], item["size"], int(item["last_modified"].timestamp()), item["e_tag"])
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def write_spooled(spooled: Path) -> BinaryIO:
+    """A file in a spool, to be written; a link that took its place meanwhile is not followed."""
+    return open(spooled, "r+b", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)))
+
+
+def _is_link(place: Path) -> FileAccessError:
+    return FileAccessError(place, OSError(errno.ELOOP, "this is a link; links in a pool are not followed"))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
-from blobstore.core.memory.mapped_file import map_file
+from blobstore.core.memory.mapped_file import map_file, named
 from blobstore.pool.codec import (
     CHUNK,
     ENOUGH,
@@ -35,7 +35,7 @@ from blobstore.pool.codec import (
     sample,
 )
 from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
-from blobstore.pool.objects import Objects
+from blobstore.pool.objects import Objects, write_spooled
 from blobstore.pool.scan import SEED, Source, checked, element
 from blobstore.pool.tables import short_key
 
@@ -54,6 +54,7 @@ __all__ = [
 
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
+_SHA256 = 32
 _NOTHING = memoryview(b"")
 _KEEP = 1 << 22  # bytes of bases that a worker has at hand
 _MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
@@ -90,10 +91,9 @@ class Stored(NamedTuple):  # thousands are looked at for each new version
             PoolError: it has values that cannot be.
         """
         self = cls(*row)
-        needed = (*self[:5], *self[6:11])
-        if None in needed or min(self.size, self.offset, self.length, self.time) < 0:
-            name = self.digest.hex() if self.digest else None
-            raise PoolError(f"the table of blobs has a row with wrong values, of blob {name}")
+        names = {len(name) for name in (self.digest, self.pack, self.base) if name is not None}
+        if not self.encoding or names != {_SHA256} or min(self.size, self.offset, self.length, self.time) < 0:
+            raise PoolError(f"the table of blobs has a row with wrong values, of blob {self.digest.hex()}")
         return self
 
     @property
@@ -394,7 +394,7 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
     rows: list[Stored] = []
     with objects.spool("packs/new") as spooled:
         hasher = hashlib.sha256()
-        with spooled.open("wb") as file:
+        with named(spooled), write_spooled(spooled) as file:
 
             def write(data: bytes | memoryview) -> None:
                 hasher.update(data)

@@ -15,7 +15,7 @@ from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.core.formats.sharded import with_shards
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, listed
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, leads_into, listed, named
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
@@ -183,7 +183,7 @@ class Pool:
         name, version = parse_reference(reference)
         check_progress(progress)
         given = listed(paths)
-        files = _expand(as_paths([path for path in given if not is_url(path)]))
+        files = _expand(as_paths([path for path in given if not is_url(path)]), self.objects.folder)
         urls = [str(path) for path in given if is_url(path)]
         if not urls:
             if not files:
@@ -222,6 +222,7 @@ class Pool:
         origins: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> Added:
         check_progress(progress)
+        self.objects.reserve()  # versions never take the room with which others are freed
         given = contextlib.nullcontext(executor) if isinstance(executor, Executor) else open_executor(executor)
         with given as workers:
             added = add_version(
@@ -296,7 +297,7 @@ class Pool:
         Raises:
             PoolError: there is no such version.
         """
-        return drop_version(self.tables, reference)
+        return self.objects.with_reserve(lambda: drop_version(self.tables, reference))
 
     def gc(self, *, grace: float = 7 * _DAY, keep: float = _DAY) -> Collected:
         """Free what no version needs. It is safe beside anything, and may be killed at any time.
@@ -313,7 +314,10 @@ class Pool:
                 f"{self.url}: releases are published from this pool, and lead devices to its packs; `blobstore gc {self.url}` "
                 "collects both"
             )
-        return collect(self.objects, self.tables, grace=grace, keep=keep)
+        collected = self.objects.with_reserve(lambda: collect(self.objects, self.tables, grace=grace, keep=keep))
+        with contextlib.suppress(FileAccessError):  # if the disk is full, the next version waits for it
+            self.objects.reserve()
+        return collected
 
     def verify(self, reference: str | None = None, progress: Progress | None = None) -> list[tuple[str, str]]:
         """Read everything that a version needs, or all versions, and compare it.
@@ -409,7 +413,7 @@ class Pool:
         return find_version(self.tables, reference)
 
     def _description(self) -> str | None:
-        if self.objects.folder is not None and not self.objects.folder.is_dir():
+        if self.objects.folder is not None and not os.path.isdir(self.objects.folder):  # noqa: PTH112
             return None
         data = self.objects.get(DESCRIPTION)
         if data is None:
@@ -417,7 +421,7 @@ class Pool:
         try:
             described = json.loads(data)
             return str(described["format"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise PoolError(f"{self.objects.name('pool.json')}: this describes no pool") from None
 
 
@@ -426,23 +430,32 @@ def _default_cache() -> Path:
     return Path(home) / "blobstore" / "pool"
 
 
-def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """Files with their names in a version.
+def _expand(paths: Sequence[Path], pool: Path | None) -> list[tuple[str, str]]:
+    """Files with their names in a version, without those of a local pool itself.
 
     Raises:
         FileAccessError: something is missing.
-        PoolError: two files would have one name, or one a name that leads elsewhere.
+        InvalidFileError: a shard of an index is.
+        PoolError: two files would have one name, or one a name that leads elsewhere; or a path is in the pool.
     """
     files: dict[str, str] = {}
     for path in paths:
-        if path.is_dir():
-            inside = [(file, file.relative_to(path).as_posix()) for file in tree(path, ("",))]
-        elif path.exists():
-            inside = [(file, file.relative_to(path.parent).as_posix()) for file in with_shards(path)]
+        if pool is not None and leads_into(path, pool):
+            raise PoolError(f"{path}: this is in the pool {pool} itself; add files of another folder")
+        with named(path):
+            is_folder = path.is_dir()
+            if not (is_folder or path.exists()):
+                raise FileAccessError(path, "there is no such file")
+        if is_folder:
+            every = tree(path, ("",))
+            inside = [file for file in every if pool is None or not leads_into(file, pool)]
+            top = path
         else:
-            raise FileAccessError(path, "there is no such file")
-        for file, name in inside:
-            if not is_plain_path(name):
+            inside = with_shards(path)
+            top = path.parent
+        for file in inside:
+            name = file.relative_to(top).as_posix()
+            if not is_plain_path(name, anywhere=False):
                 raise PoolError(f"{file}: {name!r} cannot be the name of a file of a version")
             if files.setdefault(name, os.path.abspath(file)) != os.path.abspath(file):  # noqa: PTH100
                 raise PoolError(

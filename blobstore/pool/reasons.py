@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 
-__all__ = ["may_succeed", "no_bucket", "reason", "refused"]
+__all__ = ["may_succeed", "no_bucket", "of_system", "reason", "refused"]
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _LINK = re.compile(r"Connection refused|Connection reset by peer|connection closed|timed out|TimedOut|dns error")
+_SYSTEM = re.compile(r"\(os error (\d+)\)")
 _METADATA = ("http://169.254.", "http://metadata")
 """Where machines of a cloud ask for credentials, and any other machine if it has none."""
 
@@ -35,6 +37,14 @@ def may_succeed(error: Exception) -> bool:
     """
     text = str(error)
     return "NoSuchUpload" in text or ("HTTP error" in text and ", max_retries: " not in text)
+
+
+def of_system(error: Exception) -> OSError | None:
+    """The error of the system that a library met, such as a full disk; None if it met none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    found = _SYSTEM.search(str(error))
+    return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
 
 
 def reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import xxhash
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.layout import ScalarType
-from blobstore.core.memory.mapped_file import map_file, read_pieces
+from blobstore.core.memory.mapped_file import map_file, named, read_pieces
 from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.regions import read_regions
 from blobstore.reporting.source import open_source
@@ -138,7 +139,9 @@ def scan(path: str, name: str) -> ScannedFile:
     Raises:
         FileAccessError: it cannot be read, or changes meanwhile.
     """
-    if os.path.getsize(path) == 0:  # noqa: PTH202
+    with named(Path(path)):
+        empty = os.path.getsize(path) == 0  # noqa: PTH202
+    if empty:
         return ScannedFile(name, 0, hashlib.sha256().hexdigest(), ())
     data = map_file(path)
     whole = hashlib.sha256()

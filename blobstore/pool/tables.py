@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -39,7 +40,7 @@ from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
 from blobstore.pool.objects import Objects
 from blobstore.pool.promises import try_writing
-from blobstore.pool.reasons import reason, refused
+from blobstore.pool.reasons import of_system, reason, refused
 
 try:
     import deltalake
@@ -103,7 +104,12 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     MARKS: {"digest": _BYTES, "pack": _BYTES, "time": _NUMBER},
 }
 
+_OPTIONAL = {(BLOBS, "base"), (BLOBS, "sketch"), (BLOBS, "near_sketch"), (BLOBS, "base_key"), (MARKS, "digest")}
+"""What may be null."""
+
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}
+_IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
+_FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CHECKPOINT = "50"
 _RETRIES = 20
 _LOST = 3  # answers, until an error is one
@@ -151,7 +157,9 @@ class Tables:
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
-        self._database.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")  # not below the working directory
+        with named(Path("TMPDIR")):
+            temporary = tempfile.gettempdir()
+        self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
         self._lock = threading.RLock()
         self._tried = False
         self.closed = False
@@ -314,10 +322,9 @@ class Tables:
             file = Path(folder) / name
             self._database.register("written", ArrowTable.from_arrays(arrays, schema=_schema(table)))
             try:
-                place = os.fspath(file).replace("'", "''")
-                self._database.execute(f"COPY written TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
+                self._database.execute(f"COPY written TO {_quoted(os.fspath(file))} (FORMAT parquet, COMPRESSION zstd)")
             except duckdb.Error as error:
-                raise FileAccessError(file, reason(error)) from None
+                raise FileAccessError(file, of_system(error) or reason(error)) from None
             finally:
                 self._database.unregister("written")
             self._objects.put(f"tables/{table}/{name}", file)
@@ -390,6 +397,7 @@ class Tables:
         lost = 0
         for _ in range(_RETRIES):
             with self._lock, self._translated(table):
+                self._objects.check_no_link(f"tables/{table}/_delta_log")
                 try:
                     if step():
                         return
@@ -444,8 +452,10 @@ class Tables:
                 return
             files = self._files(table, delta)
         if files:
-            listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-            selected = f"SELECT * FROM read_parquet([{listed}], filename = true, file_row_number = true)"
+            # Anybody who writes to the pool may have written them. Nulls could make any condition of ours false.
+            listed = ", ".join(_quoted(str(file)) for file in files)
+            columns = ", ".join(_column(table, name) for name in _COLUMNS[table])
+            selected = f"SELECT {columns}, filename, file_row_number FROM read_parquet([{listed}], filename = true, file_row_number = true)"
         else:
             columns = ", ".join(f'NULL::{_SQL[id(kind)]} AS "{name}"' for name, kind in _COLUMNS[table].items())
             columns += ", NULL::VARCHAR AS filename, NULL::BIGINT AS file_row_number"
@@ -456,11 +466,20 @@ class Tables:
     def _files(self, table: str, delta: deltalake.DeltaTable) -> list[Path]:
         """The files of a table as files that are here; those of a bucket are fetched once."""
         if self._objects.folder is not None:  # the engine gives their paths as those of URLs
-            folder = self._objects.folder / "tables" / table
-            return [folder / uri.rpartition(f"/tables/{table}/")[2] for uri in delta.file_uris()]
+            paths = [f"tables/{table}/{self._file_name(table, uri)}" for uri in delta.file_uris()]
+            for path in paths:
+                self._objects.check_no_link(path)
+            return [self._objects.folder / path for path in paths]
         added = delta.get_add_actions(flatten=True)
         sizes = zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True)
-        return [self._local(f"tables/{table}/{path}", size) for path, size in sizes]
+        return [self._local(f"tables/{table}/{self._file_name(table, path)}", size) for path, size in sizes]
+
+    def _file_name(self, table: str, path: str) -> str:
+        """The name of a file of a table, by what its log says, which anybody may have written who writes to the pool."""
+        name = path.rpartition(f"/tables/{table}/")[2]
+        if not _FILE.fullmatch(name):  # it would be a pattern, or lead elsewhere
+            raise PoolError(f"{self._url(table)}: the table has a file {name!r}, which cannot be one of its own")
+        return name
 
     def _local(self, path: str, size: int) -> Path:
         def fetch() -> bytes:
@@ -499,13 +518,29 @@ class Tables:
         except DeltaError as error:
             if refused(error):
                 raise TransferError(f"{self._url(table)}: {reason(error)}") from None
+            if self._objects.folder is not None and (cause := of_system(error)) is not None:
+                raise FileAccessError(self._url(table), cause) from None
             raise PoolError(f"{self._url(table)}: {reason(error)}") from None
         except OSError as error:
             if isinstance(error, FileAccessError | TransferError):
                 raise
             if self._objects.folder is not None:
-                raise FileAccessError(self._url(table), reason(error)) from None
+                raise FileAccessError(self._url(table), of_system(error) or reason(error)) from None
             raise TransferError(f"{self._url(table)}: {reason(error)}") from None
+
+
+def _quoted(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _column(table: str, name: str) -> str:
+    """A column of a view: it has its type, and where no null can be, a value that cannot be in its place."""
+    kind = id(_COLUMNS[table][name])
+    typed = f'"{name}"::{_SQL[kind]}'
+    # the engine finds rows by keys as they are in the files
+    is_kept = (table, name) in _OPTIONAL or name == "key"
+    return f'{typed} AS "{name}"' if is_kept else f'coalesce({typed}, {_IMPOSSIBLE[kind]}) AS "{name}"'
 
 
 def _schema(table: str) -> Any:

@@ -17,6 +17,8 @@ __all__ = ["Version", "described_files", "drop_version", "find_version", "live_v
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){0,7}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LATEST = 1 << 33  # seconds since 1970; what is later is no time of a file either
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,20 @@ def live_versions(
         version,
         newest if newest is not None else 1 << 62,
     )
-    found = [Version(name, version, identity, when, _files(files)) for name, version, identity, when, files in rows]
+    found = [_version(*row) for row in rows]
     return sorted(found, key=lambda one: (one.name, one.time, one.version))
 
 
-def _files(text: str) -> tuple[tuple[str, int, str], ...]:
-    return tuple((one["name"], one["size"], one["sha256"]) for one in described_files(text))
+def _version(name: str, version: str, identity: str, when: int, files: str) -> Version:
+    """A version as an event has it, which anybody may have written who writes to the pool.
+
+    Raises:
+        PoolError: it has a name or a time that cannot be, or as `described_files`.
+    """
+    if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version) or not 0 <= when < _LATEST:
+        raise PoolError(f"an event of the pool adds {f'{name}@{version}'!r} at {when}, which cannot be")
+    listed = tuple((one["name"], one["size"], one["sha256"]) for one in described_files(files))
+    return Version(name, version, identity, when, listed)
 
 
 def described_files(text: str) -> list[dict[str, Any]]:
@@ -97,12 +107,12 @@ def described_files(text: str) -> list[dict[str, Any]]:
     try:
         files: list[dict[str, Any]] = [dict(one) for one in json.loads(text)]
         values = [(one["name"], one["size"], one["sha256"]) for one in files]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise PoolError("an event of the pool describes no files") from None
     for one, (name, size, sha256) in zip(files, values, strict=True):
-        if not isinstance(name, str) or not is_plain_path(name):
+        if not isinstance(name, str) or not is_plain_path(name, anywhere=False):
             raise PoolError(f"an event of the pool names the file {name!r}, which leads out of its folder")
-        if type(size) is not int or size < 0 or not isinstance(sha256, str):
+        if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
             raise PoolError(f"an event of the pool gives no size or no SHA-256 for {name!r}")
         if not all(isinstance(one.get(key, ""), str) for key in ("url", "etag")):
             raise PoolError(f"an event of the pool gives {name!r} a URL or an ETag that is none")

@@ -251,8 +251,9 @@ def _gguf(source: Source) -> list[Region]:
         except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
         head = int(reader.data_offset)
-        order = " big-endian" if reader.byte_order == "S" else ""
-        drafts = [_gguf_tensor(source, head, tensor, order) for tensor in reader.tensors]
+        drafts = [
+            _gguf_tensor(source, head, tensor, big_endian=reader.byte_order == "S") for tensor in reader.tensors
+        ]
         if reader.tensors:
             last = reader.tensors[-1].field
             head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
@@ -276,8 +277,10 @@ def _gguf(source: Source) -> list[Region]:
                     raise
 
 
-def _gguf_tensor(source: Source, data_offset: int, tensor: Any, order: str) -> _Draft:
-    start, dtype = int(tensor.data_offset), tensor.tensor_type.name + order
+def _gguf_tensor(source: Source, data_offset: int, tensor: Any, *, big_endian: bool) -> _Draft:
+    start, dtype = int(tensor.data_offset), tensor.tensor_type.name
+    if big_endian and dtype != "I8":  # no layout of ours says so
+        dtype = f"{dtype} (big-endian)"
     stop = start + int(tensor.n_bytes)
     if not data_offset <= start <= stop <= source.size:
         raise InvalidFileError(source.path, f"tensor {tensor.name!r} at {start}..{stop} is not within the file")

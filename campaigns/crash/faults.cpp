@@ -54,9 +54,18 @@ bool is_watched(int descriptor) {
   return descriptor >= 0 && descriptor < kDescriptors && watched[descriptor];
 }
 
+// `at`: the folder of a path that is relative.
+bool is_watched(int at, const char* path) {
+  return is_watched(path) || (path != nullptr && path[0] != '/' && is_watched(at));
+}
+
 // A full disk may have no room for a new name; a name that replaces another needs no room.
 bool is_new(const char* path) {
   return access(path, F_OK) != 0;
+}
+
+bool is_new(int at, const char* path) {
+  return faccessat(at, path, F_OK, 0) != 0;
 }
 
 enum class Verdict { Go, Fail, Short };
@@ -159,7 +168,7 @@ OPEN(open64)
     va_start(arguments, flags);                                                 \
     const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0; \
     va_end(arguments);                                                          \
-    const bool is = is_watched(path) || (path[0] != '/' && is_watched(at));     \
+    const bool is = is_watched(at, path);                                       \
     REFUSE(is, name, (flags & O_CREAT) != 0, -1)                                \
     return remember(real(at, path, flags, mode), is);                           \
   }
@@ -251,18 +260,21 @@ MMAP(mmap64, off64_t)
     return real arguments;                                                      \
   }
 BY_PATH(rename, (const char* path, const char* to) noexcept, (path, to), is_watched(to), is_new(to))
-BY_PATH(renameat, (int a, const char* path, int b, const char* to) noexcept, (a, path, b, to), is_watched(to), is_new(to))
+BY_PATH(
+    renameat, (int a, const char* path, int b, const char* to) noexcept, (a, path, b, to), is_watched(b, to),
+    is_new(b, to))
 BY_PATH(
     renameat2, (int a, const char* path, int b, const char* to, unsigned flags) noexcept, (a, path, b, to, flags),
-    is_watched(to), is_new(to))
+    is_watched(b, to), is_new(b, to))
 BY_PATH(link, (const char* path, const char* to) noexcept, (path, to), is_watched(to), true)
 BY_PATH(
     linkat, (int a, const char* path, int b, const char* to, int flags) noexcept, (a, path, b, to, flags),
     is_watched(to), true)
 BY_PATH(symlink, (const char* path, const char* to) noexcept, (path, to), is_watched(to), true)
 BY_PATH(unlink, (const char* path) noexcept, (path), is_watched(path), false)
-BY_PATH(unlinkat, (int at, const char* path, int flags) noexcept, (at, path, flags), is_watched(path), false)
+BY_PATH(unlinkat, (int at, const char* path, int flags) noexcept, (at, path, flags), is_watched(at, path), false)
 BY_PATH(mkdir, (const char* path, mode_t mode) noexcept, (path, mode), is_watched(path), true)
+BY_PATH(mkdirat, (int at, const char* path, mode_t mode) noexcept, (at, path, mode), is_watched(at, path), true)
 BY_PATH(rmdir, (const char* path) noexcept, (path), is_watched(path), false)
 BY_PATH(chmod, (const char* path, mode_t mode) noexcept, (path, mode), is_watched(path), false)
 BY_PATH(stat, (const char* path, struct stat* status) noexcept, (path, status), is_watched(path), false)

@@ -158,6 +158,17 @@ def test_a_defect_is_not_an_answer(good: Path) -> None:
     assert "TypeError" in done.stderr
 
 
+def test_an_error_of_a_file_is_none_of_printing(good: Path) -> None:
+    """That one which the library does not name is a defect, and keeps its traceback."""
+    setup = (
+        "import blobstore.core.tools.compare\n"
+        "blobstore.core.tools.compare.compare_files = lambda *_, **__: open('/nowhere/x')"
+    )
+    done = run("diff", good, good, setup=setup)
+    assert done.returncode == 3
+    assert "FileNotFoundError" in done.stderr and "cannot print" not in done.stderr
+
+
 # Ctrl-C
 
 AT_IMPORT = """

@@ -19,6 +19,7 @@ from blobstore.programs import dedup_programs
 from blobstore.releases import publish
 
 INDEX = "model.safetensors.index.json"
+VARIANT = "model.safetensors.index.fp16.json"
 TENSORS = {f"layer{number}.weight": np.arange(64, dtype=np.float32) + number for number in range(4)}
 SHARDS = {
     "model-00001-of-00002.safetensors": ["layer1.weight", "layer3.weight"],
@@ -26,15 +27,15 @@ SHARDS = {
 }
 
 
-@pytest.fixture
-def index(tmp_path):
+@pytest.fixture(params=[INDEX, VARIANT])
+def index(tmp_path, request):
     folder = tmp_path / "in"
     folder.mkdir()
     for name, keys in SHARDS.items():
         safetensors.numpy.save_file({key: TENSORS[key] for key in keys}, folder / name, {"format": "pt"})
     homes = {key: name for key in TENSORS for name, keys in SHARDS.items() if key in keys}
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1024}, "weight_map": homes}))
-    return folder / INDEX
+    (folder / request.param).write_text(json.dumps({"metadata": {"total_size": 1024}, "weight_map": homes}))
+    return folder / request.param
 
 
 def run(*arguments):
@@ -49,7 +50,7 @@ def test_it_is_a_data_map(index):
         assert list(data_map) == list(TENSORS)
         for key, tensor in TENSORS.items():
             np.testing.assert_array_equal(data_map.numpy(key), tensor)
-        assert [path.name for path in data_map.sources] == [INDEX, *sorted(SHARDS, reverse=True)]
+        assert [path.name for path in data_map.sources] == [index.name, *sorted(SHARDS, reverse=True)]
         again = pickle.loads(pickle.dumps(data_map))  # noqa: S301 - its own
         assert dict(again.views()) == dict(data_map.views())
     assert again.metadata == {"format": "pt"}
@@ -86,7 +87,11 @@ def test_commands_that_read_and_write_checkpoints(index, tmp_path):
     assert list(safetensors.numpy.load_file(tmp_path / "delta" / "tuned.safetensors")) == ["new"]
     safetensors.numpy.save_file({"layer0.weight": TENSORS["layer0.weight"]}, tmp_path / "base.safetensors")
     run("delta", tmp_path / "base.safetensors", index, "-o", tmp_path / "delta")
-    assert set(safetensors.numpy.load_file(tmp_path / "delta" / "model.safetensors")) == {*TENSORS} - {"layer0.weight"}
+    whole_name = "model.safetensors" if index.name == INDEX else "model.fp16.safetensors"
+    assert set(safetensors.numpy.load_file(tmp_path / "delta" / whole_name)) == {*TENSORS} - {"layer0.weight"}
+    (tmp_path / "folder").mkdir()
+    run("convert", index, tmp_path / "folder")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == [f"{whole_name.removesuffix('.safetensors')}.ptd"]
     report = json.loads(run("report", index, "--json", "--no-cache"))
     assert sorted(file["path"].rpartition("/")[2] for file in report["files"]) == sorted(SHARDS)
 
@@ -116,7 +121,33 @@ def test_files_that_are_kept(index, tmp_path):
         }
         publish(given_paths, tmp_path / "releases", name=f"m{version}", version="1")
         listed = json.loads((tmp_path / "releases" / f"m{version}" / "1" / "index.json").read_text())
-        assert {file["name"] for file in listed["files"]} == {INDEX, *SHARDS}
+        assert {file["name"] for file in listed["files"]} == {index.name, *SHARDS}
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_missing_shard_is_one_error(index, tmp_path, link):
+    """Of every command that takes an index; it names the index and the shard, or the link that leads nowhere."""
+    gone = index.parent / next(iter(SHARDS))
+    gone.unlink()
+    if link:
+        gone.symlink_to("nowhere")
+    commands = [
+        ["inspect", index],
+        ["verify", index],
+        ["convert", index, tmp_path / "out.ptd"],
+        ["diff", index, index],
+        ["delta", index, index.parent / next(reversed(SHARDS)), "-o", tmp_path / "delta"],
+        ["delta", index.parent / next(reversed(SHARDS)), index, "-o", tmp_path / "delta"],
+        ["report", index, "--no-cache"],
+        ["publish", index, "-o", tmp_path / "releases", "--name", "m", "--version", "1"],
+        ["pool", "add", tmp_path / "pool", index, "--as", "m@1"],
+        ["pool", "add", tmp_path / "pool", *([index.parent] if link else [index, gone]), "--as", "m@1"],
+    ]
+    for command in commands:
+        result = CliRunner().invoke(app, [str(one) for one in command])
+        assert result.exit_code == (1 if command[0] == "verify" and not link else 3), command
+        assert gone.name in result.output and "cannot print" not in result.output, command
+        assert not isinstance(result.exception, OSError), command
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_inputs_that_cannot_be_a_version(pool: Pool, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match=r"called x\.safetensors, too"):
         pool.add([tmp_path / "a" / "x.safetensors", tmp_path / "b" / "x.safetensors"], "m@1")
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "a:b").write_text("x")
+    (tmp_path / "odd" / "a\nb").write_text("x")
     with pytest.raises(PoolError, match="cannot be the name"):
         pool.add(tmp_path / "odd", "m@1")
     assert pool.versions() == []
@@ -446,6 +446,44 @@ def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> 
         for key in file:
             assert opened.get_tensor_layout(key) == file.get_tensor_layout(key)
             assert torch.equal(opened.torch(key), file.torch(key))
+
+
+@pytest.mark.parametrize("order", ["LITTLE", "BIG"])
+def test_numbers_of_a_gguf_in_either_order_of_bytes(tmp_path: Path, order: str) -> None:
+    """By name, they are the numbers of the file; in the other order, there are only its bytes."""
+    gguf = pytest.importorskip("gguf")
+    model = {
+        "f32": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "f16": np.arange(4096, dtype=np.float16).reshape(64, 64),
+        "f64": np.arange(6, dtype=np.float64),
+        "i8": np.arange(8, dtype=np.int8),
+        "i16": np.arange(8, dtype=np.int16),
+        "i32": np.arange(8, dtype=np.int32),
+        "i64": np.arange(8, dtype=np.int64),
+    }
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian[order])
+    for name, values in model.items():
+        writer.add_tensor(name, values.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(write(tmp_path / "m.safetensors", model), "plain@1")
+        pool.add(path, "m@1")
+        opened = pool.open("m@1")
+        assert set(opened) == set(model)
+        for name, values in model.items():
+            found = opened.numpy(name)
+            if order == "LITTLE" or values.itemsize == 1:
+                np.testing.assert_array_equal(found, values)
+                assert found.dtype == values.dtype
+            else:
+                assert opened.get_tensor_layout(name) is None
+                assert found.tobytes() == values.astype(values.dtype.newbyteorder(">")).tobytes()
+        [restored] = pool.get("m@1", tmp_path / "out")
+        assert restored.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_gguf_in_the_other_byte_order(tmp_path: Path) -> None:
     writer.close()
     [file] = report_of(tmp_path).files
     [region] = [region for region in file.regions if region.kind is RegionKind.TENSOR]
-    assert (region.layout, region.dtype, region.nbytes) == (None, "F32 big-endian", 4 * 32 * 64)
+    assert (region.layout, region.dtype, region.nbytes) == (None, "F32 (big-endian)", 4 * 32 * 64)
 
 
 @pytest.mark.parametrize("version", [0, 1])

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from blobstore.core.errors import FileAccessError
+from blobstore.core.memory.mapped_file import named
 
-__all__ = ["folders"]
+__all__ = ["check_room", "folders"]
+
+
+def check_room(folder: Path, need: int, largest: Path, size: int, what: str) -> None:
+    """Check that files fit on the disk, before the first byte is written.
+
+    Args:
+        folder: where they go; it may be missing.
+        need: bytes of all of them.
+        largest, size: one of them, which the error names, and its bytes.
+        what: they are, for the error.
+
+    Raises:
+        FileAccessError: there is less.
+    """
+    there = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    with named(folder):
+        disk = os.statvfs(there)
+    # Some file systems, such as those of networks, report no sizes at all: then nothing is refused.
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_blocks and need > free:
+        reason = f"{what} needs {need} bytes, {size} of them for this file, and {free} are available"
+        raise FileAccessError(largest, OSError(errno.ENOSPC, reason))
 
 
 @contextlib.contextmanager

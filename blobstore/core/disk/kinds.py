@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
 from pathlib import Path
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, OutputPathError
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["Format", "by_name", "check_folder_name", "check_replaceable", "detect_format"]
+__all__ = ["Format", "by_name", "check_folder_name", "check_replaceable", "detect_format", "whole_name"]
+
+_INDEX = re.compile(r"(.+)\.safetensors\.index(\..+)?\.json", re.DOTALL)
+"""That of a variant has its name before the ending, as in `model.safetensors.index.fp16.json`."""
 
 
 class Format(enum.Enum):
@@ -46,7 +50,13 @@ def by_name(path: str | os.PathLike[str]) -> Format:
         ".html": Format.HTML,
     }
     path = as_path(path)
-    return Format.SHARDS if path.name.endswith(".safetensors.index.json") else formats.get(path.suffix, Format.UNKNOWN)
+    return Format.SHARDS if _INDEX.fullmatch(path.name) else formats.get(path.suffix, Format.UNKNOWN)
+
+
+def whole_name(name: str) -> str:
+    """What a checkpoint is called if it is one file, by the name of its index; any other name is itself."""
+    index = _INDEX.fullmatch(name)
+    return name if index is None else f"{index[1]}{index[2] or ''}.safetensors"
 
 
 def check_folder_name(path: Path) -> None:

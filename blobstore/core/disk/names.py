@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from pathlib import Path
@@ -25,14 +26,24 @@ def journal_name() -> str:
     return f".blobstore-{secrets.token_hex(12)}.journal"
 
 
-def is_plain_path(name: str) -> bool:
-    """Whether a path with `/` leads into a folder on every system, and to no file of the library itself."""
+def is_plain_path(name: str, *, anywhere: bool = True) -> bool:
+    """Whether a path with `/` leads into a folder, and to no file of the library itself.
+
+    Args:
+        name: the path.
+        anywhere: on every system; if not, on this one: only Windows forbids characters such as `\\` and `:`.
+    """
     parts = name.split("/")
-    bad = any(ord(c) < 32 or c in '\\:\x7f*?"<>|' for c in name) or any(
-        not part or part in {".", ".."} or part.startswith(".blobstore-") or part != part.strip() or part.endswith(".")
-        for part in parts
+    odd = '\\:*?"<>|' if anywhere or os.name == "nt" else ""
+    bad = any(ord(c) < 32 or c in f"{odd}\x7f" for c in name) or any(
+        not part or part in {".", ".."} or part.startswith(".blobstore-") or (odd and _is_odd(part)) for part in parts
     )
     try:
         return not bad and all(len(part.encode()) <= 255 for part in parts) and len(parts) <= 32
     except UnicodeEncodeError:
         return False
+
+
+def _is_odd(part: str) -> bool:
+    """Whether Windows changes a name."""
+    return part != part.strip() or part.endswith(".")

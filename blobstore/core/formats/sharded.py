@@ -48,9 +48,20 @@ def with_shards(path: Path) -> list[Path]:
 
     Raises:
         As `shards_of`.
+        InvalidFileError: a shard is missing.
     """
-    shards = dict.fromkeys(shards_of(path).values()) if by_name(path) is Format.SHARDS else {}
-    return [path, *(path.parent / name for name in shards)]
+    files = {path: None}
+    for key, name in (shards_of(path) if by_name(path) is Format.SHARDS else {}).items():
+        files[_shard(path, name, key)] = None
+    return list(files)
+
+
+def _shard(index: Path, name: str, key: str) -> Path:
+    """The path of the shard that has a tensor."""
+    file = index.parent / name
+    if not os.path.lexists(file):
+        raise InvalidFileError(index, f"the shard {name}, which has {key!r}, is missing")
+    return file
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointDataMap:
@@ -93,10 +104,7 @@ class ShardedDataMap(JoinedDataMap, CheckpointDataMap):
         self.metadata = dict(sorted(set.intersection(*texts))) if texts else {}
 
     def _opened(self, name: str, key: str) -> SafetensorsDataMap:
-        file = self.path.parent / name
-        if not os.path.lexists(file):
-            raise InvalidFileError(self.path, f"the shard {name}, which has {key!r}, is missing")
-        return SafetensorsDataMap(file)
+        return SafetensorsDataMap(_shard(self.path, name, key))
 
     def shard_of(self, key: str) -> Path:
         """The shard that a tensor is taken from, also if another one has its name, too."""

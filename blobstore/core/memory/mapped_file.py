@@ -26,6 +26,7 @@ __all__ = [
     "as_paths",
     "check_length",
     "file_behind",
+    "leads_into",
     "listed",
     "map_file",
     "named",
@@ -373,6 +374,11 @@ def which_file(path: str | os.PathLike[str]) -> tuple[int, int] | str:
     except OSError:
         return os.path.realpath(path)
     return status.st_dev, status.st_ino
+
+
+def leads_into(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a path leads to a folder or into it, whatever links are on the way of both."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:

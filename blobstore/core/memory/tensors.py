@@ -141,7 +141,7 @@ def bytes_of(data: Any) -> memoryview:
     """The bytes of anything with the buffer protocol.
 
     Raises:
-        UnsupportedDataError: the object has no buffer, or one that is not contiguous.
+        UnsupportedDataError: the object has no buffer, or one that is not contiguous, or whose numbers are big-endian.
     """
     if isinstance(data, FileSlice):
         return data.view()
@@ -154,6 +154,8 @@ def bytes_of(data: Any) -> memoryview:
             f"cannot take bytes from {type(data).__module__}.{type(data).__qualname__}: expected a torch tensor, a "
             "numpy array, a FileSlice, or an object with the buffer protocol"
         ) from None
+    if view.format[0] in ">!" and view.itemsize > 1:
+        raise UnsupportedDataError(f"cannot take bytes from a buffer of {view.format!r}: its numbers are big-endian")
     if not view.c_contiguous:
         raise UnsupportedDataError("cannot take bytes from a buffer that is not C-contiguous")
     if view.nbytes == 0:  # cast() refuses a shape with a zero in it

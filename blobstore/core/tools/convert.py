@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import whole_name
 from blobstore.core.disk.progress import Progress
 from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedDataError
@@ -51,7 +52,7 @@ def pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> lis
     source, target = as_path(source), as_path(target)
     into = os.path.isdir(target)  # noqa: PTH112 - raises nothing for a name that is too long
     if not os.path.isdir(source):  # noqa: PTH112 - raises nothing for a name that is too long
-        plain = Path(source.name.removesuffix(".index.json"))
+        plain = Path(whole_name(source.name))
         name = plain.with_suffix(_OTHER.get(plain.suffix, ".ptd")) if into else ""
         return [(source, target / name)]
     if not into and os.path.lexists(target):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import whole_name
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.staging import Staging, check_writable, refuse_inputs
 from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedDataError
@@ -85,7 +86,7 @@ def write_deltas(
     if twice := next((path for path in sources if same_file(path, base)), None):
         raise OutputPathError(f"{twice}: this is the base; give only the files that are compared with it")
     places = output_places([(path, Path(path.name)) for path in sources])
-    outputs = [directory / place.with_name(place.name.removesuffix(".index.json")) for place in places]
+    outputs = [directory / place.with_name(whole_name(place.name)) for place in places]
     refuse_inputs(outputs, [base, *sources])
     if dry_run:
         _check_writable(directory)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from blobstore.core.disk.folders import check_room
 from blobstore.core.errors import (
     BlobStoreError,
-    FileAccessError,
     InvalidFileError,
     MissingDependencyError,
     ReleaseError,
 )
-from blobstore.core.memory.mapped_file import named
 from blobstore.releases.device.assembly import Recipe, Step
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
@@ -223,18 +220,7 @@ class Shopping:
         for recipe in [*self.bases, *self.recipes]:
             need += 0 if recipe.steps is None else recipe.wanted.size
             largest = max(largest, recipe.wanted, key=lambda one: one.size)
-        with named(folder):
-            disk = os.statvfs(folder)
-        # Some file systems, such as those of networks, report no sizes at all: then nothing is refused.
-        free = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and need > free:
-            raise FileAccessError(
-                folder / largest.sha256,
-                OSError(
-                    errno.ENOSPC,
-                    f"the release needs {need} bytes, {largest.size} of them for this file, and {free} are available",
-                ),
-            )
+        check_room(folder, need, folder / largest.sha256, largest.size, "the release")
 
     def discard(self) -> None:
         """Remove what was fetched and is no longer needed."""

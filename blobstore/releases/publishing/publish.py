@@ -35,7 +35,7 @@ from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.digest import sha256
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named, open_regular
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, leads_into, named, open_regular
 from blobstore.core.programs.deployed import taken_by
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
@@ -292,8 +292,10 @@ def _inside(path: Path, output: str) -> Iterator[tuple[Path, str]]:
         )
         for one in sorted(names):
             if not one.startswith("."):
-                empty = False
                 file = Path(folder, one)
+                if output and leads_into(file, output):
+                    continue
+                empty = False
                 _check_inside(file, path)
                 yield file, file.relative_to(path).as_posix()
     if empty:

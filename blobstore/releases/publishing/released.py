@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.memory.digest import sha256
 from blobstore.pool import Pool
-from blobstore.pool.objects import Objects
+from blobstore.pool.objects import Objects, write_spooled
 from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import Index, Object, parse_index
 from blobstore.releases.index.parts import Parts, parse_parts
@@ -133,7 +133,7 @@ def store_pieces(objects: Objects, pieces: Iterable[bytes | memoryview]) -> Obje
     hasher, nbytes = hashlib.sha256(), 0
     with objects.spool(f"{FILES}/new") as spooled:
         try:
-            with spooled.open("wb") as file:
+            with write_spooled(spooled) as file:
                 for piece in pieces:
                     hasher.update(piece)
                     nbytes += file.write(piece)

@@ -8,6 +8,7 @@ for devices that read an older list.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from blobstore.core.errors import ReleaseError
+from blobstore.core.errors import FileAccessError, ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
@@ -76,11 +77,14 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ReleaseError(f"{name} must be a number of seconds, not {seconds!r}")
     with opened(releases) as pool:
-        collected = collect(pool.objects, pool.tables, grace=grace, keep=keep)
-        noted = _read_unused(pool.objects)
+        objects = pool.objects
+        collected = objects.with_reserve(lambda: collect(objects, pool.tables, grace=grace, keep=keep))
+        noted = _read_unused(objects)
         rounds = [_Round(pool, noted, keep)]
         while rounds[-1].changed:  # what was published meanwhile may need what is gone: see `mending`
             rounds.append(_Round(pool, noted, keep))
+        with contextlib.suppress(FileAccessError):
+            objects.reserve()
         return Swept(
             sum(one.withdrawn for one in rounds),
             sum(one.rewritten for one in rounds),
@@ -228,5 +232,5 @@ def _read_unused(objects: Objects) -> dict[str, int]:
     try:
         noted = json.loads(data or b'{"unused": {}}')["unused"]
         return {str(digest): int(since) for digest, since in noted.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ReleaseError(f"{objects.name(UNUSED)}: this does not say what is unused") from None
