@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack.graph import (
+    bias_scales,
     constants_of_payload,
     groups_of_constants,
     packed_constants,
@@ -36,6 +37,7 @@ class XnnpackLowering:
         with watched(run):
             result = XnnpackBackend.preprocess(program, specs)
         groups = groups_of_constants(run.graph)
+        run.note_products(bias_scales(run.graph))
         constants = constants_of_payload(
             bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
         )

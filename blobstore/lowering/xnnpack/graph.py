@@ -11,7 +11,7 @@ from blobstore.core.errors import InvalidKeyError
 from blobstore.core.formats.payload import VERSION_SIZE, Constant, find_places
 from blobstore.core.groups import Groups
 
-__all__ = ["constants_of_payload", "groups_of_constants", "packed_constants", "uses_of_constants"]
+__all__ = ["bias_scales", "constants_of_payload", "groups_of_constants", "packed_constants", "uses_of_constants"]
 
 _PACKING = {"XNNFullyConnected", "XNNConv2d", "XNNDepthwiseConv2d", "XNNConvTranspose2d"}
 """The operators that pack their weight and their bias."""
@@ -70,6 +70,27 @@ def uses_of_constants(graph: Any) -> dict[int, set[str]]:
             for index in of_value.get(value, []):
                 uses.setdefault(index, set()).add(text)
     return uses
+
+
+def bias_scales(graph: Any) -> dict[int, tuple[int, float]]:
+    """Which scales of biases are products of other scales: the index of the weight's, and the scale of the activations.
+
+    Scales that are not the same product for all operators with the bias are left out.
+    """
+    values = {tensor.id_out: getattr(union, "quant_params", None) for union, tensor in _values(graph)}
+    products: dict[int, set[tuple[int, float]]] = {}
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        if not hasattr(operator, "filter_id"):
+            continue
+        activation, weight, bias = (
+            values.get(value) for value in (operator.input1_id, operator.filter_id, operator.bias_id)
+        )
+        index = getattr(bias, "scale_buffer_idx", -1)
+        if index > 0:
+            product = getattr(weight, "scale_buffer_idx", -1), getattr(activation, "scale", 0.0)
+            products.setdefault(index, set()).add(product)
+    return {index: next(iter(found)) for index, found in products.items() if len(found) == 1}
 
 
 def _about(union: Any, tensor: Any, constant: bool) -> object:
