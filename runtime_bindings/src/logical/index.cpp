@@ -206,7 +206,7 @@ void Index::find_scales() {
       const auto& uses = quantized_with(record.key);
       const bool is_weight = !uses.empty() &&
           std::none_of(uses.begin(), uses.end(), [](const Record* use) { return is_quantized_bias(*use); });
-      if (record.auxiliary && record.refusal.empty() && record.product_of.empty() && !is_weight) {
+      if (record.auxiliary && record.refusal.empty() && this->record(record.product_of) == nullptr && !is_weight) {
         unknown.insert(record.group);
       }
     }

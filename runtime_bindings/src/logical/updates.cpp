@@ -359,7 +359,6 @@ NewBlob Updates::make(
   Quantized about{record.sources[0].name, record.key, 0, 0, 0};
   const Step* step = nullptr;
   bool is_computed = false;
-  const TensorView packed = packed_groups(record);
   NewBlob made{
       record.key,
       lay_out(
@@ -368,7 +367,7 @@ NewBlob Updates::make(
           lookup,
           [&](const Step& now, const TensorView& numbers) {
             step = &now;
-            is_computed = scales.choose(now, numbers, can_rescale(now, values), packed);
+            is_computed = scales.choose(now, numbers, can_rescale(now, values), packed_groups(record));
             about.numbers = count(numbers.sizes);
             about.clipped = beyond(now, numbers, lookup);
             about.rescaled = scales.changed(now);
