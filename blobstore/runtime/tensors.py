@@ -79,7 +79,7 @@ class Updated(int):
             count steps of its weight's scales, if these changed.
     """
 
-    quantized: tuple[Quantized, ...]
+    quantized: tuple[Quantized, ...] = ()
 
     @classmethod
     def of(cls, found: tuple[int, Sequence[tuple[str, str, int, int, int]]]) -> Updated:
@@ -88,6 +88,13 @@ class Updated(int):
         self = cls(generation)
         self.quantized = tuple(Quantized(*one) for one in quantized)
         return self
+
+    def __repr__(self) -> str:
+        facts = count(len(self.quantized), "quantized tensor"), lambda: f"{self.clipped:,} numbers clipped"
+        return line("Updated", f"to generation {int(self)}", *facts)
+
+    def __str__(self) -> str:
+        return int.__repr__(self)
 
     @property
     def clipped(self) -> int:
