@@ -92,11 +92,12 @@ std::pair<double, double> rounded_to(float stored) {
   return {(before + stored) / 2, (next + stored) / 2};
 }
 
-/// Limit scales to those with which a number is rounded to an integer. @returns whether it can be.
-bool limit(double number, int integer, std::pair<double, double> range, std::pair<double, double>& scales) {
+/// Limit scales to those with which a number is rounded to an integer. @param clips whether the ends of the range stand
+/// for all numbers outside of it, too. @returns whether there are such scales.
+bool limit(double number, int integer, std::pair<double, double> range, bool clips, std::pair<double, double>& scales) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  double low = integer <= range.first ? -kInfinity : integer - 0.5;
-  double high = integer >= range.second ? kInfinity : integer + 0.5;
+  double low = clips && integer <= range.first ? -kInfinity : integer - 0.5;
+  double high = clips && integer >= range.second ? kInfinity : integer + 0.5;
   if (number < 0) { // the same for its opposite
     number = -number;
     std::tie(low, high) = std::pair(-high, -low);
@@ -118,31 +119,39 @@ TensorView stored_form(const Step& step, const std::vector<float>& scales) {
 }
 
 /// Keep the scales of groups whose stored integers follow from the new numbers.
-/// @param packed integers of four bits. @param exact the scale that follows from each group's numbers.
-void keep_groups(
+/// @param packed integers of four bits. @param clips see `limit`. @param exact the scale that follows from each group's
+///   numbers.
+/// @returns whether all groups were kept.
+bool keep_groups(
     const Step& step,
     const TensorView& numbers,
     const TensorView& packed,
+    bool clips,
     const std::vector<float>& stored,
     std::vector<float>& exact) {
   const auto width = numbers.sizes.size() == 2 ? static_cast<uint64_t>(numbers.sizes[1]) : 0;
   if (width == 0 || packed.nbytes != count(numbers.sizes) / width * ((width + 1) / 2)) {
-    return;
+    return false;
   }
   const TensorView floats = cast(numbers, kFloat);
+  bool all = true;
   by_scale(step, floats.sizes, stored.size(), [&](uint64_t at, uint64_t n, uint64_t group) {
     std::pair<double, double> scales = rounded_to(stored[group]);
-    const bool is_same = exact[group] >= scales.first && exact[group] <= scales.second;
-    bool follows = !is_same && std::isnormal(stored[group]);
+    if (exact[group] == stored[group] || (exact[group] >= scales.first && exact[group] <= scales.second)) {
+      return; // it is the same already
+    }
+    bool follows = std::isnormal(stored[group]);
     for (uint64_t i = at; i < at + n && follows; ++i) {
       const uint8_t pair = packed.data[i / width * ((width + 1) / 2) + i % width / 2];
       const int integer = (i % width % 2 == 0 ? pair & 0xf : pair >> 4) - 8;
-      follows = limit(load<float>(floats.data + sizeof(float) * i), integer, range_of(step), scales);
+      follows = limit(load<float>(floats.data + sizeof(float) * i), integer, range_of(step), clips, scales);
     }
     if (follows) {
       exact[group] = static_cast<float>((scales.first + scales.second) / 2);
     }
+    all = all && follows;
   });
+  return all;
 }
 
 } // namespace
@@ -217,8 +226,12 @@ bool Scales::choose(const Step& step, const TensorView& numbers, bool can_change
     const bool has_scale = exact[i] != 0 && std::isfinite(scale);
     exact[i] = has_scale ? scale : before[i];
   }
-  if (packed.nbytes != 0) {
-    keep_groups(step, numbers, packed, before, exact);
+  // Scales that were searched for may clip numbers. Where other groups changed, what is clipped may have grown.
+  std::vector<float> kept = exact;
+  if (keep_groups(step, numbers, packed, /*clips=*/true, before, kept)) {
+    exact = std::move(kept);
+  } else {
+    keep_groups(step, numbers, packed, /*clips=*/false, before, exact);
   }
   compute(step, std::move(exact));
   return true;
