@@ -42,7 +42,7 @@ from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, LoweredPr
 from blobstore.pool import Pool, PoolDataMap
 from blobstore.releases import Release, publish, pull
 from blobstore.reporting import Report
-from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
+from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction, Updated
 from blobstore.runtime.tensors import LogicalTensors
 from blobstore.testing import Blob, NamedDataMapContract
 from blobstore.training import AdamW, MeZO, TrainingProgram
@@ -221,6 +221,7 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     TensorSlice: [lambda at: safe_open(at / "weights.ptd").get_slice(KEYS[0])],
     MeZO: [lambda at: MeZO(BlobCache(at / "weights.ptd"))],
     TrainingProgram: [training_program],
+    Updated: [lambda at: Updated.of((3, [("w", "w@1", 4, 1, 2)]))],
     Transaction: [lambda at: transaction_of(BlobCache(at / "weights.ptd"))],
 }
 CASES = [(cls, number) for cls, makers in MAKERS.items() for number in range(len(makers))]

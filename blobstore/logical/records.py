@@ -44,6 +44,8 @@ RECORD = TableType(
     group=U32,
     refusal=STRING,
     auxiliary=BOOL,
+    product_of=STRING,
+    factor=F64,
 )
 RECORDS = TableType(
     "Records",
@@ -114,6 +116,8 @@ class Record:
         refusal: why the sources cannot be changed.
         auxiliary: whether no state dict has the sources: scales, which come with quantization, buffers that are not
             persistent, and state.
+        product_of, factor: of scales that a bias is quantized with: the key of the scales of the weight beside it, and the
+            scale of the activations; the blob holds their products in float32. Otherwise empty and 0.
     """
 
     key: str
@@ -123,6 +127,8 @@ class Record:
     group: int = 0
     refusal: str = ""
     auxiliary: bool = False
+    product_of: str = ""
+    factor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,7 @@ def _write_record(builder: TableBuilder, record: Record) -> int:
     sources = builder.references([_write_source(builder, source) for source in record.sources])
     steps = builder.references([_write_step(builder, step) for step in record.steps])
     key, refusal = builder.CreateString(record.key), builder.CreateString(record.refusal)
+    product_of = builder.CreateString(record.product_of) if record.product_of else None
     return builder.table(
         RECORD,
         key=key,
@@ -181,6 +188,8 @@ def _write_record(builder: TableBuilder, record: Record) -> int:
         group=record.group,
         refusal=refusal,
         auxiliary=record.auxiliary,
+        product_of=product_of,
+        factor=record.factor,
     )
 
 

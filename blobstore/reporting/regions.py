@@ -251,9 +251,7 @@ def _gguf(source: Source) -> list[Region]:
         except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
         head = int(reader.data_offset)
-        drafts = [
-            _gguf_tensor(source, head, tensor, big_endian=reader.byte_order == "S") for tensor in reader.tensors
-        ]
+        drafts = [_gguf_tensor(source, head, tensor, big_endian=reader.byte_order == "S") for tensor in reader.tensors]
         if reader.tensors:
             last = reader.tensors[-1].field
             head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)

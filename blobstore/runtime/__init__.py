@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blobstore.runtime.delegates import DelegateStats, delegate_failure, delegate_stats, serving
     from blobstore.runtime.packed import PackedFile, PackedStats, PackedStore
     from blobstore.runtime.program import Method, Program, ValueInfo
+    from blobstore.runtime.tensors import Quantized, Updated
 
 __all__ = [
     "BlobCache",
@@ -29,7 +30,9 @@ __all__ = [
     "PackedStats",
     "PackedStore",
     "Program",
+    "Quantized",
     "Transaction",
+    "Updated",
     "ValueInfo",
     "delegate_failure",
     "delegate_stats",
@@ -47,7 +50,9 @@ _HOME = {
     "PackedStats": "packed",
     "PackedStore": "packed",
     "Program": "program",
+    "Quantized": "tensors",
     "Transaction": "cache",
+    "Updated": "tensors",
     "ValueInfo": "program",
     "delegate_failure": "delegates",
     "delegate_stats": "delegates",

@@ -42,7 +42,7 @@ from blobstore.runtime.native import (
     native_path,
 )
 from blobstore.runtime.packed import PackedStore, as_packed
-from blobstore.runtime.tensors import Item, LogicalTensors
+from blobstore.runtime.tensors import Item, LogicalTensors, Updated
 
 if TYPE_CHECKING:
     import torch
@@ -336,7 +336,7 @@ class BlobCache(NamedDataMap):
         """The tensors of the model by name: the blobs that each is stored in, or why it cannot be updated."""
         return LogicalTensors(self)
 
-    def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> int:
+    def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> Updated:
         """Change tensors or blobs in one commit: either all of them or none. No running method sees a part of it.
 
         A name is a key or, if the data files have records of it (see docs/howto/lowering.md), a tensor of the model. A tensor
@@ -350,7 +350,8 @@ class BlobCache(NamedDataMap):
             finite: refuse tensors with infinities or NaN.
 
         Returns:
-            The new generation.
+            The new generation, and how many numbers of which quantized tensors were clipped: see `Updated`. Scales of
+            channels and groups follow from the new numbers; the scale of a whole tensor is in the program and stays.
 
         Raises:
             KeyNotFoundError: a name is not in this cache's files. Like the errors below, it changes nothing.
@@ -380,7 +381,7 @@ class BlobCache(NamedDataMap):
         check_by_name(blobs)
         return self._commit([self._change(key, self._bytes(key, data)[0]) for key, data in blobs.items()])
 
-    def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
+    def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> Updated:
         """Commit every tensor of a model's `state_dict()` that the programs on this cache use, all at once.
 
         Entries that no program uses are ignored, such as the counters of batch normalization. So is state that the
@@ -392,7 +393,8 @@ class BlobCache(NamedDataMap):
             strict: refuse if a tensor of the programs that are loaded is missing or cannot be changed, or if the update
                 does not reach some of their weights, because they are embedded, packed by another backend, or in
                 ExecuTorch's own map (see docs/runtime.md, "What an update reaches"). While no program is loaded, all
-                tensors of the data files count. Without `strict`, such weights keep their values.
+                tensors of the data files count. Without `strict`, such weights keep their values. Refuse also if more than
+                one in a thousand numbers of a tensor would be clipped by a scale that cannot change.
             finite: as in `update`.
 
         Returns, raises:
@@ -404,7 +406,7 @@ class BlobCache(NamedDataMap):
         if strict:
             self.tensors.check_reach(tensors, whole=True)
         names = self.tensors.names_for_state_dict(tensors, strict=strict)
-        return self.update({name: tensors[name] for name in names}, finite=finite)
+        return self.tensors.update({name: tensors[name] for name in names}, finite=finite, strict=strict)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -613,7 +615,7 @@ class Transaction:
     def __repr__(self) -> str:
         return line("Transaction on", self._cache._title(), count(len(self), "change"))
 
-    def commit(self) -> int:
+    def commit(self) -> Updated:
         """Commit the collected changes and start again with none; the end of the block does this.
 
         Returns, raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from blobstore.core.notebook import block, heading, shown, table
 from blobstore.core.reprs import count, fields_line, line
 from blobstore.runtime.native import NativeLayout, decode_text, is_utf8, native, native_layout
 
-__all__ = ["LogicalTensor", "LogicalTensors"]
+__all__ = ["LogicalTensor", "LogicalTensors", "Quantized", "Updated"]
 
 Item = tuple[str, Any, "NativeLayout | None", str]
 """A value as the native module takes it: a name, bytes, their layout if it is a tensor, and what messages call it."""
@@ -48,6 +48,58 @@ class LogicalTensor:
     needs: tuple[str, ...]
     refusal: str
     auxiliary: bool
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What an update did to a tensor that is stored as integers.
+
+    Attributes:
+        name: of the tensor.
+        key: of the blob that stores it.
+        numbers: how many it has.
+        clipped: how many of these lie outside of what its scales can express, and were limited or are NaN.
+        rescaled: how many channels or groups of it got another scale, which follows from its new numbers.
+    """
+
+    __repr__ = fields_line
+
+    name: str
+    key: str
+    numbers: int
+    clipped: int
+    rescaled: int
+
+
+class Updated(int):
+    """What an update did: the cache's new generation, as a number.
+
+    Attributes:
+        quantized: each blob of integers that was made of new numbers; also of a bias that was not given, but whose integers
+            count steps of its weight's scales, if these changed.
+    """
+
+    quantized: tuple[Quantized, ...] = ()
+
+    @classmethod
+    def of(cls, found: tuple[int, Sequence[tuple[str, str, int, int, int]]]) -> Updated:
+        """From what the native module returns."""
+        generation, quantized = found
+        self = cls(generation)
+        self.quantized = tuple(Quantized(*one) for one in quantized)
+        return self
+
+    def __repr__(self) -> str:
+        facts = count(len(self.quantized), "quantized tensor"), lambda: f"{self.clipped:,} numbers clipped"
+        return line("Updated", f"to generation {int(self)}", *facts)
+
+    def __str__(self) -> str:
+        return int.__repr__(self)
+
+    @property
+    def clipped(self) -> int:
+        """How many numbers were clipped, of all tensors."""
+        return sum(one.clipped for one in self.quantized)
 
 
 class LogicalTensors(Mapping[str, LogicalTensor]):
@@ -113,23 +165,25 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 raise self._unknown(name)
         self._native.check_names(every)
 
-    def update(self, values: Mapping[str, Any], *, finite: bool = False) -> int:
+    def update(self, values: Mapping[str, Any], *, finite: bool = False, strict: bool = False) -> Updated:
         """Change tensors or blobs of a cache in one commit.
 
         Args:
             values: by name, torch tensors or numpy arrays in the model's own shapes and dtypes. A quantized tensor may
                 also be given as the integers that are stored. For a key, also bytes.
             finite: refuse infinities and NaN.
+            strict: refuse if more than one in a thousand numbers of a tensor would be clipped.
 
         Returns, raises:
             As `BlobCache.update`.
         """
         check_by_name(values)
-        return int(self._native.update([(name, value) for name, value in values.items()], self._items, finite))
+        given = [(name, value) for name, value in values.items()]
+        return Updated.of(self._native.update(given, self._items, finite, strict))
 
-    def commit(self, items: list[Item], *, finite: bool = False) -> int:
+    def commit(self, items: list[Item], *, finite: bool = False) -> Updated:
         """As `update`, for values that were taken apart already."""
-        return int(self._native.commit(items, finite))
+        return Updated.of(self._native.commit(items, finite))
 
     def copies(self, name: str, value: Any) -> list[Item]:
         """Copies of a value for a tensor, after the checks that need no other tensor.

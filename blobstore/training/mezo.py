@@ -85,7 +85,7 @@ class MeZO:
 
         Raises:
             NotFiniteLossError: a loss is infinite or NaN.
-            TrainingError: `loss` cannot be called, or returns no number. After these and any other error, also of `loss`,
+            TrainingError: `loss` cannot be called, or returns no number; or no loaded program takes one of the tensors. After these and any other error, also of `loss`,
                 the tensors are as before the step.
         """
         if not callable(loss):

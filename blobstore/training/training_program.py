@@ -25,6 +25,7 @@ from blobstore.core.reprs import count, line, shorten
 from blobstore.runtime import BlobCache, Program
 from blobstore.runtime.cache import check_cache
 from blobstore.runtime.program import Plain
+from blobstore.runtime.tensors import Updated
 from blobstore.training import checkpoint, optimizers
 from blobstore.training.turns import Turns
 
@@ -323,7 +324,7 @@ class TrainingProgram:
 
     # Publishing
 
-    def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
+    def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> Updated:
         """Commit the trained parameters and buffers to the programs on a cache. Their next call uses them.
 
         The values are from one moment between two steps; steps of other threads wait until the commit is done.
@@ -334,25 +335,27 @@ class TrainingProgram:
 
         Args:
             cache: the target; the default is the cache that this program runs on.
-            strict: refuse if the cache lacks parameters, or if a program that is loaded on it seems to have some where
-                no update reaches them (see docs/runtime.md). Without `strict`, such parameters are ignored.
+            strict: refuse if the cache lacks parameters, if it has some under names that no program takes which serves, or
+                if a program that is loaded on it seems to have some where no update reaches them (see
+                docs/runtime.md). Without `strict`, such parameters are ignored. Refuse also what a strict
+                `BlobCache.update_state_dict` refuses to clip.
             finite: refuse infinities and NaN.
 
         Returns:
-            The cache's new generation.
+            The cache's new generation, and how many numbers of which quantized tensors were clipped.
 
         Raises:
             KeyNotFoundError: the cache lacks parameters; the message names all of them. Nothing was changed; the same
                 holds for all errors below.
-            UpdateError: the cache has none of the parameters and buffers; or some are out of reach in a loaded program,
-                which the message names.
+            UpdateError: the cache has none of the parameters and buffers; nothing that serves takes them from it, and the
+                message suggests other names; or some are out of reach in a loaded program, which the message names.
             UnsupportedDataError: `cache` is not a `BlobCache`.
             As `BlobCache.update`.
         """
         target = cache if cache is not None else self.program.cache
         check_cache(target, "cache")
         with self._turns:
-            return int(self._native.publish(target.tensors._native, strict, finite))
+            return Updated.of(self._native.publish(target.tensors._native, strict, finite))
 
     def __repr__(self) -> str:
         parameters = count(len(self._parameters), "parameter")

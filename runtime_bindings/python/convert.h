@@ -12,6 +12,7 @@
 
 #include <blobstore/error.h>
 #include <blobstore/program.h>
+#include <blobstore/tensors.h>
 
 namespace blobstore::internal {
 class CacheTensors;
@@ -42,6 +43,8 @@ std::string to_string(const nb::bytes& bytes);
 std::vector<std::string> to_strings(const std::vector<nb::bytes>& list);
 
 nb::tuple to_tuple(const std::vector<int64_t>& numbers);
+/// The generation, and a tuple of the members of each Quantized.
+nb::tuple to_tuple(const Updated& updated);
 
 /// A read-only array of bytes that holds their owner.
 nb::object to_array(const uint8_t* data, size_t size, std::shared_ptr<const void> owner);

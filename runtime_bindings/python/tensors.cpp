@@ -209,14 +209,26 @@ std::optional<Given> given_in_place(nb::handle value, Buffers& buffers) {
   return given;
 }
 
-uint64_t commit(const Tensors& tensors, const std::vector<Given>& given, bool finite) {
+} // namespace
+
+nb::tuple to_tuple(const Updated& updated) {
+  nb::list quantized;
+  for (const Quantized& one : updated.quantized) {
+    quantized.append(nb::make_tuple(to_str(one.name), to_str(one.key), one.numbers, one.clipped, one.rescaled));
+  }
+  return nb::make_tuple(updated.generation, nb::tuple(quantized));
+}
+
+namespace {
+
+nb::tuple commit(const Tensors& tensors, const std::vector<Given>& given, bool finite, bool strict) {
   const CacheTensors& on_cache = tensors.on_cache();
-  return tensors.run([&] { return on_cache.update(given, finite); });
+  return to_tuple(tensors.run([&] { return on_cache.update(given, finite, strict); }));
 }
 
 /// @param values pairs of a name and a value. @param items_of (name, value) -> items, for values that are no dense
 ///   tensors.
-uint64_t update(const Tensors& tensors, const nb::list& values, nb::handle items_of, bool finite) {
+nb::tuple update(const Tensors& tensors, const nb::list& values, nb::handle items_of, bool finite, bool strict) {
   std::vector<std::string> names;
   for (const nb::handle pair : values) {
     names.push_back(name_from(tensors, nb::cast<nb::tuple>(pair)[0]));
@@ -240,7 +252,7 @@ uint64_t update(const Tensors& tensors, const nb::list& values, nb::handle items
     tensors.updates().check_names(views_of(names)); // a wrong name is said before a wrong value
     throw;
   }
-  return commit(tensors, given, finite);
+  return commit(tensors, given, finite, strict);
 }
 
 nb::tuple value(const Tensors& tensors, const std::string& name) {
@@ -345,12 +357,12 @@ void add_tensors(nb::module_& module) {
             Buffers buffers;
             tensors.updates().check(given_from(item, buffers));
           })
-      .def("update", &update, "values"_a, "items_of"_a, "finite"_a)
+      .def("update", &update, "values"_a, "items_of"_a, "finite"_a, "strict"_a)
       .def(
           "commit",
           [](const Tensors& tensors, const nb::list& items, bool finite) {
             Buffers buffers;
-            return commit(tensors, all_given(items, buffers), finite);
+            return commit(tensors, all_given(items, buffers), finite, /*strict=*/false);
           },
           "items"_a,
           "finite"_a)

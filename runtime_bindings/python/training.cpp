@@ -49,8 +49,11 @@ void add_training(nb::module_& module) {
           "publish",
           [](TrainingProgram& training, nb::handle target, bool strict, bool finite) {
             const internal::CacheTensors& on_cache = tensors_on_cache(target);
-            const WithoutInterpreter release;
-            return internal::TrainingAccess::publish(training, on_cache, strict, finite);
+            const auto publish = [&] {
+              const WithoutInterpreter release;
+              return internal::TrainingAccess::publish(training, on_cache, strict, finite);
+            };
+            return to_tuple(publish());
           },
           "target"_a,
           "strict"_a,

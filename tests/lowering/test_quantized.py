@@ -1,4 +1,4 @@
-"""Updates of quantized models: float weights are quantized with the recorded scales."""
+"""Updates of quantized models: float weights are quantized as lowering quantized the model's own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ with quiet():
     )
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
     from torchao.quantization.granularity import Granularity, PerAxis, PerGroup
+    from torchao.quantization.pt2e.observer import PerChannelMinMaxObserver
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 
@@ -42,7 +43,8 @@ def pt2e(module: nn.Module, example: Inputs, *, names: bool = True, **config: bo
 
 
 def put(quantized: torch.fx.GraphModule, name: str, value: Tensor) -> None:
-    """Put a float weight into a converted module, quantized as its own weight was."""
+    """Put a float weight into a converted module: channels get the scales that the quantizer's observer gives them, a
+    whole tensor keeps its scale."""
     nodes = [node for node in quantized.graph.nodes if node.target == f"{name}__quantized"]
     with torch.no_grad():
         if nodes:
@@ -51,6 +53,11 @@ def put(quantized: torch.fx.GraphModule, name: str, value: Tensor) -> None:
                 getattr(quantized, str(x.target)) if isinstance(x, torch.fx.Node) else x for x in back.args[1:]
             )
             ops = torch.ops.quantized_decomposed
+            if "per_channel" in str(back.target):
+                observer = PerChannelMinMaxObserver(rest[0], torch.int8, torch.per_channel_symmetric, False, -127, 127)
+                observer.eps.fill_(2**-12)
+                observer(value)
+                scale.copy_(observer.calculate_qparams()[0])
             quantize = ops.quantize_per_channel if "per_channel" in str(back.target) else ops.quantize_per_tensor
             target.copy_(quantize(value, scale, zero, *rest))
         else:

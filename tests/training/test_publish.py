@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from blobstore import errors
+from blobstore import errors, save_programs
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
@@ -336,3 +336,52 @@ def test_a_program_with_embedded_parameters(tmp_path: Path) -> None:
     training.publish(cache, strict=False)
     close(program.method()(x), nets.Scores(model)(x))
     close(other.method()(x), nets.Scores(joint.model)(x))
+
+
+class Wrapped(nn.Module):
+    """A module that computes the loss of another one, whose parameters so get a prefix."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.net(x)
+        return self.loss(scores, labels), scores.detach().argmax(1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("serves", ["delegated", "portable", "nothing is loaded", "its own cache"])
+def test_parameters_that_nothing_takes_that_serves(serves: str, tmp_path: Path) -> None:
+    """The files have keys of these names, which only the training program uses: refused, with the names that serve (X4)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 10), nn.Sigmoid(), nn.Linear(10, 2))
+    x, labels = torch.randn(1, 2), torch.ones(1, dtype=torch.int64)
+    options: dict[str, Any] = {"tag": "xor"}
+    if serves == "portable":
+        options |= {"partitioners": list}
+    programs = {
+        "train": lower_training(Wrapped(net), (x, labels), tag="xor"),
+        "serve": lower({"forward": (net.eval(), (x,))}, **options),
+    }
+    save_programs(programs, tmp_path, keep_small=1024)
+    cache = BlobCache(tmp_path / "xor.ptd")
+    method = None if serves == "nothing is loaded" else Program(tmp_path / "serve.pte", cache).method()
+    training = TrainingProgram(
+        tmp_path / "train.pte", cache if serves == "its own cache" else BlobCache(tmp_path / "xor.ptd")
+    )
+    training.step(torch.optim.SGD(training.named_parameters().values(), lr=1.0), x, labels)
+    for strict in (True, False):
+        with pytest.raises(
+            errors.UpdateError, match=r"no program that serves takes 'net\.0\.weight'.*may be '0\.weight'"
+        ):
+            training.publish(cache, strict=strict)
+    with pytest.raises(errors.UpdateError, match=r"none of the tensors given can be updated"):
+        cache.update_state_dict(training.named_parameters(), strict=False)
+    assert (cache.generation, cache.dirty) == (0, ())
+    trained = {name.removeprefix("net."): value for name, value in training.named_parameters().items()}
+    cache.update_state_dict(trained)
+    if method is not None:
+        net.load_state_dict(trained)
+        close(method(x), net(x))

@@ -19,6 +19,7 @@ _PREPEND = {
     "i": "PrependInt32Slot",
     "I": "PrependUint32Slot",
     "q": "PrependInt64Slot",
+    "d": "PrependFloat64Slot",
     "Q": "PrependUint64Slot",
 }
 

@@ -15,6 +15,7 @@ from blobstore.core.formats.payload import VERSION_SIZE
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack.graph import (
+    bias_scales,
     constants_of_payload,
     groups_of_constants,
     packed_constants,
@@ -40,6 +41,7 @@ class XnnpackLowering:
         groups = groups_of_constants(run.graph)
         keys = xnnpack_keys(memoryview(result.processed_bytes))
         places = {index: end - VERSION_SIZE for index, (_, end) in enumerate(keys)}
+        run.note_products(bias_scales(run.graph))
         constants = constants_of_payload(
             places, run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
         )

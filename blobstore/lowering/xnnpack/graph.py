@@ -13,6 +13,7 @@ from blobstore.core.formats.payload import VERSION_SIZE, Constant
 from blobstore.core.groups import Groups
 
 __all__ = [
+    "bias_scales",
     "check_biases",
     "constants_of_payload",
     "groups_of_constants",
@@ -132,6 +133,27 @@ def separate_operators(graph: Any) -> dict[int, int]:
                 taken.add(value)
             setattr(operator, name, own[value])
     return added
+
+
+def bias_scales(graph: Any) -> dict[int, tuple[int, float]]:
+    """Which scales of biases are products of other scales: the index of the weight's, and the scale of the activations.
+
+    Scales that are not the same product for all operators with the bias are left out.
+    """
+    values = {tensor.id_out: getattr(union, "quant_params", None) for union, tensor in _values(graph)}
+    products: dict[int, set[tuple[int, float]]] = {}
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        if not hasattr(operator, "filter_id"):
+            continue
+        activation, weight, bias = (
+            values.get(value) for value in (operator.input1_id, operator.filter_id, operator.bias_id)
+        )
+        index = getattr(bias, "scale_buffer_idx", -1)
+        if index > 0:
+            product = getattr(weight, "scale_buffer_idx", -1), getattr(activation, "scale", 0.0)
+            products.setdefault(index, set()).add(product)
+    return {index: next(iter(found)) for index, found in products.items() if len(found) == 1}
 
 
 def constants_of_payload(

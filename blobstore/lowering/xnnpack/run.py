@@ -46,6 +46,16 @@ class Run(Origins):
         if record is not None:
             self.records[index] = replace(record, nbytes=constant.size)
 
+    def note_products(self, products: Mapping[int, tuple[int, float]]) -> None:
+        """Note which scales are products of others.
+
+        Args:
+            products: by the index of the scales of a bias, the index of the weight's scales, and the activations' scale.
+        """
+        for index, (of, factor) in products.items():
+            if index in self.records and of in self.records:
+                self.records[index] = replace(self.records[index], product_of=self.records[of].key, factor=factor)
+
     def all_records(self, groups: Mapping[int, int]) -> list[Record]:
         """The records of all constants, and refusals.
 

@@ -63,7 +63,8 @@ class MeZO final {
   /// Make one step. `loss` is called twice and should compute the same each time; it must not hold a Reading.
   ///
   /// @returns the mean of the two losses.
-  /// @throws Error NotFiniteLoss; what `loss` and `LogicalTensors::update` throw. The tensors are as before the step.
+  /// @throws Error NotFiniteLoss; Training: no loaded program that serves takes one of the tensors; what `loss` and
+  /// `LogicalTensors::update` throw. The tensors are as before the step.
   double step(const std::function<double()>& loss);
 
  private:

@@ -103,8 +103,8 @@ Result<StateDict> load_state_dict(const std::string& path) noexcept;
 Result<std::unique_ptr<LogicalTensors>> logical_tensors(std::shared_ptr<BlobCache> cache) noexcept;
 Result<LogicalTensor> at(const LogicalTensors& tensors, std::string_view name) noexcept;
 Result<executorch::extension::TensorPtr> value(const LogicalTensors& tensors, std::string_view name) noexcept;
-Result<uint64_t> update(const LogicalTensors& tensors, const StateDict& values, bool finite = false) noexcept;
-Result<uint64_t> update_state_dict(
+Result<Updated> update(const LogicalTensors& tensors, const StateDict& values, bool finite = false) noexcept;
+Result<Updated> update_state_dict(
     const LogicalTensors& tensors, const StateDict& values, bool strict = true, bool finite = false) noexcept;
 
 // Adapters: <blobstore/adapters.h>
@@ -174,9 +174,9 @@ Result<void> load(
     const std::string& path,
     Optimizer* optimizer = nullptr,
     const std::vector<std::string>& base = {}) noexcept;
-Result<uint64_t> publish(
+Result<Updated> publish(
     TrainingProgram& training, const LogicalTensors& target, bool strict = true, bool finite = false) noexcept;
-Result<uint64_t> publish(
+Result<Updated> publish(
     TrainingProgram& training,
     const std::shared_ptr<BlobCache>& target,
     bool strict = true,

@@ -47,6 +47,25 @@ struct LogicalTensor {
   bool auxiliary = false; // whether a state dict may lack it: scales, non-persistent buffers, and state
 };
 
+/// What an update did to a tensor that is stored as integers.
+struct Quantized {
+  std::string name; // of the tensor
+  std::string key; // of the blob that stores it
+  uint64_t numbers = 0; // how many it has
+  uint64_t clipped = 0; // how many of these lie outside of what its scales can express, and were limited or are NaN
+  uint64_t rescaled = 0; // how many channels or groups of it got another scale, which follows from its new numbers
+};
+
+/// What an update did. Where a number is expected, it is the new generation.
+struct Updated {
+  uint64_t generation = 0;
+  /// Each blob of integers that was made of new numbers; also of a bias that was not given, but whose integers count
+  /// steps of its weight's scales, if these changed.
+  std::vector<Quantized> quantized;
+
+  operator uint64_t() const { return generation; }
+};
+
 /// The tensors that the records in the files of a cache describe. Holds the cache.
 ///
 /// Making one reads all records once; keep it for as long as you update by name. Threads: any thread may call any
@@ -78,18 +97,22 @@ class LogicalTensors {
   /// Change tensors of the model by name, or blobs by key, in one commit: all or none. Each is given in the model's own
   /// shape and dtype; a quantized one also as the integers that are stored. The data is read during the call.
   ///
+  /// Numbers are quantized with scales that follow from them, where these are blobs: those of channels and groups. The
+  /// scale of a whole tensor is in the program and stays, so larger numbers are clipped.
+  ///
   /// @param finite refuse infinities and NaN.
-  /// @returns the new generation.
+  /// @returns the new generation, and how many numbers of which tensors were clipped.
   /// @throws Error KeyNotFound, Layout (another shape or dtype), Update (it cannot be changed, or not without others,
   ///   or is not finite), or what `BlobCache::update` throws. After an error nothing was changed.
-  uint64_t update(const StateDict& tensors, bool finite = false) const;
+  Updated update(const StateDict& tensors, bool finite = false) const;
   /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the
   /// programs' own state are ignored.
   ///
   /// @param strict refuse if a tensor of the loaded programs is missing or cannot be changed, or if one of the programs
-  ///   has weights that no update reaches. While no program is loaded, all tensors of the data files count.
+  ///   has weights that no update reaches. While no program is loaded, all tensors of the data files count. Refuse also
+  ///   if more than one in a thousand numbers of a tensor would be clipped.
   /// @throws as `update`. Update: also if nothing in `tensors` can be updated.
-  uint64_t update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;
+  Updated update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;
 
  private:
   friend struct internal::TensorsAccess;

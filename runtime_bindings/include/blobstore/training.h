@@ -232,15 +232,17 @@ class TrainingProgram {
   /// Buffers that the cache lacks, and those that its programs change themselves, are ignored. Where a delegate has
   /// combined a trained tensor with a frozen one, the frozen one is read from this program's data files.
   ///
-  /// @param strict refuse if the cache lacks parameters, or if a program that is loaded on it seems to have some where
-  ///   no update reaches them. Otherwise such parameters are ignored.
+  /// @param strict refuse if the cache lacks parameters, if it has some under names that no program takes which serves,
+  ///   or if a program that is loaded on it seems to have some where no update reaches them. Otherwise such parameters
+  ///   are ignored. Refuse also what a strict `LogicalTensors::update_state_dict` refuses to clip.
   /// @param finite refuse infinities and NaN.
-  /// @returns the cache's new generation.
+  /// @returns the cache's new generation, and how many numbers of which tensors were clipped.
   /// @throws Error KeyNotFound: the cache lacks parameters; the message names all of them. Update: it has none of the
-  ///   parameters and buffers, or some are out of reach. As `LogicalTensors::update`. Nothing was changed.
-  uint64_t publish(const LogicalTensors& target, bool strict = true, bool finite = false);
+  ///   parameters and buffers, nothing that serves takes them, or some are out of reach. As `LogicalTensors::update`.
+  ///   Nothing was changed.
+  Updated publish(const LogicalTensors& target, bool strict = true, bool finite = false);
   /// As above; reads the records of the cache first.
-  uint64_t publish(const std::shared_ptr<BlobCache>& target, bool strict = true, bool finite = false);
+  Updated publish(const std::shared_ptr<BlobCache>& target, bool strict = true, bool finite = false);
 
  private:
   friend struct internal::TrainingAccess;

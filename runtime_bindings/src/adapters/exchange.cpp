@@ -159,9 +159,9 @@ uint64_t commit_with_fine_tune(
   }
   const BlobCache& cache = *tensors.cache();
   std::map<std::string, Digest> digests;
-  std::vector<NewBlob> used;
+  const Changes changes = tensors.updates().changes(given, /*finite=*/true);
   bool fits = true; // otherwise the update says what does not
-  for (const NewBlob& blob : tensors.updates().changes(given, /*finite=*/true, used)) {
+  for (const NewBlob& blob : changes.blobs) {
     const Blob* const old = cache.find(blob.key);
     fits = fits && old != nullptr && old->size == blob.bytes.nbytes && (!blob.has_layout || old->layout == blob.layout);
     digests.emplace(blob.key, digest(blob.bytes.data, blob.bytes.nbytes));
@@ -169,7 +169,7 @@ uint64_t commit_with_fine_tune(
   if (fits && !AdapterAccess::impl(adapter).peft) {
     check_foundation(tensors, *AdaptersOfCache::of(tensors.cache())->known(tensors), adapter, digests);
   }
-  return tensors.update(given, /*finite=*/true);
+  return tensors.update(given, /*finite=*/true, /*strict=*/true);
 }
 
 /// The factor that the programs multiply a product with.

@@ -24,11 +24,11 @@ Result<TensorPtr> value(const LogicalTensors& tensors, std::string_view name) no
   return attempt([&] { return tensors.value(name); });
 }
 
-Result<uint64_t> update(const LogicalTensors& tensors, const StateDict& values, bool finite) noexcept {
+Result<Updated> update(const LogicalTensors& tensors, const StateDict& values, bool finite) noexcept {
   return attempt([&] { return tensors.update(values, finite); });
 }
 
-Result<uint64_t> update_state_dict(
+Result<Updated> update_state_dict(
     const LogicalTensors& tensors, const StateDict& values, bool strict, bool finite) noexcept {
   return attempt([&] { return tensors.update_state_dict(values, strict, finite); });
 }

@@ -77,11 +77,11 @@ Result<void> load(
   return attempt([&] { training.load(path, optimizer, base); });
 }
 
-Result<uint64_t> publish(TrainingProgram& training, const LogicalTensors& target, bool strict, bool finite) noexcept {
+Result<Updated> publish(TrainingProgram& training, const LogicalTensors& target, bool strict, bool finite) noexcept {
   return attempt([&] { return training.publish(target, strict, finite); });
 }
 
-Result<uint64_t> publish(
+Result<Updated> publish(
     TrainingProgram& training, const std::shared_ptr<BlobCache>& target, bool strict, bool finite) noexcept {
   return attempt([&] { return training.publish(target, strict, finite); });
 }

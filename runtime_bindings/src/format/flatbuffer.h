@@ -112,6 +112,13 @@ class FlatBuffer {
     return at == 0 ? 0 : u32(at) | static_cast<uint64_t>(u32(at + 4)) << 32;
   }
 
+  double f64_field(uint64_t table, unsigned slot) const {
+    const uint64_t bits = u64_field(table, slot);
+    double number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+  }
+
   uint8_t u8(uint64_t at) const {
     check(at, 1);
     return data_[at];

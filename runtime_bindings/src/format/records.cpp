@@ -18,7 +18,17 @@ constexpr uint32_t kMostSources = 64;
 // Numbers of fields in schema/record.fbs.
 enum SourceField { kName = 0, kAliases = 1, kScalarType = 2, kSizes = 3 };
 enum StepField { kOperation = 0, kInts = 1, kFloats = 2, kNames = 3 };
-enum RecordField { kKey = 0, kNbytes = 1, kSources = 2, kSteps = 3, kGroup = 4, kRefusal = 5, kAuxiliary = 6 };
+enum RecordField {
+  kKey = 0,
+  kNbytes = 1,
+  kSources = 2,
+  kSteps = 3,
+  kGroup = 4,
+  kRefusal = 5,
+  kAuxiliary = 6,
+  kProductOf = 7,
+  kFactor = 8
+};
 enum RecordsField { kVersionField = 0, kInner = 1, kRecords = 2, kOutside = 3, kShared = 4, kTransient = 5 };
 
 /// Reads the parts of records. A writer never refers to a part twice; where a file does, the flatbuffer's budget ends
@@ -65,6 +75,8 @@ class Parser {
     out.group = buffer_.u32_field(table, kGroup);
     out.refusal = text_in(table, kRefusal);
     out.auxiliary = buffer_.u8_field(table, kAuxiliary) != 0;
+    out.product_of = text_in(table, kProductOf);
+    out.factor = buffer_.f64_field(table, kFactor);
     return out;
   }
 

@@ -58,6 +58,10 @@ struct Record {
   uint32_t group = 0; // blobs of one delegate with the same number are packed together
   std::string refusal; // why the sources cannot be changed
   bool auxiliary = false; // whether no state dict has the sources
+  // Of scales that a bias is quantized with, otherwise empty: the key of the scales of the weight beside it, and the
+  // scale of the activations. The blob holds the products of the two in float32.
+  std::string product_of;
+  double factor = 0;
 };
 
 /// The records of one delegate.

@@ -9,6 +9,9 @@
 namespace blobstore::internal {
 namespace {
 
+/// A strict update clips at most one in so many numbers of a tensor.
+constexpr uint64_t kMostClipped = 1000;
+
 /// A cache that is open.
 const BlobCache& opened(const std::shared_ptr<BlobCache>& cache) {
   cache->check_open();
@@ -23,36 +26,57 @@ std::vector<Change> changes_of(const std::vector<NewBlob>& blobs) {
   return changes;
 }
 
+/// @throws Error Update: more numbers would be clipped than a strict update takes.
+void check_clipped(const BlobCache& cache, const std::vector<Quantized>& quantized) {
+  std::string text;
+  for (const Quantized& one : quantized) {
+    if (one.clipped > one.numbers / kMostClipped) {
+      text += format("{}{} of {} numbers of '{}'", text.empty() ? "" : ", ", one.clipped, one.numbers, one.name);
+    }
+  }
+  if (!text.empty()) {
+    throw_error(
+        ErrorKind::Update,
+        "{}: nothing was changed, because {} would be clipped: they lie outside of what the scales can express that "
+        "the program was lowered with, and these scales cannot change; lower the changed model, or update without "
+        "strict",
+        cache.name(),
+        text);
+  }
+}
+
 } // namespace
 
 CacheTensors::CacheTensors(std::shared_ptr<BlobCache> cache)
     : cache_(std::move(cache)), source_(opened(cache_)), updates_(source_) {}
 
-uint64_t CacheTensors::update(const std::vector<Given>& given, bool finite) const {
+Updated CacheTensors::update(const std::vector<Given>& given, bool finite, bool strict) const {
   cache_->check_open();
   check_effect(given, /*every=*/false);
-  return commit(given, finite);
+  return commit(given, finite, strict);
 }
 
-uint64_t CacheTensors::commit(const std::vector<Given>& given, bool finite) const {
+Updated CacheTensors::commit(const std::vector<Given>& given, bool finite, bool strict) const {
   for (;;) { // again if another commit changed scales while numbers were quantized with them
-    std::vector<NewBlob> used;
-    const std::vector<NewBlob> blobs = updates_.changes(given, finite, used);
+    Changes changes = updates_.changes(given, finite);
+    if (strict) {
+      check_clipped(*cache_, changes.quantized);
+    }
     auto& cache = mapped(*cache_);
-    if (const auto generation = cache.update_if(changes_of(blobs), changes_of(used))) {
-      return *generation;
+    if (const auto generation = cache.update_if(changes_of(changes.blobs), changes_of(changes.used))) {
+      return {*generation, std::move(changes.quantized)};
     }
   }
 }
 
-uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const {
+Updated CacheTensors::update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const {
   cache_->check_open();
   if (strict) {
     check_reach(given, true);
   }
   const std::vector<Given> chosen = choose(given, strict);
   check_effect(chosen, /*every=*/true);
-  return commit(chosen, finite);
+  return commit(chosen, finite, strict);
 }
 
 std::vector<Given> CacheTensors::choose(const std::vector<Given>& given, bool strict) const {
@@ -78,8 +102,32 @@ void CacheTensors::check_reach(const std::vector<Given>& tensors, bool whole) co
 }
 
 Names CacheTensors::choose(const std::vector<Entry>& entries, bool strict) const {
-  const std::optional<NamesInUse> in_use = strict ? reach_.in_use(*cache_, updates_.index()) : std::nullopt;
-  return updates_.choose(entries, strict, in_use ? &*in_use : nullptr);
+  const std::optional<NamesInUse> in_use =
+      strict ? reach_.in_use(*cache_, updates_.index(), /*serving=*/false) : std::nullopt;
+  Names chosen = updates_.choose(entries, strict, in_use ? &*in_use : nullptr);
+  if (!strict && !chosen.empty() && without_takers(chosen).size() == chosen.size()) {
+    throw updates_.mismatch(chosen);
+  }
+  return chosen;
+}
+
+Names CacheTensors::without_takers(const Names& names) const {
+  const Index& index = updates_.index();
+  const std::optional<NamesInUse> in_use = reach_.in_use(*cache_, index, /*serving=*/true);
+  Names found;
+  for (const std::string_view name : names) {
+    const Tensor* tensor = index.find(name);
+    bool is_taken = tensor != nullptr && !tensor->made_into.empty();
+    if (!is_taken && in_use) {
+      is_taken = in_use->count(std::string(name)) != 0;
+    } else if (!is_taken) {
+      is_taken = tensor != nullptr || updates_.similar_tensors(name).empty();
+    }
+    if (!is_taken) {
+      found.push_back(name);
+    }
+  }
+  return found;
 }
 
 void CacheTensors::check_effect(const std::vector<Given>& given, bool every) const {

@@ -26,8 +26,9 @@ class CacheTensors {
 
   /// @throws Error Update: also if nothing that is loaded takes one of the tensors from here, and something from a
   ///   copy of its own.
-  uint64_t update(const std::vector<Given>& given, bool finite) const;
-  uint64_t update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const;
+  /// @param strict refuse if more than one in a thousand numbers of a tensor would be clipped.
+  Updated update(const std::vector<Given>& given, bool finite, bool strict = false) const;
+  Updated update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const;
   /// The entries of a state dict to update; see `Updates::choose`. With `strict`, those of loaded programs must be
   /// there.
   Names choose(const std::vector<Entry>& entries, bool strict) const;
@@ -37,11 +38,15 @@ class CacheTensors {
   /// @param whole whether the tensors are a whole model's; see reach.h.
   void check_reach(const std::vector<Shaped>& tensors, bool whole) const;
   void check_reach(const std::vector<Given>& tensors, bool whole) const;
+  /// Those of some names of tensors or keys that nothing takes which serves: neither a blob of a delegate nor, if
+  /// programs are loaded that do not train, one of these. While none is loaded, keys count unless there is a tensor of
+  /// a similar name.
+  Names without_takers(const Names& names) const;
 
  private:
   /// @param every whether only an update without any effect is refused.
   void check_effect(const std::vector<Given>& given, bool every) const;
-  uint64_t commit(const std::vector<Given>& given, bool finite) const;
+  Updated commit(const std::vector<Given>& given, bool finite, bool strict) const;
   /// @throws Error Update: there are problems.
   void refuse(const std::vector<std::string>& problems) const;
 

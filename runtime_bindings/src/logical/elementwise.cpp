@@ -9,6 +9,7 @@
 #include <blobstore/error.h>
 #include <blobstore/layout.h>
 
+#include "logical/channels.h"
 #include "logical/numbers.h"
 #include "logical/transpose.h"
 #include "os/processor.h"
@@ -216,41 +217,6 @@ void multiply(const uint8_t* from, size_t count, By factor, uint8_t* to) {
   product<float>(from, count, factor, [](float made) { return made; }, to);
 }
 
-/// A tensor as runs of `inner` numbers, each of which belongs to one of `count` channels.
-struct Channels {
-  uint64_t count = 1;
-  uint64_t inner = 1;
-
-  Channels(const std::vector<int64_t>& sizes, int64_t axis) {
-    const auto rank = static_cast<int64_t>(sizes.size());
-    axis += axis < 0 ? rank : 0;
-    if (axis < 0 || axis >= rank) {
-      throw_error(ErrorKind::Layout, "a tensor of shape {} has no axis {}", to_string(sizes), axis);
-    }
-    count = static_cast<uint64_t>(sizes[static_cast<size_t>(axis)]);
-    for (size_t i = static_cast<size_t>(axis) + 1; i < sizes.size(); ++i) {
-      inner *= static_cast<uint64_t>(sizes[i]);
-    }
-  }
-
-  /// Call `one(at, n, channel)` for runs of one channel, or `each(at, n, channel)` for runs of n channels.
-  template <typename One, typename Each>
-  void visit(uint64_t begin, uint64_t end, One one, Each each) const {
-    uint64_t channel = begin / inner % count;
-    for (uint64_t at = begin; at < end; channel = 0) {
-      if (inner > 1) {
-        for (; channel < count && at < end; ++channel, at += inner) {
-          one(at, inner, channel);
-        }
-      } else {
-        const uint64_t n = std::min(count - channel, end - at);
-        each(at, n, channel);
-        at += n;
-      }
-    }
-  }
-};
-
 /// The numbers of a tensor as float32, part by part.
 class Floats {
  public:
@@ -289,16 +255,6 @@ Rounding rounding_of(const Step& step, int64_t zero) {
   return rounding;
 }
 
-std::vector<float> scales_of(const Step& step, const Lookup& lookup, int8_t type) {
-  if (step.names.empty()) {
-    throw_lacking(step, "has no scales");
-  }
-  const TensorView blob = lookup(step.names[0]);
-  std::vector<float> scales(blob.nbytes / item_size(type));
-  to_floats(type, blob.data, scales.size(), scales.data());
-  return scales;
-}
-
 Elementwise by_tensor(const Step& step, const TensorView& tensor) {
   const Rounding rounding = rounding_of(step, int_of(step, 0));
   const auto inverse = static_cast<float>(1.0 / float_of(step, 0));
@@ -312,7 +268,7 @@ Elementwise by_tensor(const Step& step, const TensorView& tensor) {
 
 Elementwise by_channel(const Step& step, const TensorView& tensor, const Lookup& lookup) {
   const Rounding rounding = rounding_of(step, 0);
-  std::vector<float> inverses = scales_of(step, lookup, kFloat);
+  std::vector<float> inverses = scales_of(step, lookup);
   for (float& scale : inverses) {
     scale = 1.0f / scale;
   }
@@ -342,7 +298,7 @@ Elementwise by_channel(const Step& step, const TensorView& tensor, const Lookup&
 
 Elementwise by_group(const Step& step, const TensorView& tensor, const Lookup& lookup) {
   const Rounding rounding = rounding_of(step, 0);
-  const std::vector<float> scales = scales_of(step, lookup, kBFloat16);
+  const std::vector<float> scales = scales_of(step, lookup);
   const int64_t group = int_of(step, 0);
   const size_t rank = tensor.sizes.size();
   if (group <= 0 || rank != 2 || tensor.sizes[1] % group != 0 ||
@@ -425,6 +381,18 @@ Elementwise prepare(const Step& step, const std::vector<TensorView>& tensors, co
     default:
       return fold_weight(step, tensors);
   }
+}
+
+std::vector<float> scales_of(const Step& step, const Lookup& lookup) {
+  if (step.names.empty()) {
+    throw_lacking(step, "has no scales");
+  }
+  const TensorView blob = lookup(step.names[0]);
+  const bool is_stored = step.operation == Operation::QuantizeGroup && blob.scalar_type != kFloat;
+  const int8_t type = is_stored ? kBFloat16 : kFloat;
+  std::vector<float> scales(blob.nbytes / item_size(type));
+  to_floats(type, blob.data, scales.size(), scales.data());
+  return scales;
 }
 
 int64_t int_of(const Step& step, size_t index) {

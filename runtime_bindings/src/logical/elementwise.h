@@ -35,6 +35,9 @@ double float_of(const Step& step, size_t index);
 /// The type of a step's result, which is its last integer.
 int8_t target_of(const Step& step);
 
+/// The scales of channels or groups. A blob of float32 is taken as such, also where the stored ones are bfloat16.
+std::vector<float> scales_of(const Step& step, const Lookup& lookup);
+
 /// The float32 tensors of a fold. @throws Error UnsupportedData: there are fewer, or one has another type.
 void check_folded(const Step& step, const std::vector<TensorView>& tensors, size_t least);
 /// 1 / sqrt(variance + epsilon), in float32.

@@ -1,12 +1,14 @@
 #include "logical/index.h"
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include <blobstore/error.h>
 
 #include "format/constants.h"
 #include "logical/numbers.h"
+#include "logical/steps.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -30,6 +32,7 @@ Index::Index(const BlobSource& source) : source_(source) {
   }
   make_tensors();
   find_uses();
+  find_scales();
   refuse_ambiguous();
   for (const auto& delegate : delegates_) {
     for (const Record& record : delegate->records) {
@@ -186,6 +189,66 @@ void Index::find_uses() {
       }
     }
   }
+}
+
+void Index::find_scales() {
+  for (const Record* record : records_) {
+    if (const Step* step = scaled_step(*record)) {
+      quantized_with_[step->names[0]].push_back(record);
+    }
+    if (!record->product_of.empty()) {
+      products_of_[record->product_of].push_back(record);
+    }
+  }
+  for (const auto& delegate : delegates_) {
+    std::set<uint32_t> unknown; // groups with scales of a bias, or of something unknown
+    for (const Record& record : delegate->records) {
+      const auto& uses = quantized_with(record.key);
+      const bool is_weight = !uses.empty() &&
+          std::none_of(uses.begin(), uses.end(), [](const Record* use) { return is_quantized_bias(*use); });
+      if (record.auxiliary && record.refusal.empty() && this->record(record.product_of) == nullptr && !is_weight) {
+        unknown.insert(record.group);
+      }
+    }
+    for (const Record& record : delegate->records) {
+      if (const Step* step = scaled_step(record); step != nullptr && unknown.count(record.group) != 0) {
+        fixed_scales_.insert(step->names[0]);
+      }
+    }
+  }
+}
+
+const Record* Index::record(std::string_view key) const {
+  const auto found = record_by_key_.find(key);
+  return found == record_by_key_.end() ? nullptr : found->second;
+}
+
+const std::vector<const Record*>& Index::quantized_with(std::string_view scales) const {
+  static const std::vector<const Record*> none;
+  const auto found = quantized_with_.find(scales);
+  return found == quantized_with_.end() ? none : found->second;
+}
+
+const std::vector<const Record*>& Index::products_of(std::string_view scales) const {
+  static const std::vector<const Record*> none;
+  const auto found = products_of_.find(scales);
+  return found == products_of_.end() ? none : found->second;
+}
+
+bool Index::can_rescale(std::string_view scales) const {
+  if (record(scales) == nullptr || !source_.contains(scales) || fixed_scales_.count(scales) != 0) {
+    return false;
+  }
+  for (const Record* product : products_of(scales)) {
+    const auto& biases = quantized_with(product->key);
+    const bool follow = std::all_of(biases.begin(), biases.end(), [](const Record* bias) {
+      return is_quantized_bias(*bias) && &bias->steps.back() == scaled_step(*bias);
+    });
+    if (biases.empty() || !follow || !source_.contains(product->key)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void Index::refuse(Tensor& tensor, const std::string& reason) {

@@ -53,6 +53,15 @@ class Index {
   const std::vector<std::string_view>& names() const { return names_; }
   /// The records of blobs, each once, as they were seen.
   const std::vector<const Record*>& records() const { return records_; }
+  /// The record of a blob, or nullptr.
+  const Record* record(std::string_view key) const;
+  /// The records of the blobs that are quantized with the scales under a key.
+  const std::vector<const Record*>& quantized_with(std::string_view scales) const;
+  /// The records of the scales that are products of those under a key: of the biases beside the weights.
+  const std::vector<const Record*>& products_of(std::string_view scales) const;
+  /// Whether the scales under a key can change with the weights. They cannot where a bias would have to follow, and the
+  /// records do not say how.
+  bool can_rescale(std::string_view scales) const;
   /// The tensor of a source of one of the records.
   const Tensor& tensor_of(const SourceTensor& source) const { return *find(source.name); }
   /// What lowering wrote of each delegate.
@@ -76,6 +85,7 @@ class Index {
   void make_tensors();
   Tensor* find_tensor(std::string_view name) const;
   void find_uses();
+  void find_scales();
   void refuse(Tensor& tensor, const std::string& reason);
   void refuse_ambiguous();
   void refuse_sources(const Record& record);
@@ -95,6 +105,9 @@ class Index {
   std::vector<const Record*> records_;
   TextMap<const Record*> record_by_key_;
   std::vector<const Tensor*> refused_;
+  TextMap<std::vector<const Record*>> quantized_with_;
+  TextMap<std::vector<const Record*>> products_of_;
+  TextSet fixed_scales_;
 };
 
 } // namespace blobstore::internal

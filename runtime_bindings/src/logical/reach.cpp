@@ -177,12 +177,17 @@ class LoadedWeights {
     }
   }
 
-  void out_of_reach(const Shapes& shapes, bool whole, std::vector<std::string>& problems) const {
-    if (!whole && parts_ != nullptr &&
+  /// Whether the program trains copies of its own.
+  bool trains() const {
+    return parts_ != nullptr &&
         std::any_of(parts_->methods.begin(), parts_->methods.end(), [](const std::string& name) {
-          return name.rfind(kTraining, 0) == 0;
-        })) {
-      return; // the program trains its own copies
+             return name.rfind(kTraining, 0) == 0;
+           });
+  }
+
+  void out_of_reach(const Shapes& shapes, bool whole, std::vector<std::string>& problems) const {
+    if (!whole && trains()) {
+      return;
     }
     std::set<std::string_view> names;
     for (const Shaped& one : shapes) {
@@ -595,9 +600,12 @@ std::vector<std::string> Reach::out_of_reach(
   return each_once(std::move(problems));
 }
 
-std::optional<NamesInUse> Reach::in_use(const BlobCache& cache, const Index& index) {
+std::optional<NamesInUse> Reach::in_use(const BlobCache& cache, const Index& index, bool serving) {
   std::optional<NamesInUse> names;
   for_each(cache, index, [&](const LoadedWeights& weights) {
+    if (serving && weights.trains()) {
+      return;
+    }
     if (!names) {
       names.emplace();
     }

@@ -58,8 +58,9 @@ class Reach : private ForkAware {
 
   /// The names of the tensors that the programs which are loaded now have; nothing while none is loaded.
   ///
+  /// @param serving whether programs that train their own copies do not count.
   /// @throws as `out_of_reach`.
-  std::optional<NamesInUse> in_use(const BlobCache& cache, const Index& index);
+  std::optional<NamesInUse> in_use(const BlobCache& cache, const Index& index, bool serving);
 
   /// Those of the tensors that ExecuTorch's own runtime reads from memory of its own while nothing that is loaded takes
   /// them from the cache: an update of these would have no effect.

@@ -292,12 +292,26 @@ TensorView run(const Step& step, const std::vector<TensorView>& tensors) {
   }
 }
 
+} // namespace
+
 bool is_quantization(Operation operation) {
   return operation == Operation::QuantizeTensor || operation == Operation::QuantizeChannel ||
       operation == Operation::QuantizeGroup;
 }
 
-} // namespace
+const Step* scaled_step(const Record& record) {
+  for (const Step& step : record.steps) {
+    if (is_quantization(step.operation) && !step.names.empty()) {
+      return &step;
+    }
+  }
+  return nullptr;
+}
+
+bool is_quantized_bias(const Record& record) {
+  const Step* step = scaled_step(record);
+  return step != nullptr && !step->ints.empty() && step->ints.back() == kInt;
+}
 
 bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_type) {
   if (scalar_type == source.scalar_type) {
@@ -308,7 +322,11 @@ bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_typ
          });
 }
 
-TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors, const Lookup& lookup) {
+TensorView lay_out(
+    const Record& record,
+    const std::vector<TensorView>& tensors,
+    const Lookup& lookup,
+    const BeforeQuantizing& before_quantizing) {
   if (tensors.empty()) {
     throw_error(ErrorKind::UnsupportedData, "blob '{}' is made of nothing", record.key);
   }
@@ -319,6 +337,9 @@ TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors,
     if (is_quantization(now.operation) && values[0].scalar_type == target_of(now)) {
       values.resize(1); // already quantized
     } else if (is_elementwise(now.operation)) {
+      if (before_quantizing && is_quantization(now.operation)) {
+        before_quantizing(now, values[0]);
+      }
       values = {run_rows(prepare(now, values, lookup), values[0], step, end)};
     } else {
       values = {run(now, values)};

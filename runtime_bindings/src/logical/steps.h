@@ -33,13 +33,27 @@ using Lookup = std::function<TensorView(const std::string& key)>;
 /// Whether a source can be given in this dtype: its own, or the one that it is quantized to.
 bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_type);
 
+/// Is shown the numbers that a step is about to quantize, before it looks its scales up.
+using BeforeQuantizing = std::function<void(const Step& step, const TensorView& numbers)>;
+
+/// Whether a step quantizes.
+bool is_quantization(Operation operation);
+/// The step of a record that quantizes with scales of a blob of their own, or nullptr.
+const Step* scaled_step(const Record& record);
+/// Whether a blob is a bias with such scales: integers of four bytes, which operators add to sums of products.
+bool is_quantized_bias(const Record& record);
+
 /// The blob of a record.
 ///
 /// @param tensors one for each of its sources, in the source's shape.
 /// @returns bytes; a view of a tensor, with its owner, if the tensor's bytes are the blob already.
 /// @throws Error Layout: the result does not have the size of the blob, or the shapes do not fit the steps.
 ///   UnsupportedData: a step cannot take this dtype.
-TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors, const Lookup& lookup);
+TensorView lay_out(
+    const Record& record,
+    const std::vector<TensorView>& tensors,
+    const Lookup& lookup,
+    const BeforeQuantizing& before_quantizing = nullptr);
 
 /// The tensor that a blob was made of, in the dtype that it is stored in: a view of the bytes.
 /// @throws Error Update: the blob does not contain the tensor, because it is made of several, or was quantized or

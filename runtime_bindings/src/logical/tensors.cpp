@@ -69,11 +69,11 @@ TensorPtr LogicalTensors::value(std::string_view name) const {
   return tensor_over(copy);
 }
 
-uint64_t LogicalTensors::update(const StateDict& tensors, bool finite) const {
+Updated LogicalTensors::update(const StateDict& tensors, bool finite) const {
   return impl_->update(all_given(tensors), finite);
 }
 
-uint64_t LogicalTensors::update_state_dict(const StateDict& tensors, bool strict, bool finite) const {
+Updated LogicalTensors::update_state_dict(const StateDict& tensors, bool strict, bool finite) const {
   return impl_->update_state_dict(all_given(tensors), strict, finite);
 }
 

@@ -8,6 +8,7 @@
 
 #include "format/constants.h"
 #include "format/dim_order.h"
+#include "logical/elementwise.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "logical/steps.h"
@@ -83,6 +84,14 @@ Names source_names(const Record& record) {
   return names;
 }
 
+/// The order in which the blobs of an update are made.
+int order_of(const Record& record) {
+  if (record.auxiliary) {
+    return 0;
+  }
+  return is_quantized_bias(record) ? 2 : 1;
+}
+
 /// Whether a loaded program has a tensor; without `in_use`, every tensor counts.
 bool is_in_use(const Tensor& tensor, const NamesInUse* in_use) {
   bool used = in_use == nullptr;
@@ -145,7 +154,7 @@ void Updates::check_names(const Names& names) const {
   }
 }
 
-std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool finite, std::vector<NewBlob>& used) const {
+Changes Updates::changes(const std::vector<Given>& given, bool finite) const {
   Names names;
   for (const Given& one : given) {
     names.push_back(one.name);
@@ -175,17 +184,15 @@ std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool fini
       logical.push_back(&one);
     }
   }
-  std::vector<NewBlob> changed;
+  Changes changes;
   for (const auto& [key, one] : direct) {
     if (finite && one->opaque.empty() && !is_finite(one->value)) {
       throw_error(ErrorKind::Update, "'{}' has values that are not finite", key);
     }
-    changed.push_back(direct_change(key, *one));
+    changes.blobs.push_back(direct_change(key, *one));
   }
-  for (NewBlob& made : resolve(logical, finite, used)) {
-    changed.push_back(std::move(made));
-  }
-  return changed;
+  resolve(logical, finite, changes);
+  return changes;
 }
 
 /// The change of one key; the data is put in the blob's order of dimensions.
@@ -212,28 +219,9 @@ NewBlob Updates::direct_change(std::string_view key, const Given& given) const {
   return out;
 }
 
-std::vector<NewBlob> Updates::resolve(
-    const std::vector<const Given*>& given, bool finite, std::vector<NewBlob>& used) const {
-  struct Taken {
-    const Given* given;
-    TensorView value;
-  };
-  std::unordered_map<const Tensor*, Taken> taken;
+void Updates::resolve(const std::vector<const Given*>& given, bool finite, Changes& changes) const {
   std::vector<const Tensor*> tensors;
-  for (const Given* one : given) {
-    const Tensor* tensor = index_.find(one->name);
-    if (tensor == nullptr) {
-      throw unknown(one->name);
-    }
-    TensorView value = take(*tensor, *one, finite);
-    const auto known = taken.find(tensor);
-    if (known == taken.end()) {
-      taken.emplace(tensor, Taken{one, std::move(value)});
-      tensors.push_back(tensor);
-    } else if (!same_tensors(known->second.value, value)) {
-      throw_two_values(one->name, tensor->names.front());
-    }
-  }
+  const Values values = values_of(given, finite, tensors);
   std::vector<const Record*> records;
   std::unordered_set<const Record*> seen;
   for (const Tensor* tensor : tensors) {
@@ -243,42 +231,165 @@ std::vector<NewBlob> Updates::resolve(
       }
     }
   }
-  // scales first, because weights in the same update are quantized with them
-  std::stable_partition(records.begin(), records.end(), [](const Record* record) { return record->auxiliary; });
-  std::vector<NewBlob> made;
-  TextMap<size_t> by_key;
-  const Lookup lookup = [&](const std::string& key) {
-    const auto found = by_key.find(key);
-    if (found != by_key.end()) {
-      return made[found->second].bytes;
-    }
-    used.push_back({key, blob_bytes(key), std::nullopt, false});
-    return used.back().bytes;
-  };
+  // scales first, because weights in the same update are quantized with them; then weights, because biases follow them
+  std::stable_sort(records.begin(), records.end(), [](const Record* one, const Record* other) {
+    return order_of(*one) < order_of(*other);
+  });
+  Scales scales(index_, [&](const std::string& key) {
+    changes.used.push_back({key, blob_bytes(key), std::nullopt, false});
+    return changes.used.back().bytes;
+  });
   for (const Record* record : records) {
-    std::vector<const Tensor*> sources;
-    std::vector<bool> has;
-    for (const SourceTensor& source : record->sources) {
-      sources.push_back(&index_.tensor_of(source));
-      has.push_back(taken.count(sources.back()) != 0);
+    changes.blobs.push_back(make(*record, values, scales, changes.quantized));
+    if (record->auxiliary) {
+      scales.give(record->key, changes.blobs.back().bytes);
     }
-    check_complete(*record, sources, has);
-    std::vector<TensorView> values;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      const SourceTensor& source = record->sources[i];
-      values.push_back(taken.at(sources[i]).value);
-      if (!accepts(*record, source, values.back().scalar_type)) {
-        throw_error(
-            ErrorKind::Layout,
-            "'{}' is {}, the new one is {}",
-            source.name,
-            with_sizes(source.scalar_type, source.sizes),
-            type_name(values.back().scalar_type));
+  }
+  for (const Record* bias : scales.follow()) {
+    if (seen.count(bias) == 0) {
+      changes.blobs.push_back(follow(*bias, scales, changes));
+    }
+  }
+  for (const Scales::Computed& made : scales.computed()) {
+    if (made.changed != 0) {
+      changes.blobs.push_back({made.key, made.bytes, std::nullopt, false});
+    }
+  }
+}
+
+/// The integers of a bias that is not given, as its scales change.
+NewBlob Updates::follow(const Record& bias, const Scales& scales, Changes& changes) const {
+  const Step& step = bias.steps.back();
+  changes.used.push_back({bias.key, blob_bytes(bias.key), std::nullopt, false});
+  const auto before = scales_of(step, [&](const std::string& key) { return scales.stored(key); });
+  const auto after = scales_of(step, [&](const std::string& key) { return scales.find(key); });
+  TensorView made = rescale(changes.used.back().bytes, before, after);
+  changes.quantized.push_back(
+      {bias.sources[0].name, bias.key, made.nbytes / item_size(made.scalar_type), 0, scales.changed(step)});
+  return {bias.key, std::move(made), std::nullopt, false};
+}
+
+/// A copy of a blob of groups of numbers of four bits; without data for any other.
+TensorView Updates::packed_groups(const Record& record) const {
+  const size_t steps = record.steps.size();
+  const bool is_packed = steps >= 2 && record.steps[steps - 2].operation == Operation::QuantizeGroup &&
+      record.steps[steps - 1].operation == Operation::PackInt4;
+  if (!is_packed) {
+    return {};
+  }
+  return blob_bytes(record.key);
+}
+
+/// Whether the scales of a step can be computed from new numbers: all that are quantized with them are given.
+bool Updates::can_rescale(const Step& step, const Values& values) const {
+  if (step.names.empty() || !index_.can_rescale(step.names[0])) {
+    return false;
+  }
+  for (const Record* record : index_.quantized_with(step.names[0])) {
+    for (const SourceTensor& source : record->sources) {
+      const auto given = values.find(&index_.tensor_of(source));
+      if (given == values.end() || !is_floating(given->second.scalar_type)) {
+        return false;
       }
     }
-    made.push_back({record->key, lay_out(*record, values, lookup), std::nullopt, false});
-    by_key.emplace(record->key, made.size() - 1);
   }
+  return true;
+}
+
+/// Whether a blob has these bytes.
+bool Updates::is_stored(const std::string& key, const TensorView& bytes) const {
+  const std::shared_ptr<const void> held = source_.hold();
+  const std::optional<SourceBlob> blob = source_.find(key);
+  return blob && blob->size == bytes.nbytes &&
+      (blob->size == 0 || std::memcmp(blob->data, bytes.data, blob->size) == 0);
+}
+
+/// The value that is given for each tensor, checked.
+/// @param tensors gets them in the order of their values.
+Updates::Values Updates::values_of(
+    const std::vector<const Given*>& given, bool finite, std::vector<const Tensor*>& tensors) const {
+  Values values;
+  for (const Given* one : given) {
+    const Tensor* tensor = index_.find(one->name);
+    if (tensor == nullptr) {
+      throw unknown(one->name);
+    }
+    TensorView value = take(*tensor, *one, finite);
+    const auto known = values.find(tensor);
+    if (known == values.end()) {
+      values.emplace(tensor, std::move(value));
+      tensors.push_back(tensor);
+    } else if (!same_tensors(known->second, value)) {
+      throw_two_values(one->name, tensor->names.front());
+    }
+  }
+  return values;
+}
+
+/// The values that a blob is made of. @throws Error: one is missing or has a dtype that the blob cannot be made of.
+std::vector<TensorView> Updates::sources_of(const Record& record, const Values& values) const {
+  std::vector<const Tensor*> sources;
+  std::vector<bool> has;
+  for (const SourceTensor& source : record.sources) {
+    sources.push_back(&index_.tensor_of(source));
+    has.push_back(values.count(sources.back()) != 0);
+  }
+  check_complete(record, sources, has);
+  std::vector<TensorView> found;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const SourceTensor& source = record.sources[i];
+    found.push_back(values.at(sources[i]));
+    if (!accepts(record, source, found.back().scalar_type)) {
+      throw_error(
+          ErrorKind::Layout,
+          "'{}' is {}, the new one is {}",
+          source.name,
+          with_sizes(source.scalar_type, source.sizes),
+          type_name(found.back().scalar_type));
+    }
+  }
+  return found;
+}
+
+/// The new bytes of a blob.
+NewBlob Updates::make(
+    const Record& record, const Values& values, Scales& scales, std::vector<Quantized>& quantized) const {
+  const std::vector<TensorView> sources = sources_of(record, values);
+  const Lookup lookup = [&](const std::string& key) { return scales.find(key); };
+  Quantized about{record.sources[0].name, record.key, 0, 0, 0};
+  const Step* step = nullptr;
+  bool is_computed = false;
+  NewBlob made{
+      record.key,
+      lay_out(
+          record,
+          sources,
+          lookup,
+          [&](const Step& now, const TensorView& numbers) {
+            step = &now;
+            is_computed = scales.choose(now, numbers, can_rescale(now, values), packed_groups(record));
+            about.numbers = count(numbers.sizes);
+            about.clipped = beyond(now, numbers, lookup);
+            about.rescaled = scales.changed(now);
+          }),
+      std::nullopt,
+      false};
+  if (step == nullptr) {
+    return made;
+  }
+  // What gives the stored integers with the stored scales changes nothing, however these were found.
+  if (is_computed && about.rescaled != 0) {
+    const TensorView same = lay_out(record, sources, [&](const std::string& key) { return scales.stored(key); });
+    if (is_stored(record.key, same)) {
+      scales.keep(*step);
+      about.rescaled = 0;
+      made.bytes = same;
+    }
+  }
+  if (about.clipped != 0 && about.rescaled == 0 && is_stored(record.key, made.bytes)) {
+    about.clipped = 0;
+  }
+  quantized.push_back(std::move(about));
   return made;
 }
 
@@ -619,6 +730,16 @@ Names Updates::similar(std::string_view name) const {
   Names found;
   for (const std::string_view other : known_names()) {
     if (other != name && (ends_with(other, name) || ends_with(name, other) || other == plain)) {
+      found.push_back(other);
+    }
+  }
+  return found;
+}
+
+Names Updates::similar_tensors(std::string_view name) const {
+  Names found;
+  for (const std::string_view other : similar(name)) {
+    if (index_.find(other) != nullptr) {
       found.push_back(other);
     }
   }

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
@@ -15,6 +16,7 @@
 
 #include "format/tensor_view.h"
 #include "logical/index.h"
+#include "logical/scales.h"
 #include "logical/similar_names.h"
 
 namespace blobstore::internal {
@@ -36,6 +38,13 @@ struct NewBlob {
   TensorView bytes;
   std::optional<Layout> layout;
   bool has_layout = false; // whether it must equal that of the blob
+};
+
+/// What an update changes.
+struct Changes {
+  std::vector<NewBlob> blobs;
+  std::vector<NewBlob> used; // copies of the blobs that values were computed with, such as scales
+  std::vector<Quantized> quantized;
 };
 
 /// An entry of a state dict.
@@ -64,9 +73,8 @@ class Updates {
   /// The blobs that change in an update. Values are read here; the result may refer to their memory.
   ///
   /// @param finite refuse infinities and NaN.
-  /// @param used gets copies of the blobs that values were computed with, such as scales.
   /// @throws Error as `LogicalTensors::update`, before anything changes.
-  std::vector<NewBlob> changes(const std::vector<Given>& given, bool finite, std::vector<NewBlob>& used) const;
+  Changes changes(const std::vector<Given>& given, bool finite) const;
   /// Check one value for a tensor as far as no other tensor is needed. @throws Error Layout, UnsupportedData.
   void check(const Given& given) const;
 
@@ -88,11 +96,21 @@ class Updates {
   Error mismatch(const Names& given) const;
   /// The error for a name that is neither a key nor a tensor.
   Error unknown(std::string_view name) const;
+  /// The tensors whose names differ from a name only in prefixes, or in what wrappers of modules insert.
+  Names similar_tensors(std::string_view name) const;
 
  private:
   bool knows(std::string_view name) const { return index_.find(name) != nullptr || source_.contains(name); }
+  using Values = std::unordered_map<const Tensor*, TensorView>;
   /// The blobs that are made of tensors.
-  std::vector<NewBlob> resolve(const std::vector<const Given*>& given, bool finite, std::vector<NewBlob>& used) const;
+  void resolve(const std::vector<const Given*>& given, bool finite, Changes& changes) const;
+  Values values_of(const std::vector<const Given*>& given, bool finite, std::vector<const Tensor*>& tensors) const;
+  std::vector<TensorView> sources_of(const Record& record, const Values& values) const;
+  NewBlob make(const Record& record, const Values& values, Scales& scales, std::vector<Quantized>& quantized) const;
+  NewBlob follow(const Record& bias, const Scales& scales, Changes& changes) const;
+  TensorView packed_groups(const Record& record) const;
+  bool can_rescale(const Step& step, const Values& values) const;
+  bool is_stored(const std::string& key, const TensorView& bytes) const;
   NewBlob direct_change(std::string_view key, const Given& given) const;
   TensorView take(const Tensor& tensor, const Given& given, bool finite) const;
   TensorView blob_bytes(const std::string& key) const;

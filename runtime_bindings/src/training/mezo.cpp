@@ -10,6 +10,7 @@
 #include <blobstore/error.h>
 #include <blobstore/tensors.h>
 
+#include "logical/cache_tensors.h"
 #include "os/text.h"
 #include "training/optimizer_state.h"
 
@@ -159,10 +160,24 @@ struct MeZO::Impl {
     }
   }
 
+  /// @throws Error Training: no program that serves takes one of the tensors, so no step would change a loss.
+  void check_taken() {
+    const internal::Names all(names.begin(), names.end());
+    if (!is_taken && internal::TensorsAccess::of(tensors).without_takers(all).size() == all.size()) {
+      throw_error(
+          ErrorKind::Training,
+          "{}: no program that is loaded takes {} from it",
+          tensors.cache()->name(),
+          internal::some(all));
+    }
+    is_taken = true;
+  }
+
   LogicalTensors tensors;
   MeZOOptions options;
   std::vector<std::string> names;
   uint64_t steps = 0;
+  bool is_taken = false;
 };
 
 MeZO::MeZO(std::shared_ptr<BlobCache> cache, const MeZOOptions& options, const std::vector<std::string>& names) {
@@ -211,6 +226,7 @@ void MeZO::set_steps(uint64_t steps) {
 }
 
 double MeZO::step(const std::function<double()>& loss) {
+  impl_->check_taken();
   StateDict original;
   for (const std::string& name : impl_->names) {
     original[name] = impl_->tensors.value(name);

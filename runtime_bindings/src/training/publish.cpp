@@ -77,33 +77,73 @@ std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>
   return parts;
 }
 
-} // namespace
+/// The error for parameters that nothing takes from the target.
+Error untaken(const CacheTensors& target, const Names& names) {
+  std::string instead;
+  for (const std::string_view name : names) {
+    if (const Names similar = target.updates().similar_tensors(name); !similar.empty()) {
+      instead = format("; '{}' may be {} there", name, some(similar, "or"));
+      break;
+    }
+  }
+  return Error(
+      ErrorKind::Update,
+      format(
+          "{}: nothing was published, because no program that serves takes {} from it{}",
+          target.cache()->name(),
+          some(names),
+          instead));
+}
 
-uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns) {
-  const BlobCache& cache = *target.cache();
-  cache.check_open();
-  const Index& index = target.updates().index();
+/// @throws Error KeyNotFound: the target lacks parameters.
+void check_parameters(const Trained& trained, const CacheTensors& target) {
   Names missing;
   for (const auto& [name, tensor] : trained.parameters) {
-    if (index.find(name) == nullptr && cache.find(name) == nullptr) {
+    if (target.updates().index().find(name) == nullptr && target.cache()->find(name) == nullptr) {
       missing.push_back(name);
     }
   }
-  if (strict && !missing.empty()) {
+  if (!missing.empty()) {
     throw_error(
         ErrorKind::KeyNotFound,
         "{}: lacks the parameters {} of {}",
-        cache.name(),
+        target.cache()->name(),
         quoted(missing),
         trained.program.path());
+  }
+}
+
+/// @param strict whether each parameter that the target has must be taken; otherwise one of them.
+/// @throws Error Update: nothing that serves takes them.
+void check_taken(const Trained& trained, const CacheTensors& target, bool strict) {
+  Names known;
+  for (const auto& [name, tensor] : trained.parameters) {
+    if (target.updates().index().find(name) != nullptr || target.cache()->find(name) != nullptr) {
+      known.push_back(name);
+    }
+  }
+  const Names idle = target.without_takers(known);
+  if (!idle.empty() && (strict || idle.size() == known.size())) {
+    throw untaken(target, idle);
+  }
+}
+
+} // namespace
+
+Updated publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns) {
+  const BlobCache& cache = *target.cache();
+  cache.check_open();
+  const Index& index = target.updates().index();
+  if (strict) {
+    check_parameters(trained, target);
   }
   Names names;
   std::vector<Given> tensors;
   for (const NamedTensors* part : {&trained.parameters, &trained.buffers}) {
     for (const auto& [name, tensor] : *part) {
       names.push_back(name);
-      const Tensor* known = index.find(name);
-      if (cache.find(name) != nullptr || (known != nullptr && !is_ignored(*known, strict))) {
+      const Tensor* found = index.find(name);
+      if (cache.find(name) != nullptr || (found != nullptr && !is_ignored(*found, strict))) {
         tensors.push_back(given_of(name, *tensor)); // in its memory, which must not change before the commit
       }
     }
@@ -118,11 +158,12 @@ uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict
     }
     target.check_reach(shapes, /*whole=*/false);
   }
+  check_taken(trained, target, strict);
   std::vector<Given> frozen = frozen_parts(trained, tensors, index);
   tensors.insert(tensors.end(), frozen.begin(), frozen.end());
   const std::lock_guard<Turns> turn(
       turns); // committed in place, because copying them would take longer than the commit
-  return target.update(tensors, finite);
+  return target.update(tensors, finite, strict);
 }
 
 } // namespace blobstore::internal

@@ -26,11 +26,11 @@ struct Trained {
 };
 
 /// See `TrainingProgram::publish`. Takes a turn for the commit.
-uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns);
+Updated publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns);
 
 /// Lets the Python module publish to the tensors that it keeps.
 struct TrainingAccess {
-  static uint64_t publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite);
+  static Updated publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite);
 };
 
 } // namespace blobstore::internal

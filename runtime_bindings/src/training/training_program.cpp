@@ -388,11 +388,11 @@ void TrainingProgram::load(const std::string& path, Optimizer* optimizer, const 
   put(saved.buffers, impl_->buffers);
 }
 
-uint64_t TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
+Updated TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
   return internal::TrainingAccess::publish(*this, internal::TensorsAccess::of(target), strict, finite);
 }
 
-uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
+Updated TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
   return publish(LogicalTensors(target), strict, finite);
 }
 
@@ -400,7 +400,7 @@ uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool
 
 namespace blobstore::internal {
 
-uint64_t TrainingAccess::publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite) {
+Updated TrainingAccess::publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite) {
   TrainingProgram::Impl& impl = *training.impl_;
   const Trained trained{*impl.program, impl.method->name(), impl.ordered_parameters, impl.ordered_buffers};
   return internal::publish(trained, target, strict, finite, impl.turns);

@@ -70,7 +70,8 @@ public final class LogicalTensors extends NativeObject {
    * Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries, and the
    * programs' own state, are ignored.
    *
-   * @param strict refuse if a tensor of the loaded programs is missing or cannot be changed.
+   * @param strict refuse if a tensor of the loaded programs is missing or cannot be changed, or if more than one in a
+   *     thousand numbers of one would be clipped, because its scale is in the program.
    * @throws BlobStoreException as {@link #update(Map, boolean)}; Update: also if nothing can be updated.
    */
   public long updateStateDict(Map<String, Tensor> values, boolean strict, boolean finite) {

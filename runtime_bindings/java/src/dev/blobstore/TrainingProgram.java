@@ -140,7 +140,9 @@ public final class TrainingProgram extends NativeObject {
   /**
    * Commit the trained parameters to the programs on a cache, all or none. Their next call uses them.
    *
-   * @param strict refuse if the cache lacks parameters, or if a program on it has some where no update reaches them.
+   * @param strict refuse if the cache lacks parameters or has them under names that no program takes which serves, if a
+   *     program on it has some where no update reaches them, or if a strict {@link LogicalTensors#updateStateDict} would
+   *     refuse to clip some.
    * @param finite refuse infinities and NaN.
    * @return the cache's new generation.
    * @throws BlobStoreException KeyNotFound, Update, and as {@link LogicalTensors#update}. Nothing was changed.
