@@ -130,8 +130,8 @@ class BlobCache(NamedDataMap):
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
-        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files or with a file that is no
-            working copy.
+        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files, with a file that is no
+            working copy, or with one that this thread is reading through another cache.
         UnsupportedDataError: `base` is not a `BlobCache`, or `packed` is neither a store nor a path.
     """
 
@@ -258,7 +258,12 @@ class BlobCache(NamedDataMap):
     def reading(self) -> Iterator[None]:
         """Hold back commits during the block, so that everything read in it belongs to one generation.
 
-        Commits of other threads wait for the end of the block, so keep it short. A commit by this thread is an error.
+        Commits of other threads wait for the end of the block, so keep it short. A commit by this thread is an error. In
+        mode "shared", so is whatever waits for the locks of the working copy through another cache: reading it,
+        committing to it, opening it again or replacing it.
+
+        Raises:
+            UnsupportedOperationError: this thread reads the same working copy through another cache.
         """
         held = native.Reading(self._native)
         held.enter()
@@ -361,8 +366,8 @@ class BlobCache(NamedDataMap):
             UnsupportedDataError: an object does not provide bytes.
             ProgramError: a delegate of a loaded method cannot pack the new weights. Delegates pack before anything
                 changes.
-            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that share their bytes
-                in the file would get different bytes.
+            UnsupportedOperationError: this thread is in `reading()`, of this cache or of another one on the same working
+                copy; or, in mode "shared", two keys that share their bytes in the file would get different bytes.
         """
         self._check_open()
         return self.tensors.update(blobs, finite=finite)
@@ -638,6 +643,7 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
+        UnsupportedOperationError: this thread is reading the working copy at `target`.
         OutputPathError: the target is one of the files, or exists and is not a `.ptd`, or is the data file of programs.
     """
     files, target = as_paths(paths), as_path(target)
