@@ -19,6 +19,7 @@
 #include <executorch/extension/tensor/tensor.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/delegate.h>
 #include <blobstore/packed.h>
 #include <blobstore/program.h>

@@ -55,17 +55,17 @@ TENSORS: dict[str, Read] = {
 
 ONLY_TORCH: dict[str, Read] = {
     "torch": lambda blobs: blobs.torch(key_of(blobs)),
-    "torch of opaque bytes": lambda blobs: blobs.torch(next(key for key in blobs if blobs.layout(key) is None)),
+    "torch of floats": lambda blobs: blobs.torch("shift"),
     "torch of a cache above": lambda blobs: over(blobs).torch(key_of(blobs)),
     "torch, merged": lambda blobs: both(blobs).torch(key_of(blobs)),
-    "as a parameter": lambda blobs: torch.nn.Parameter(blobs.torch(key_of(blobs))),
+    "as a parameter": lambda blobs: torch.nn.Parameter(blobs.torch("shift")),
     "through DLPack": lambda blobs: torch.utils.dlpack.from_dlpack(blobs[key_of(blobs)]),
     "as an array": lambda blobs: torch.as_tensor(blobs.torch(key_of(blobs)).numpy()),
 }
 
 ONLY_NUMPY: dict[str, Read] = {
     "numpy": lambda blobs: blobs.numpy(key_of(blobs)),
-    "numpy of opaque bytes": lambda blobs: blobs.numpy(next(key for key in blobs if blobs.layout(key) is None)),
+    "numpy of floats": lambda blobs: blobs.numpy("shift"),
     "numpy of a cache above": lambda blobs: over(blobs).numpy(key_of(blobs)),
     "numpy, merged": lambda blobs: both(blobs).numpy(key_of(blobs)),
     "numpy of a file": lambda blobs: blobs.files[0].numpy(key_of(blobs)),
@@ -120,10 +120,7 @@ class Watched:
 
     def __init__(self, mlp: Path, folder: Path, mode: Any) -> None:
         self.path = folder / "live.ptd"
-        if mode == "shared":
-            make_working_copy(mlp / "model.ptd", self.path)
-        else:
-            self.path.write_bytes((mlp / "model.ptd").read_bytes())
+        make_working_copy(mlp / "model.ptd", self.path)  # which records digests
         self.blobs = BlobCache(self.path, mode)
         self.mode = mode
         self.method = Program(mlp / "model.pte", self.blobs).method()
