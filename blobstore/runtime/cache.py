@@ -29,7 +29,6 @@ from blobstore.core.memory.tensors import (
     in_dim_order,
     to_framework,
     to_numpy,
-    to_torch,
 )
 from blobstore.core.notebook import table
 from blobstore.core.reprs import Fact, and_others, count, fields_line, line, shorten
@@ -106,8 +105,9 @@ class _Change(NamedTuple):
 class BlobCache(NamedDataMap):
     """The blobs of any number of `.ptd` files in memory, looked up as one map, and changed while programs run on them.
 
-    A cache is a `NamedDataMap` and can be used wherever one is expected. Every view is of the live memory: it shows
-    commits as they happen, and keeps the memory alive. All methods may be called from any thread.
+    A cache is a `NamedDataMap` and can be used wherever one is expected. What is read from it never changes it: arrays
+    and views are read-only, and torch tensors are copies that belong to the caller. Every view is of the live memory: it
+    shows commits as they happen, and keeps the memory alive. All methods may be called from any thread.
 
     Args:
         paths: one file or several. Where several files have a key, its contents must be equal.
@@ -130,8 +130,8 @@ class BlobCache(NamedDataMap):
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
-        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files or with a file that is no
-            working copy.
+        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files, with a file that is no
+            working copy, or with one that this thread is reading through another cache.
         UnsupportedDataError: `base` is not a `BlobCache`, or `packed` is neither a store nor a path.
     """
 
@@ -169,7 +169,7 @@ class BlobCache(NamedDataMap):
     def _view(self, key: str) -> memoryview:
         if not is_utf8(key):
             raise KeyError(key)
-        return memoryview(self._native.view(key, False))
+        return memoryview(self._native.view(key))
 
     def _layout(self, key: str) -> TensorLayout | None:
         if not is_utf8(key):
@@ -222,7 +222,8 @@ class BlobCache(NamedDataMap):
     # Reading
 
     def __getitem__(self, name: str) -> AnyTensor:
-        """A blob as a tensor over the live memory; or a copy of a tensor of the model, by its name there.
+        """A blob by its key, as `torch(key)` if torch is installed, otherwise as `numpy(key)`; or a copy of a tensor of the
+        model, by its name there. So writing to it changes only the caller's copy, or is numpy's error.
 
         Raises:
             KeyNotFoundError: it is neither a key nor a tensor.
@@ -230,10 +231,11 @@ class BlobCache(NamedDataMap):
         """
         if name in self or not self.tensors:
             return super().__getitem__(name)
-        array, kind = self.tensors.value(name)
-        layout = TensorLayout(kind, array.shape)
-        copy = memoryview(bytearray(raw(array)))
-        return to_framework(default_framework(), copy, layout)  # type: ignore[no-any-return]
+        framework = default_framework()
+        with self.reading():
+            array, kind = self.tensors.value(name)
+            copy = bytearray(raw(array)) if framework == "pt" else bytes(raw(array))  # arrays are read-only, as by key
+        return to_framework(framework, memoryview(copy), TensorLayout(kind, array.shape))  # type: ignore[no-any-return]
 
     def layout(self, key: str) -> TensorLayout | None:
         """The layout of a tensor, or None for opaque bytes."""
@@ -244,19 +246,24 @@ class BlobCache(NamedDataMap):
         return to_numpy(self.get_data(key), self.layout(key))
 
     def torch(self, key: str) -> torch.Tensor:
-        """A tensor over the live memory, in the tensor's shape; for opaque bytes one of uint8.
+        """A copy from a single generation as a tensor, in the tensor's shape; for opaque bytes one of uint8.
 
-        Use it for reading only. torch has no read-only tensors, but writing to this one is not a commit: the write gets
-        no version, does not make the key dirty, and does not wait for running methods.
+        torch has no read-only tensors, so it is not a view of the live memory; `numpy` is one.
         """
         self._check_known(key)
-        return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
+        with self.reading():
+            return super().torch(key)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Hold back commits during the block, so that everything read in it belongs to one generation.
 
-        Commits of other threads wait for the end of the block, so keep it short. A commit by this thread is an error.
+        Commits of other threads wait for the end of the block, so keep it short. A commit by this thread is an error. In
+        mode "shared", so is whatever waits for the locks of the working copy through another cache: reading it,
+        committing to it, opening it again or replacing it.
+
+        Raises:
+            UnsupportedOperationError: this thread reads the same working copy through another cache.
         """
         held = native.Reading(self._native)
         held.enter()
@@ -360,8 +367,8 @@ class BlobCache(NamedDataMap):
             UnsupportedDataError: an object does not provide bytes.
             ProgramError: a delegate of a loaded method cannot pack the new weights. Delegates pack before anything
                 changes.
-            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that share their bytes
-                in the file would get different bytes.
+            UnsupportedOperationError: this thread is in `reading()`, of this cache or of another one on the same working
+                copy; or, in mode "shared", two keys that share their bytes in the file would get different bytes.
         """
         self._check_open()
         return self.tensors.update(blobs, finite=finite)
@@ -639,6 +646,7 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
+        UnsupportedOperationError: this thread is reading the working copy at `target`.
         OutputPathError: the target is one of the files, or exists and is not a `.ptd`, or is the data file of programs.
     """
     files, target = as_paths(paths), as_path(target)

@@ -394,6 +394,20 @@ GUARDS = (
         _SHARED,
     ),
     Guard(
+        "C++: a thread does not wait for a commit that waits for it",
+        f"{_CACHE}/thread_readings.cpp",
+        "mapped(*entry.cache).has_locks_on(data, gate)",
+        "false",
+        ("tests/runtime/test_two_caches.py",),
+    ),
+    Guard(
+        "C++: packed weights are said to be made of what was read",
+        f"{_PACKED_SOURCES}/packed_copy.cpp",
+        "blobstore::internal::digest(blob.data, blob.size)",
+        "*cache_.digest_now(blob)",
+        ("packed_test",),
+    ),
+    Guard(
         "C++: packed weights are made of what was recorded",
         "runtime_bindings/src/program/packed_methods.cpp",
         "cache_->verify();",

@@ -168,7 +168,7 @@ def _update(
         return [compare.similarity(program, length) for length, program in programs.items()]
 
     before = similarities()
-    words = cache.torch(WORDS).clone()
+    words = cache.torch(WORDS)
     words[compare.word_id("dog")] = words[compare.word_id("cat")]
     start = time.perf_counter()
     cache.update({WORDS: words})
@@ -186,7 +186,7 @@ def _write_adapters(cache: BlobCache, folder: Path) -> dict[str, Path]:
     """Write two LoRA adapters of the table of positions, and return the files by the adapters' names."""
     import torch
 
-    count, width = cache.torch(f"{POSITIONS}.weight").shape
+    count, width = cache.numpy(f"{POSITIONS}.weight").shape
     folder.mkdir(exist_ok=True)
     paths = {name: folder / f"{name}.ptd" for name in ("adapter-a", "adapter-b")}
     for seed, path in enumerate(paths.values(), 1):

@@ -1,6 +1,5 @@
 // BlobCache in Python, with Reading, CacheScope and what delegates report.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -19,15 +18,10 @@ namespace {
 
 using namespace nb::literals;
 
-/// A view of a blob that holds the cache.
-nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key, bool writable) {
+/// A read-only view of a blob that holds the cache.
+nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key) {
   const Blob& blob = cache->at(key);
-  if (!writable) {
-    return to_array(blob.data, blob.size, cache);
-  }
-  auto* pin = new std::shared_ptr<BlobCache>(cache);
-  nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<BlobCache>*>(held); });
-  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blob.data, {blob.size}, owner));
+  return to_array(blob.data, blob.size, cache);
 }
 
 /// @param changes a list of (key, buffer, layout or None, whether to check the layout).
@@ -145,7 +139,7 @@ void add_cache(nb::module_& module) {
           })
       .def("layout", [](const BlobCache& cache, const std::string& key) { return layout_object(cache.at(key).layout); })
       .def("alignment", [](const BlobCache& cache, const std::string& key) { return cache.at(key).alignment; })
-      .def("view", &view, "key"_a, "writable"_a)
+      .def("view", &view, "key"_a)
       .def("version", [](const BlobCache& cache, const std::string& key) { return cache.version(key); })
       .def(
           "recorded_digest",

@@ -4,6 +4,7 @@
 //
 // The program takes float[1, 300] and runs three linear layers in a delegate.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include <executorch/extension/tensor/tensor.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/delegate.h>
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
@@ -296,6 +298,58 @@ void working_copy() {
   CHECK(store->stats().repacked == 0);
 }
 
+/// Changes what is committed while it is committed: after it was hashed, and before it is written.
+struct Scribble final : blobstore::CommitFollower {
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    std::fill(values.begin(), values.end(), last);
+    return nullptr;
+  }
+  std::vector<float> values;
+  float last = 0;
+};
+
+/// What packed weights are made of is what was read, not what the working copy recorded of it.
+void changed_during_a_commit() {
+  const std::string path = "changed.ptd";
+  blobstore::make_working_copy({data_path}, path);
+  const auto store = PackedStore::open(kFolder);
+  const Running packed(store, path, BlobCache::Mode::Shared);
+  const Running plain(nullptr, path, BlobCache::Mode::Shared);
+  CHECK(packed() == plain() && store->stats().fallbacks == 0);
+  const BlobCache& cache = *packed.cache;
+  const blobstore::Blob* blob = nullptr;
+  for (size_t i = 0; i < cache.size(); ++i) {
+    if (cache.blob(i).key.find("weight@") != std::string_view::npos) {
+      blob = &cache.blob(i);
+    }
+  }
+  CHECK(blob != nullptr);
+  const auto scribble = std::make_shared<Scribble>();
+  cache.follow(scribble);
+  const auto update = [&](float first, float last) {
+    scribble->values.assign(blob->size / 4, first);
+    scribble->last = last;
+    blobstore::Change change(std::string(blob->key), scribble->values.data(), blob->size);
+    packed.cache->update({change});
+  };
+  update(0.5f, 0.25f);
+  CHECK(packed() == plain());
+  bool damaged = false;
+  try {
+    cache.verify();
+  } catch (const blobstore::Error& error) {
+    damaged = error.kind() == blobstore::ErrorKind::Integrity;
+  }
+  CHECK(damaged); // the copy records the digest of what was given
+  const std::vector<float> quarter = packed();
+  update(0.5f, 0.5f); // of which the copy records the same digest
+  CHECK(packed() == plain() && packed() != quarter);
+  CHECK(cache.verify());
+  for (const blobstore::PackedFile& file : store->verify()) {
+    CHECK(file.problem.empty());
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -318,6 +372,7 @@ int main(int argc, char** argv) {
   threads();
   damage();
   working_copy();
+  changed_during_a_commit();
   std::puts("ok");
   return 0;
 }

@@ -39,7 +39,7 @@ class NativeCache:
         layout = layout_of(self._native.layout(key))
         assert layout is not None and layout.dim_order == tuple(range(len(layout.sizes)))
         kind = {"FLOAT": np.float32, "INT": np.int32}[layout.scalar_type.name]
-        return np.asarray(self._native.view(key, False)).view(kind).reshape(layout.sizes)
+        return np.asarray(self._native.view(key)).view(kind).reshape(layout.sizes)
 
     def update(self, tensors: Weights) -> None:
         self._native.update([(key, array, None, False) for key, array in tensors.items()])

@@ -1,5 +1,6 @@
 """Files that the native library writes (N1): the bytes that the Python writer would write, complete or not at all."""
 
+import ctypes
 import errno
 import os
 import re
@@ -322,7 +323,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, write, old):
 def test_a_blob_that_changes_while_it_is_written(tmp_path, foundation):
     """N1: a write beside all commits is found; the file is not replaced."""
     cache = BlobCache(foundation, "copy")
-    live = cache.torch("large").view(-1)
+    array = cache.numpy("large")
+    live = np.ctypeslib.as_array((ctypes.c_float * array.size).from_address(array.ctypes.data))
     stop = threading.Event()
 
     def scribble():

@@ -107,7 +107,7 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         """A blob as a torch tensor, in the tensor's shape and strides; opaque bytes are uint8.
 
         Torch has no read-only tensors, so of a map whose memory is read-only the tensor is a copy, which belongs to the
-        caller. Memory that can be written to is shared, as by `numpy`.
+        caller. Memory that can be written to is the caller's already, and is shared, as by `numpy`.
 
         Raises:
             As `get_data`.

@@ -35,7 +35,7 @@ class PackedStore;
 struct Blob {
   std::string key;
   std::optional<Layout> layout; // empty for opaque bytes
-  uint8_t* data = nullptr; // never null, not even for an empty blob
+  const uint8_t* data = nullptr; // only commits write there; never null, not even for an empty blob
   size_t size = 0; // in bytes
   uint32_t alignment = 1; // of its place in the file, in bytes; memory keeps it up to the size of a page
 };

@@ -25,7 +25,7 @@ class ThreadReadings;
 /// report the error.
 ///
 /// @throws Error FileAccess, Integrity: the lock of a shared working copy cannot be taken, or an interrupted commit
-///   cannot be finished.
+///   cannot be finished. Unsupported: the thread reads the same working copy through another cache.
 class BlobCache::Reading {
  public:
   explicit Reading(const BlobCache& cache);

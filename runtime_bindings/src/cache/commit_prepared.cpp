@@ -43,6 +43,9 @@ void MappedCache::check_writable() const {
   if (ThreadReadings::any(*this)) {
     throw_error_in(ErrorKind::Unsupported, name(), "this thread is reading the cache, so it cannot change it now");
   }
+  if (working_copy_) {
+    working_copy_->check_unread();
+  }
 }
 
 /// Whether blobs have these bytes; no commit happens meanwhile.

@@ -54,7 +54,7 @@ void MappedCache::write(Slot& slot, Prepared&& prepared, const void* data) {
       if (!slot.dirty) {
         slot.original = std::move(prepared.original);
       }
-      std::memcpy(slot.data, data, slot.size);
+      std::memcpy(slot.memory, data, slot.size);
     }
   }
   slot.dirty = true;

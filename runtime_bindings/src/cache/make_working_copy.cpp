@@ -203,6 +203,7 @@ class Merged {
 
 uint64_t make_working_copy(const std::vector<std::string>& paths, const std::string& target) {
   check_data_output(target, paths);
+  check_unread(target);
   Merged merged;
   for (const std::string& path : paths) {
     merged.add(path);

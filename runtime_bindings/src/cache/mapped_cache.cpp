@@ -131,6 +131,9 @@ std::unique_ptr<WorkingCopy::Lease> MappedCache::follow_others(std::unique_ptr<W
 }
 
 void MappedCache::lock_shared() const {
+  if (working_copy_) {
+    working_copy_->check_unread();
+  }
   lock_.lock_shared();
   if (!working_copy_) {
     return;

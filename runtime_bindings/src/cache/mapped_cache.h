@@ -74,6 +74,10 @@ class MappedCache final : public BlobCache, private ForkAware {
   const PlacedBlobs& placed() const { return blobs_; }
   /// In mode Shared: the working copy.
   const File& shared_file() const { return working_copy_->file(); }
+  /// Whether the locks that keep processes apart are on one of these files.
+  bool has_locks_on(const File& data, const File& gate) const {
+    return working_copy_ != nullptr && working_copy_->has_locks_on(data, gate);
+  }
   /// In mode Shared: the digest that the file now has for a blob of its own, nullptr if it records none. It changes
   /// with the blob, so it is read under a Reading or the exclusive lock.
   const Digest* digest_now(const Blob& blob) const;

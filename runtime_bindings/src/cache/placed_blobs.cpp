@@ -81,18 +81,19 @@ void PlacedBlobs::place(Slot& slot, const Source& source, const PtdSegment& segm
       slot.size > 0 && (mode_ == Mode::Shared || (mode_ == Mode::Private && slot.size >= page_size()));
   const bool in_place = slot.size > 0 && !taken; // an empty blob lies where the next one does
   if (in_place) {
-    slot.data = source.map.data() + segment.start;
+    slot.memory = source.map.data() + segment.start;
   } else if (maps_file) {
     const auto kind = mode_ == Mode::Shared ? Mapping::Kind::Shared : Mapping::Kind::Private;
     own_maps_.emplace_back(source.file, segment.start, slot.size, kind);
-    slot.data = own_maps_.back().data();
+    slot.memory = own_maps_.back().data();
   } else { // a copy takes less than a page
     check_copies(copied_ += slot.size, source);
-    slot.data = take_memory(slot.size, slot.alignment);
-    std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
+    slot.memory = take_memory(slot.size, slot.alignment);
+    std::memcpy(slot.memory, source.map.data() + segment.start, slot.size);
   }
+  slot.data = slot.memory;
   if (mode_ == Mode::Private && (in_place || maps_file)) {
-    slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
+    slot.pages.emplace(slot.memory, slot.size, source.file, segment.start);
   }
 }
 

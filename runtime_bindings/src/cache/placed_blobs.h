@@ -34,6 +34,7 @@ struct Source {
 
 /// A blob and what a commit needs to know about it.
 struct Slot : Blob {
+  uint8_t* memory = nullptr; // what `data` is, for those who change it
   size_t source = 0;
   uint32_t segment = 0;
   uint64_t entry = 0; // its number in the file

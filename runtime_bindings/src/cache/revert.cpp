@@ -75,7 +75,7 @@ void MappedCache::check_revertible() const {
 uint64_t MappedCache::finish_revert(const std::vector<Slot*>& slots, const Followers::List& following) {
   for (Slot* slot : slots) {
     if (!slot->original.empty()) {
-      std::memcpy(slot->data, slot->original.data(), slot->size);
+      std::memcpy(slot->memory, slot->original.data(), slot->size);
     }
     slot->dirty = false;
     dirty_.erase(slot);

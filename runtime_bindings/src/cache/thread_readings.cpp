@@ -4,7 +4,9 @@
 
 #include <blobstore/reading.h>
 
+#include "cache/mapped_cache.h"
 #include "os/fork.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -68,6 +70,22 @@ bool ThreadReadings::any(const BlobCache& cache) {
   }
   const std::lock_guard<std::mutex> guard(readings->mutex_);
   return readings->find(cache) != nullptr;
+}
+
+void ThreadReadings::check_none_on(const File& data, const File& gate) {
+  const std::shared_ptr<ThreadReadings>& readings = known();
+  if (readings == nullptr) {
+    return;
+  }
+  const std::lock_guard<std::mutex> guard(readings->mutex_);
+  for (const Entry& entry : readings->entries_) {
+    if (mapped(*entry.cache).has_locks_on(data, gate)) {
+      throw_error_in(
+          ErrorKind::Unsupported,
+          entry.cache->name(),
+          "this thread is reading the working copy through another cache, so it cannot wait for its locks now");
+    }
+  }
 }
 
 void ThreadReadings::lose(const BlobCache& cache) {

@@ -7,6 +7,8 @@
 
 #include <blobstore/cache.h>
 
+#include "os/file.h"
+
 namespace blobstore::internal {
 
 /// The Readings of one thread: a handful of caches at most. Another thread may end a Reading, so there is a mutex.
@@ -16,6 +18,11 @@ class ThreadReadings {
   static const std::shared_ptr<ThreadReadings>& mine();
   /// Whether the calling thread has a Reading of the cache.
   static bool any(const BlobCache& cache);
+  /// Call before waiting for the locks of a working copy. A thread that reads it through another cache would wait for a
+  /// commit that waits for this thread.
+  /// @param gate the file beside it; may be closed.
+  /// @throws Error Unsupported: the calling thread reads a working copy whose locks are on one of these files.
+  static void check_none_on(const File& data, const File& gate);
   /// Forget the calling thread's Readings of a cache without giving back a lock, which could not be had in a forked
   /// child.
   static void lose(const BlobCache& cache);

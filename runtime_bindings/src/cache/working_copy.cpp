@@ -9,6 +9,7 @@
 
 #include <blobstore/error.h>
 
+#include "cache/thread_readings.h"
 #include "format/digest.h"
 #include "format/ptd_manifest.h"
 #include "format/ptd_reader.h"
@@ -40,6 +41,10 @@ std::optional<std::array<uint8_t, 16>> working_copy_id(const std::string& digits
     id[i / 2] = static_cast<uint8_t>(id[i / 2] << 4 | digit);
   }
   return id;
+}
+
+void check_unread(const std::string& path) {
+  ThreadReadings::check_none_on(File(), File::open_if_there(WorkingCopy::gate_path_of(path)));
 }
 
 void remove_earlier_state(const std::string& path) {
@@ -135,9 +140,15 @@ WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
 
 WorkingCopy::~WorkingCopy() = default;
 
+void WorkingCopy::check_unread() const {
+  ThreadReadings::check_none_on(file_, gate_);
+}
+
 WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(!copy.gate_.is_open()) {
   if (opening_) { // another process may have made a gate, and readers may call without pause
-    lease_ = std::make_unique<Lease>(copy.file_, File::open_if_there(copy.gate_path()));
+    const File gate = File::open_if_there(copy.gate_path());
+    ThreadReadings::check_none_on(copy.file_, gate);
+    lease_ = std::make_unique<Lease>(copy.file_, gate);
   } else {
     lease_ = copy.lease();
   }
@@ -202,9 +213,7 @@ uint64_t WorkingCopy::journal_start() const {
 
 /// Whether the path still leads to this file: while the lock was waited for, another one may have replaced it.
 bool WorkingCopy::is_at_its_path() const {
-  const FileStatus mine = file_.status();
-  const FileStatus there = File(file_.path(), /*writable=*/true).status();
-  return mine.device == there.device && mine.inode == there.inode;
+  return File(file_.path(), /*writable=*/true).is_same(file_);
 }
 
 std::array<uint8_t, 16> WorkingCopy::read_id() const {

@@ -22,6 +22,9 @@ constexpr size_t kWorkingCopyDigits = 32;
 /// The id as bytes; empty if a text is no id.
 std::optional<std::array<uint8_t, 16>> working_copy_id(const std::string& digits);
 
+/// Call before a working copy is replaced. @throws Error Unsupported: the calling thread reads the one at this path.
+void check_unread(const std::string& path);
+
 /// Remove what an earlier file at this path left beside it, when a new working copy has appeared there.
 void remove_earlier_state(const std::string& path);
 
@@ -81,6 +84,9 @@ class WorkingCopy {
   }
 
   const File& file() const { return file_; }
+  /// See `ThreadReadings::check_none_on`.
+  void check_unread() const;
+  bool has_locks_on(const File& data, const File& gate) const { return data.is_same(file_) || gate.is_same(gate_); }
   uint64_t generation() const { return header()->generation.load(std::memory_order_acquire); }
   uint64_t version(size_t key) const { return versions()[key].load(std::memory_order_acquire); }
 
@@ -167,6 +173,7 @@ class WorkingCopy {
   std::atomic<uint64_t>* versions() const { return reinterpret_cast<std::atomic<uint64_t>*>(header() + 1); }
   std::string gate_path() const { return gate_path_of(file_.path()); }
   static std::string gate_path_of(const std::string& path) { return path + ".commits"; }
+  friend void check_unread(const std::string& path);
   friend void remove_earlier_state(const std::string& path);
   uint64_t journal_start() const;
   std::unique_ptr<Lease> lease();

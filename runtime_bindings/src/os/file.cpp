@@ -157,6 +157,15 @@ FileStatus File::status() const {
 #endif
 }
 
+bool File::is_same(const File& that) const {
+  if (!is_open() || !that.is_open()) {
+    return false;
+  }
+  const FileStatus one = status();
+  const FileStatus other = that.status();
+  return one.device == other.device && one.inode == other.inode;
+}
+
 void File::check_length(uint64_t end) const {
   if (const uint64_t found = size(); found < end) {
     throw Error(

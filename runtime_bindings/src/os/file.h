@@ -61,6 +61,8 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   uint64_t size() const { return status().size; }
   FileStatus status() const;
+  /// Whether both are open, and the same inode.
+  bool is_same(const File& that) const;
   /// Whether every user who can have written this file could also have written that one, or to that folder; this user
   /// and root do not count.
   bool is_as_safe_as(const File& that) const;

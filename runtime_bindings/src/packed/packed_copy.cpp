@@ -73,10 +73,9 @@ void PackedCopy::add(const std::string& name, const std::vector<std::string>& ke
 }
 
 struct PackedCopy::Follow final : Prepared {
-  explicit Follow(std::shared_ptr<PackedCopy> to) : copy(std::move(to)), followed(!copy->behind()) {}
-  void apply() noexcept override { copy->write(/*own_commit=*/followed); }
+  explicit Follow(std::shared_ptr<PackedCopy> to) : copy(std::move(to)) {}
+  void apply() noexcept override { copy->catch_up(); }
   std::shared_ptr<PackedCopy> copy;
-  const bool followed; // all that was committed before
 };
 
 std::unique_ptr<CommitFollower::Prepared> PackedCopy::prepare(const StagedCommit&) {
@@ -88,13 +87,10 @@ bool PackedCopy::behind() const {
       state_->generation.load(std::memory_order_acquire) != cache_.generation();
 }
 
+/// A process may be killed at any point: until an entry is whole, it has no digest and is made of nothing. What it is
+/// made of is hashed where it was read: what the working copy records may be of other bytes, if these were damaged or
+/// changed during their commit.
 void PackedCopy::catch_up() noexcept {
-  write(/*own_commit=*/false);
-}
-
-/// A process may be killed at any point: until an entry is whole, it has no digest and is made of nothing.
-/// @param own_commit whether all that is new was committed just now, in this process, which has hashed it.
-void PackedCopy::write(bool own_commit) noexcept {
   for (const Entry& entry : entries_) {
     bool same = true;
     for (size_t i = 0; same && i < entry.blobs.size(); ++i) {
@@ -109,7 +105,7 @@ void PackedCopy::write(bool own_commit) noexcept {
     entry.map->apply(entry.sources, entry.packed);
     for (size_t i = 0; i < entry.blobs.size(); ++i) {
       const Blob& blob = *entry.blobs[i];
-      entry.made_of[i] = own_commit ? *cache_.digest_now(blob) : blobstore::internal::digest(blob.data, blob.size);
+      entry.made_of[i] = blobstore::internal::digest(blob.data, blob.size);
     }
     const Digest packed = blobstore::internal::digest(entry.packed, entry.size);
     full_fence();

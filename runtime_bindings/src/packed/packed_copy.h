@@ -48,7 +48,6 @@ class PackedCopy final : public CommitFollower, public std::enable_shared_from_t
   };
 
   void add(const std::string& name, const std::vector<std::string>& keys, Digest* digests);
-  void write(bool own_commit) noexcept;
 
   const MappedCache& cache_;
   const std::shared_ptr<PackedFolder> store_;
