@@ -130,8 +130,8 @@ def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
         keys = names or [_unnamed(tensor)]
         drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
     users = _users(program)
-    keys = {blob.key for blob in program.named_data}
-    weights = keys if is_url(source.path) else weights_among(program)  # of a remote file, payloads are not read
+    stored = {blob.key for blob in program.named_data}
+    weights = stored if is_url(source.path) else weights_among(program)  # of a remote file, payloads are not read
     for blob in program.named_data:
         kind = _kind_of_opaque(blob.key) if blob.key in weights else RegionKind.METADATA
         drafts.append(_Draft(kind, *blob.span, [blob.key], users.get(blob.key, [])))

@@ -239,8 +239,7 @@ class OnRelease {
     try {
       const std::vector<Given> given = all_given(values_of(tensors_, *known_, *next_, /*halves=*/false));
       tensors_.check_reach(given, /*whole=*/false);
-      std::vector<NewBlob> used;
-      return tensors_.updates().changes(given, /*finite=*/true, used);
+      return tensors_.updates().changes(given, /*finite=*/true).blobs;
     } catch (const Error& error) {
       commit_.reasons.emplace_back(error.what());
       return {};
