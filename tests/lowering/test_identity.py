@@ -16,12 +16,13 @@ from blobstore.errors import UpdateError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
-from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded
+from tests.lowering.live import Inputs, close, inputs, plugin, randomize, seeded, write
 from tests.lowering.test_quantized import Folded, pt2e, put
 
 pytestmark = pytest.mark.long
 
 with quiet():
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
     from torchao.quantization.granularity import PerAxis, PerGroup
 
@@ -58,6 +59,10 @@ class Transposed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.line(torch.relu(self.up(x)).flatten(2))
+
+
+def square() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
 
 
 def zero_channel(module: nn.Module) -> nn.Module:
@@ -117,7 +122,7 @@ FORMS = {
     "static, tiny channels": Form(lambda: tiny(seeded(nets.Small)), by_pt2e(**STATIC), IMAGE),
     "dynamic, a channel of zeros": Form(lambda: zero_channel(seeded(nets.Small)), by_pt2e(**DYNAMIC), IMAGE),
     "4 bits, groups of 32": Form(lambda: seeded(nets.Linears), by_torchao(torch.int4, PerGroup(32)), ROWS),
-    "4 bits, groups of 64": Form(lambda: seeded(nets.Linears), by_torchao(torch.int4, PerGroup(64)), ROWS),
+    "4 bits, groups of 64": Form(lambda: seeded(square), by_torchao(torch.int4, PerGroup(64)), ROWS),
     "4 bits, rows": Form(lambda: seeded(nets.Linears), by_torchao(torch.int4, PerAxis(0)), ROWS),
     "4 bits, a row of zeros": Form(
         lambda: zero_channel(seeded(nets.Linears)), by_torchao(torch.int4, PerGroup(32)), ROWS
@@ -133,6 +138,15 @@ FORMS = {
     "bfloat16": Form(lambda: seeded(nets.Linears).bfloat16(), lambda module, _: module, (ROWS[0].bfloat16(),)),
 }
 
+
+def lower_whole(module: nn.Module, example: Inputs, folder: Path) -> None:
+    """Lower a module with all its tensors in the data file."""
+    with quiet():
+        exported = torch.export.export(module, example, strict=True)
+        edge = to_edge_transform_and_lower(exported, partitioner=plugin()())
+        write(edge.to_executorch(ExecutorchBackendConfig(external_constants=lambda node: "model")), folder)
+
+
 Lowered = Callable[[str], tuple[Path, nn.Module, nn.Module]]
 
 
@@ -146,8 +160,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
             form, folder = FORMS[name], tmp_path_factory.mktemp("form")
             module = form.make()
             quantized = form.quantize(module, form.example)
-            with quiet():
-                lower_exported(torch.export.export(quantized, form.example, strict=True), folder)
+            lower_whole(quantized, form.example, folder)
             known[name] = folder, module, quantized
         return known[name]
 
@@ -201,8 +214,7 @@ def test_other_weights_are_stored_as_torchao_quantizes_them(name: str, lowered: 
         assert updated == cache.generation
         assert updated.clipped == 0
         close(run(*FORMS[name].example), eager(*FORMS[name].example), 0.02)
-        with quiet():
-            lower_exported(torch.export.export(eager, FORMS[name].example, strict=True), tmp_path / str(turn))
+        lower_whole(eager, FORMS[name].example, tmp_path / str(turn))
         assert contents(cache) == contents(BlobCache(tmp_path / str(turn) / "model.ptd"))
 
 
@@ -222,7 +234,8 @@ def test_channels_that_grew_get_other_scales(name: str, lowered: Lowered) -> Non
         updated = cache.update_state_dict(other.state_dict())
         assert updated.clipped == 0
         assert all(one.rescaled for one in updated.quantized if one.name.endswith("weight"))
-        close(run(*example), eager(*example), 0.02 if "dynamic" in name else 0)
+        # static: one quantization step, because XNNPACK's int8 mean rounds ties differently
+        close(run(*example), eager(*example), 0.02 if "dynamic" in name else 0.004)
 
 
 def test_a_bias_follows_the_scales_of_its_weight(lowered: Lowered) -> None:

@@ -1,5 +1,6 @@
 #include "logical/cache_tensors.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "cache/mapped_cache.h"
@@ -121,7 +122,10 @@ Names CacheTensors::without_takers(const Names& names) const {
     if (!is_taken && in_use) {
       is_taken = in_use->count(std::string(name)) != 0;
     } else if (!is_taken) {
-      is_taken = tensor != nullptr || updates_.similar_tensors(name).empty();
+      const Names similar = updates_.similar(name);
+      is_taken = tensor != nullptr || std::none_of(similar.begin(), similar.end(), [&](std::string_view other) {
+                   return index.find(other) != nullptr;
+                 });
     }
     if (!is_taken) {
       found.push_back(name);

@@ -223,8 +223,7 @@ bool Scales::choose(const Step& step, const TensorView& numbers, bool can_change
   std::vector<float> exact = largest_magnitudes(step, numbers, before.size());
   for (size_t i = 0; i < exact.size(); ++i) {
     const float scale = std::max(exact[i] / half, least);
-    const bool has_scale = exact[i] != 0 && std::isfinite(scale);
-    exact[i] = has_scale ? scale : before[i];
+    exact[i] = std::isfinite(scale) ? scale : before[i];
   }
   // Scales that were searched for may clip numbers. Where other groups changed, what is clipped may have grown.
   std::vector<float> kept = exact;

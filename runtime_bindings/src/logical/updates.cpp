@@ -712,7 +712,6 @@ Names Updates::known_names() const {
   return known;
 }
 
-/// Names of tensors that differ from `name` only in prefixes, or in what wrappers of modules insert.
 Names Updates::similar(std::string_view name) const {
   std::string plain; // without what data parallelism, compilation and outer modules insert
   for (size_t start = 0; start <= name.size();) {
@@ -730,16 +729,6 @@ Names Updates::similar(std::string_view name) const {
   Names found;
   for (const std::string_view other : known_names()) {
     if (other != name && (ends_with(other, name) || ends_with(name, other) || other == plain)) {
-      found.push_back(other);
-    }
-  }
-  return found;
-}
-
-Names Updates::similar_tensors(std::string_view name) const {
-  Names found;
-  for (const std::string_view other : similar(name)) {
-    if (index_.find(other) != nullptr) {
       found.push_back(other);
     }
   }

@@ -96,8 +96,8 @@ class Updates {
   Error mismatch(const Names& given) const;
   /// The error for a name that is neither a key nor a tensor.
   Error unknown(std::string_view name) const;
-  /// The tensors whose names differ from a name only in prefixes, or in what wrappers of modules insert.
-  Names similar_tensors(std::string_view name) const;
+  /// Tensors and keys whose names differ from a name only in prefixes, or in what wrappers of modules insert.
+  Names similar(std::string_view name) const;
 
  private:
   bool knows(std::string_view name) const { return index_.find(name) != nullptr || source_.contains(name); }
@@ -122,7 +122,6 @@ class Updates {
   void check_propagated(const std::vector<Entry>& entries, const NamesInUse* in_use) const;
   Names plain_keys() const;
   Names known_names() const;
-  Names similar(std::string_view name) const;
   std::string hint(const Names& names) const;
   void check_prefix(const Names& names, const Names& missing) const;
   std::string misspelt(const Names& names, const Names& missing) const;

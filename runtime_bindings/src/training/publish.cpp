@@ -81,7 +81,11 @@ std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>
 Error untaken(const CacheTensors& target, const Names& names) {
   std::string instead;
   for (const std::string_view name : names) {
-    if (const Names similar = target.updates().similar_tensors(name); !similar.empty()) {
+    Names similar = target.updates().similar(name);
+    for (const std::string_view idle : target.without_takers(similar)) {
+      similar.erase(std::find(similar.begin(), similar.end(), idle));
+    }
+    if (!similar.empty()) {
       instead = format("; '{}' may be {} there", name, some(similar, "or"));
       break;
     }
