@@ -423,10 +423,26 @@ uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
 
 std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string& name) {
   std::vector<std::string> keys{name};
-  if (const Tensor* tensor = tensors.updates().index().find(name)) {
-    keys.insert(keys.end(), tensor->names.begin(), tensor->names.end());
-    for (const Record* record : tensor->made_into) {
-      keys.push_back(record->key);
+  const Index& index = tensors.updates().index();
+  const Tensor* tensor = index.find(name);
+  if (tensor == nullptr) {
+    return keys;
+  }
+  keys.insert(keys.end(), tensor->names.begin(), tensor->names.end());
+  std::vector<std::string> scales;
+  for (const Record* record : tensor->made_into) {
+    keys.push_back(record->key);
+    for (const Step& step : record->steps) {
+      scales.insert(scales.end(), step.names.begin(), step.names.end());
+    }
+  }
+  for (const std::string& key : scales) { // they follow the weight, and a bias follows them
+    keys.push_back(key);
+    for (const Record* product : index.products_of(key)) {
+      keys.push_back(product->key);
+      for (const Record* bias : index.quantized_with(product->key)) {
+        keys.push_back(bias->key);
+      }
     }
   }
   return keys;
