@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <executorch/runtime/platform/platform.h>
+#include <nanobind/stl/string.h>
 
 #include "convert.h"
 
