@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from blobstore import dedup_programs
-from blobstore.lowering import quiet
+from blobstore.errors import KeyConflictError
+from blobstore.lowering import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering.live import Inputs, close, plugin, seeded, write
@@ -78,6 +79,7 @@ class Variants(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.square = nn.Parameter(torch.randn(4, 4, 3, 3))
+        self.transposed = nn.Parameter(torch.randn(4, 4, 3, 3))
         self.grouped = nn.Parameter(torch.randn(8, 1, 3, 3))
         self.point = nn.Parameter(torch.randn(6, 4, 1, 1))
 
@@ -86,8 +88,8 @@ class Variants(nn.Module):
         return (
             functional.conv2d(image, self.square),
             functional.conv2d(image * 5, self.square, stride=2, padding=1),
-            functional.conv_transpose2d(image, self.square, stride=2),
-            functional.conv_transpose2d(image * 5, self.square, stride=3),
+            functional.conv_transpose2d(image, self.transposed, stride=2),
+            functional.conv_transpose2d(image * 5, self.transposed, stride=3),
             functional.conv2d(image, self.point),
             functional.conv2d(image * 5, self.point, stride=2),
             functional.conv2d(eight, self.grouped, groups=8),
@@ -353,3 +355,18 @@ def test_the_stock_partitioner_with_a_packed_store(case: Case, tmp_path: Path) -
     for _ in range(2):
         cache = BlobCache(tmp_path / "slim" / "shared.ptd", packed=store)
         case.check(case.open(cache, os.path.relpath(tmp_path / "slim", case.folder)))
+
+
+def test_one_weight_in_two_layouts() -> None:
+    """ExecuTorch would store it for the convolution, and the transposed one would compute wrong numbers (X3)."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(4, 4, 3, 3))
+
+        def forward(self, image: Tensor) -> Tensor:
+            return functional.conv_transpose2d(torch.relu(functional.conv2d(image, self.kernel)), self.kernel)
+
+    with pytest.raises(KeyConflictError, match="share the weight 'kernel' and need it in different layouts"):
+        lower(Tied(), (torch.randn(1, 4, 8, 8),), tag="model")

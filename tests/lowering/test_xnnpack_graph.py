@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from blobstore.errors import InvalidKeyError, KeyConflictError
 from blobstore.lowering.export import quiet
 from blobstore.lowering.xnnpack.graph import (
     check_biases,
+    check_layouts,
     constants_of_payload,
     groups_of_constants,
     packed_constants,
@@ -157,6 +159,32 @@ def test_a_bias_of_integers_has_one_scale() -> None:
         check_biases(made)
     made.xnodes.pop()
     check_biases(made)
+
+
+def convolution(kind: str, weight: int, groups: int = 1) -> Any:
+    numbers = {field.name: 0 for field in dataclasses.fields(schema.XNNConv2d)}
+    ids = {"input1_id": 0, "filter_id": weight, "bias_id": -1, "output_id": 9, "flags": 0}
+    return SimpleNamespace(xnode_union=getattr(schema, kind)(**{**numbers, **ids, "groups": groups}))
+
+
+@pytest.mark.parametrize(
+    ("other", "groups", "fits"),
+    [
+        ("XNNConv2d", 2, True),
+        ("XNNDepthwiseConv2d", 4, False),
+        ("XNNConvTranspose2d", 1, False),
+    ],
+)
+def test_a_weight_has_one_layout(other: str, groups: int, fits: bool) -> None:
+    """Operators for which its first dimensions are swapped cannot share it with others (X3)."""
+    key = SimpleNamespace(named_key="l.weight@0123456789abcdef")
+    made = graph([tensor(0), tensor(1, 1)], [convolution("XNNConv2d", 1), convolution(other, 1, groups)], 1)
+    made.constant_data[1] = key
+    if fits:
+        check_layouts(made)
+    else:
+        with pytest.raises(KeyConflictError, match="share the weight 'l.weight' and need it in different layouts"):
+            check_layouts(made)
 
 
 def union_and_tensor(value: Any) -> tuple[Any, Any]:

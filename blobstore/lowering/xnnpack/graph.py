@@ -15,6 +15,7 @@ from blobstore.core.groups import Groups
 __all__ = [
     "bias_scales",
     "check_biases",
+    "check_layouts",
     "constants_of_payload",
     "groups_of_constants",
     "packed_constants",
@@ -101,10 +102,38 @@ def check_biases(graph: Any) -> None:
             if needed.setdefault(operator.bias_id, scales) != scales:
                 key = graph.constant_data[of_value[operator.bias_id][0]].named_key
                 raise KeyConflictError(
-                    f"two operators share the bias '{key.rpartition('@')[0] or key}' and need it in different scales, "
+                    f"two operators share the bias '{_name_of(key)}' and need it in different scales, "
                     "because those of their inputs or weights differ: ExecuTorch quantizes it for the first of them only. "
                     "Quantize both inputs with the same scale, or give each operator a bias of its own"
                 )
+
+
+def check_layouts(graph: Any) -> None:
+    """Check that no weight is shared by operators that need it in different layouts.
+
+    Depthwise and transposed convolutions swap its first two dimensions. ExecuTorch stores it once, for the first operator,
+    and all others compute wrong numbers.
+
+    Raises:
+        KeyConflictError: names the weight.
+    """
+    of_value = _constants_of_values(graph)
+    layouts: dict[int, object] = {}
+    for operator in _packing(graph):
+        kind = type(operator).__name__
+        is_transposed, is_depthwise = kind == "XNNConvTranspose2d", kind == "XNNDepthwiseConv2d"
+        layout = (is_transposed or is_depthwise, operator.groups if is_transposed else 1)
+        if of_value.get(operator.filter_id) and layouts.setdefault(operator.filter_id, layout) != layout:
+            key = graph.constant_data[of_value[operator.filter_id][0]].named_key
+            raise KeyConflictError(
+                f"two operators share the weight '{_name_of(key)}' and need it in different layouts, such as a convolution "
+                "and a transposed one: ExecuTorch stores it for the first of them only. Give each a weight of its own"
+            )
+
+
+def _name_of(key: str) -> str:
+    """The tensor that a key is made of, for messages."""
+    return key.rpartition("@")[0] or key
 
 
 def separate_operators(graph: Any) -> dict[int, int]:

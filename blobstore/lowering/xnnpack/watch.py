@@ -16,7 +16,7 @@ from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Record, Source
 from blobstore.lowering.names import Refusal
 from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
-from blobstore.lowering.xnnpack.graph import check_biases, separate_operators
+from blobstore.lowering.xnnpack.graph import check_biases, check_layouts, separate_operators
 from blobstore.lowering.xnnpack.run import Run
 from blobstore.lowering.xnnpack.steps import Layout, prove_constant, prove_scales
 from blobstore.runtime.executorch import (
@@ -132,6 +132,7 @@ def _store_scales(
 def _serialize(run: Run, original: Callable[..., bytes], graph: Any, *args: Any) -> bytes:
     """Wraps `serialize_xnnpack_binary`, which is called when the graph is complete."""
     check_biases(graph)
+    check_layouts(graph)
     for added, index in separate_operators(graph).items():
         run.keys[added] = run.keys[index]
     run.graph = graph
