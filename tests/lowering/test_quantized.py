@@ -264,7 +264,7 @@ def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> Non
         state = randomize(module, seed)
         for name, value in module.folded().items():
             put(eager, name, value)
-        cache.update_state_dict(state)
+        cache.update_state_dict(state, strict=kind != "static per tensor")  # its scales clip some numbers, as eager's do
         close(run(*example), eager(*example), tolerance)
         assert not torch.equal(run(*example), before)
 
