@@ -81,7 +81,7 @@ def test_a_name_that_is_given_is_used(tmp_path: Path) -> None:
 
 def test_a_name_without_effect(tmp_path: Path) -> None:
     """The tag wins, and a warning says so."""
-    program = lower(seeded(Divided), (INPUT,), tag="model")
+    program = lower(seeded(lambda: nn.Linear(8, 8)), (INPUT,), tag="model")
     with pytest.warns(UserWarning, match=r"data_name='other' had no effect: all data was tagged for model\.ptd"):
         result = save_programs({"model": program}, tmp_path, data_name="other")
     assert {path.name for path in result.data_files} == {"model.ptd"}

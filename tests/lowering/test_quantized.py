@@ -48,20 +48,28 @@ def put(quantized: torch.fx.GraphModule, name: str, value: Tensor) -> None:
     nodes = [node for node in quantized.graph.nodes if node.target == f"{name}__quantized"]
     with torch.no_grad():
         if nodes:
-            target, back = quantized.get_buffer(f"{name}__quantized"), next(iter(nodes[0].users))
-            scale, zero, *rest = (
-                getattr(quantized, str(x.target)) if isinstance(x, torch.fx.Node) else x for x in back.args[1:]
-            )
-            ops = torch.ops.quantized_decomposed
-            if "per_channel" in str(back.target):
-                observer = PerChannelMinMaxObserver(rest[0], torch.int8, torch.per_channel_symmetric, False, -127, 127)
-                observer.eps.fill_(2**-12)
-                observer(value)
-                scale.copy_(observer.calculate_qparams()[0])
-            quantize = ops.quantize_per_channel if "per_channel" in str(back.target) else ops.quantize_per_tensor
-            target.copy_(quantize(value, scale, zero, *rest))
+            quantized.get_buffer(f"{name}__quantized").copy_(quantizer_of(quantized, nodes[0], value)(value))
         else:
             quantized.get_parameter(name).copy_(value)
+
+
+def quantizer_of(
+    quantized: torch.fx.GraphModule, frozen: torch.fx.Node, value: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
+    """What quantizes weights as frozen ones were; channels first get the scales that the observer gives to `value`."""
+    back = next(iter(frozen.users))
+    scale, zero, *rest = (
+        getattr(quantized, str(x.target)) if isinstance(x, torch.fx.Node) else x for x in back.args[1:]
+    )
+    ops = torch.ops.quantized_decomposed
+    if "per_channel" not in str(back.target):
+        return lambda given: ops.quantize_per_tensor(given, scale, zero, *rest)
+    if value is not None:
+        observer = PerChannelMinMaxObserver(rest[0], torch.int8, torch.per_channel_symmetric, False, -127, 127)
+        observer.eps.fill_(2**-12)
+        observer(value)
+        scale.copy_(observer.calculate_qparams()[0])
+    return lambda given: ops.quantize_per_channel(given, scale, zero, *rest)
 
 
 def open_program(exported: object, directory: Path) -> tuple[BlobCache, Callable[..., Tensor]]:
@@ -264,7 +272,9 @@ def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> Non
         state = randomize(module, seed)
         for name, value in module.folded().items():
             put(eager, name, value)
-        cache.update_state_dict(state, strict=kind != "static per tensor")  # its scales clip some numbers, as eager's do
+        cache.update_state_dict(
+            state, strict=kind != "static per tensor"
+        )  # its scales clip some numbers, as eager's do
         close(run(*example), eager(*example), tolerance)
         assert not torch.equal(run(*example), before)
 

@@ -121,7 +121,7 @@ def test_programs_of_one_cache_share(tmp_path: Path) -> None:
         str(n): lower({"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda _: "model")
         for n in (2, 5)
     }
-    save_programs(programs, tmp_path, data_name="rest.ptd")
+    save_programs(programs, tmp_path)
     files = sorted(tmp_path.glob("*.ptd"))
     cache = BlobCache(files)
     short, long = (Program(tmp_path / f"{n}.pte", cache) for n in (2, 5))

@@ -291,7 +291,7 @@ uint64_t load_sum(
   for (ScaledAdapter& one : loaded->adapters) {
     one.factor = one.adapter->scale() ? *one.adapter->scale() / scale : 1;
   }
-  loaded->strengths = strengths;
+  loaded->strengths = std::move(strengths);
   const NamedViews values = values_of(tensors, *known, *loaded, /*halves=*/false);
   const uint64_t generation = fine_tune.empty()
       ? commit(tensors, values)
