@@ -407,7 +407,7 @@ def test_malformed_configurations(tmp_path: Path, saved: Path, text: str) -> Non
     [
         ("base_model.model.model.embed_tokens.lora_embedding_A", "an adapter of an embedding"),
         ("base_model.model.model.embed_tokens.base_layer.weight", "of an adapter of an embedding"),
-        ("base_model.model.lm_head.base_layer.weight", "of an adapter of lm_head, .*save_embedding_layers=False"),
+        ("base_model.model.lm_head.base_layer.weight", "of an adapter of lm_head, .*without save_embedding_layers"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "the magnitude of use_dora"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "the bias of lora_bias"),
         ("base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias", "a bias of the base model"),

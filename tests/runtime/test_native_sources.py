@@ -22,9 +22,9 @@ ROOMS = (
     "program",
     "delegate",
     "packed",
-    "cache",
     "releases",
     "codec",
+    "cache",
     "format",
     "os",
 )

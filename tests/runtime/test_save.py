@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import os
 import re
 import resource
@@ -76,14 +77,15 @@ def test_a_working_copy_is_that_of_the_python_writer(tmp_path, blobs):
     """N1: every key has its own bytes, and the copy an identity of its own."""
     store_of(blobs).write_ptd(tmp_path / "x.ptd")
     size = make_working_copy(tmp_path / "x.ptd", tmp_path / "copy.ptd")
-    identity = open_ptd(tmp_path / "copy.ptd").metadata["blobstore.working_copy"]
-    assert re.fullmatch("[0-9a-f]{32}", identity)
+    metadata = dict(open_ptd(tmp_path / "copy.ptd").metadata)
+    assert re.fullmatch("[0-9a-f]{32}", metadata["blobstore.working_copy"])
+    assert json.loads(metadata["blobstore.working_copy.files"]) == [[0, len(blobs)] if blobs else []]
     with (tmp_path / "expected.ptd").open("wb") as file:
         entries = [
             Entry(key, memoryview(data), digest(data), number, alignment, layout)
             for number, (key, ((data, layout), alignment)) in enumerate(blobs.items())
         ]
-        assert write_ptd(file, entries, {"blobstore.working_copy": identity}) == size
+        assert write_ptd(file, entries, metadata) == size
     assert (tmp_path / "copy.ptd").read_bytes() == (tmp_path / "expected.ptd").read_bytes()
 
 

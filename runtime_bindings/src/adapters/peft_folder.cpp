@@ -57,7 +57,7 @@ constexpr Stray kStrays[] = {
     {".lora_B.bias", "the bias of lora_bias"},
     // Of these two, PEFT saves the weights beside the pairs.
     {"lm_head.base_layer.weight",
-     "of an adapter of lm_head, saved with its weight; save it with save_embedding_layers=False"},
+     "of an adapter of lm_head, saved with its weight; save it without save_embedding_layers"},
     {".base_layer.weight", "of an adapter of an embedding"},
     {".base_layer.", "a bias of the base model"},
     {".modules_to_save", "a module of modules_to_save"}};

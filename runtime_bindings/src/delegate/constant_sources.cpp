@@ -44,6 +44,14 @@ void check_size(const DelegateConstant& constant, size_t size) {
   }
 }
 
+/// Add a key to a list for a message; several constants may have it.
+void add_once(const std::string& key, std::string& list) {
+  const std::string quoted = format("'{}'", key);
+  if (list.find(quoted) == std::string::npos) {
+    list += (list.empty() ? "" : ", ") + quoted;
+  }
+}
+
 } // namespace
 
 ConstantSources::ConstantSources(
@@ -63,10 +71,7 @@ ConstantSources::ConstantSources(
     } else {
       auto found = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(EtError::NotFound);
       if (!found.ok()) {
-        const std::string key = format("'{}'", constant.key);
-        if (missing.find(key) == std::string::npos) { // several constants may have it
-          missing += (missing.empty() ? "" : ", ") + key;
-        }
+        add_once(constant.key, missing);
         continue;
       }
       check_size(constant, found->size());
