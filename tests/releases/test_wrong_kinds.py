@@ -89,6 +89,7 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "patience": lambda: Patience(attempts=1),
         "Release": lambda: Release.open(folder / "device"),
         "Patience": Patience,
+        "adapters": lambda: "keep",
         "pause": lambda: lambda seconds: None,
     }
 

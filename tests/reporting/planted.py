@@ -146,8 +146,11 @@ class Payload:
                 add(slot, value, default)
             return int(b.EndObject())
 
+        payloads = list(self.payloads)
+        if self.named:  # what no delegate names is the application's
+            payloads.append(b"\0".join(key.encode() for key in self.named))
         delegates = []
-        for i in range(len(self.payloads)):
+        for i in range(len(payloads)):
             name = b.CreateString("OtherBackend")
             processed = table(2, [(0, b.PrependInt8Slot, 1, 0), (1, b.PrependUint32Slot, i, 0)])
             delegates.append(
@@ -160,7 +163,7 @@ class Payload:
         plan = table(10, [(0, b.PrependUOffsetTRelativeSlot, method, 0), (7, b.PrependUOffsetTRelativeSlot, listed, 0)])
         plans = vector([plan])
         offsets, position = [], 0
-        stored = [*self.payloads, *self.named.values()]
+        stored = [*payloads, *self.named.values()]
         for payload in stored:
             offsets.append(position)
             position += -(-len(payload) // alignment) * alignment
@@ -171,7 +174,7 @@ class Payload:
             ]
         )
         entries = []
-        for i, key in enumerate(self.named, len(self.payloads)):
+        for i, key in enumerate(self.named, len(payloads)):
             text = b.CreateString(key)
             entries.append(table(2, [(0, b.PrependUOffsetTRelativeSlot, text, 0), (1, b.PrependUint32Slot, i, 0)]))
         named = vector(entries)

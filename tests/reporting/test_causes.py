@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Files, Files, dict[str, int], dict[str, int]]] = {
     "added_file, with nothing in common": (
         {"shared.ptd": [Tensor.of("w", W)], "a.pte": Payload([b"own"])},
         {"shared.ptd": [Tensor.of("w", W)], "a.pte": Payload([b"own"]), "b.pte": program(V)},
-        {"added_file": SIZE},
+        {"added_file": SIZE + 64},  # and the payload, which names the key
         {},
     ),
     "dtype, exactly": (
@@ -207,7 +207,7 @@ CASES: dict[str, tuple[Files, Files, dict[str, int], dict[str, int]]] = {
         {"a.pte": program(W), "b.pte": program(W)},
         {"shared.ptd": [Tensor.of("w", W)], "a.pte": Payload([b"own"]), "b.pte": Payload([b"own, too"])},
         {},
-        {"shared": SIZE},
+        {"shared": SIZE, "removed": 64},  # a payload that named the key
     ),
     "changed": (
         {"a.ptd": [Tensor.of("w", W)], "b.safetensors": [Tensor.of("w", W)]},

@@ -48,7 +48,7 @@ def test_every_byte_of_lowered_programs(programs: dict[str, Path]) -> None:
     assert not report.problems
     assert not [f for f in report.findings if f.kind is FindingKind.UNREFERENCED]
     kinds = {kind for file in report.files for kind in file.by_kind}
-    assert kinds == set(RegionKind) - {RegionKind.UNREFERENCED}
+    assert kinds == set(RegionKind) - {RegionKind.UNREFERENCED, RegionKind.METADATA}
 
 
 def test_initial_state_is_its_own_kind(programs: dict[str, Path]) -> None:
