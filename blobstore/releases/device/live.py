@@ -205,7 +205,7 @@ class Release:
             UnsupportedOperationError: this thread reads the cache.
             As `open`, and as `BlobCache.update_blobs`. The cache is unchanged then.
         """
-        if adapters not in ("keep", "release"):
+        if not isinstance(adapters, str) or adapters not in ("keep", "release"):
             raise UnsupportedDataError(f"adapters must be 'keep' or 'release', found {adapters!r}")
         with self._turn:
             if self._closed:
