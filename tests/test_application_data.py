@@ -167,7 +167,7 @@ def test_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(0).bytes(20_000)
     for name in "ab":
         own = {TEMPLATE: name.encode() * 9000, "same": np.random.default_rng(1).bytes(9000)}
-        Payload([f"key\n{name}".encode()], {"key": weights, **own}).write(Path(f"{name}.pte"))
+        Payload([f"key\n{name}".encode()], {"key": weights}, own).write(Path(f"{name}.pte"))
     found = report(["a.pte", "b.pte"], cache=None)
     regions = {key: region for region in found.files[0].regions for key in region.keys}
     assert {regions[key].kind.value for key in (TEMPLATE, "same")} == {"metadata"}

@@ -10,6 +10,7 @@ import html
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from textual.pilot import Pilot
 import blobstore
 from blobstore.reporting import Report
 from blobstore.reporting.tui.app import Browser
+from tests import waiting
 from tests.reporting.zoo import write_zoo
 
 _TEXT = re.compile(r'<text class="[\w-]+" x="([\d.]+)" [^>]*?clip-path="url\(#[\w-]+-line-(\d+)\)">(.*?)</text>')
@@ -83,6 +85,18 @@ class Screen:
     async def type(self, text: str) -> Drawing:
         """Press the keys of a text."""
         return await self.press(*({" ": "space", ".": "full_stop"}.get(c, c) for c in text))
+
+    async def until(self, heading: str) -> None:
+        """Wait until the list's heading starts with a text.
+
+        Raises:
+            TimeoutError: it did not in a minute.
+        """
+        end = time.monotonic() + waiting.SECONDS
+        while not self.see().heading.startswith(heading):
+            if time.monotonic() > end:
+                raise TimeoutError(f"expected {heading!r}, found {self.see().heading!r}")
+            await self.pilot.pause(0.01)
 
     def see(self) -> Drawing:
         """The screen as it is now."""

@@ -125,10 +125,17 @@ def write_ptd(path: Path, tensors: Sequence[Tensor], alignment: int = 128) -> Pa
 
 @dataclass
 class Payload:
-    """A program in the place of a delegate's: `forward` with payloads and named data, and nothing else."""
+    """A program in the place of a delegate's: `forward` with payloads and named data, and nothing else.
+
+    Attributes:
+        payloads: of a delegate each. One more names the keys of `named` that none of them has.
+        named: what delegates name.
+        application: named data of the application.
+    """
 
     payloads: list[bytes] = field(default_factory=list)
     named: dict[str, bytes] = field(default_factory=dict)
+    application: dict[str, bytes] = field(default_factory=dict)
 
     def write(self, path: Path, alignment: int = 128) -> Path:
         """Write it as ET12: a flatbuffer with the payloads in segments behind it."""
@@ -147,8 +154,10 @@ class Payload:
             return int(b.EndObject())
 
         payloads = list(self.payloads)
-        if self.named:  # what no delegate names is the application's
-            payloads.append(b"\0".join(key.encode() for key in self.named))
+        keys = [key.encode() for key in self.named]
+        if missing := [key for key in keys if not any(key in payload for payload in payloads)]:
+            payloads.append(b"\0".join(missing))
+        named_data = {**self.named, **self.application}
         delegates = []
         for i in range(len(payloads)):
             name = b.CreateString("OtherBackend")
@@ -163,7 +172,7 @@ class Payload:
         plan = table(10, [(0, b.PrependUOffsetTRelativeSlot, method, 0), (7, b.PrependUOffsetTRelativeSlot, listed, 0)])
         plans = vector([plan])
         offsets, position = [], 0
-        stored = [*payloads, *self.named.values()]
+        stored = [*payloads, *named_data.values()]
         for payload in stored:
             offsets.append(position)
             position += -(-len(payload) // alignment) * alignment
@@ -174,7 +183,7 @@ class Payload:
             ]
         )
         entries = []
-        for i, key in enumerate(self.named, len(payloads)):
+        for i, key in enumerate(named_data, len(payloads)):
             text = b.CreateString(key)
             entries.append(table(2, [(0, b.PrependUOffsetTRelativeSlot, text, 0), (1, b.PrependUint32Slot, i, 0)]))
         named = vector(entries)

@@ -226,8 +226,10 @@ def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
     assert (changes.new, changes.gone) == ({}, {})
 
 
-def test_names_are_a_checkpoint_or_its_path(tmp_path: Path) -> None:
-    wrong: Any = ["names.safetensors"]
+@pytest.mark.parametrize("wrong", [3, [3], ["names.safetensors", None]])
+def test_names_are_checkpoints_or_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_safetensors(Path("names.safetensors"), [Tensor.of("w", values(1, 4))])
     with pytest.raises(UnsupportedDataError, match="names: expected a checkpoint"):
         blobstore.report([tmp_path], names=wrong)
 
@@ -245,7 +247,9 @@ def test_own_records_and_padding_are_no_findings(tmp_path: Path) -> None:
         store.add(records_key(record), record)
         store.write(tmp_path)
         (tmp_path / "blobs.ptd").rename(tmp_path / f"{name}.ptd")
-        Payload([], {records_key(record): record}).write(tmp_path / f"{name}.pte")
+        Payload([f"{name} {records_key(record)}".encode()], {records_key(record): record}).write(
+            tmp_path / f"{name}.pte"
+        )
     report = blobstore.report([tmp_path])
     accounted(report)
     assert report.files[0].by_kind[RegionKind.PADDING] > 4096
