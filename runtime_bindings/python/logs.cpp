@@ -51,16 +51,25 @@ void print_others(
   }
 }
 
+/// Stand before what prints. ExecuTorch's own module, where it is loaded later, takes the place.
+void stand_before_print() {
+  const pal_emit_log_message_method now = et::get_pal_impl()->emit_log_message;
+  if (now != print_others) {
+    print = now;
+    et::register_pal(et::PalImpl::create(print_others, __FILE__));
+  }
+}
+
 } // namespace
 
 void add_logs(nb::module_& module) {
-  if (print == nullptr) {
-    print = et::get_pal_impl()->emit_log_message;
-    et::register_pal(et::PalImpl::create(print_others, __FILE__));
-  }
+  stand_before_print();
   module.def(
       "take_failed_operator",
-      [] { return std::exchange(failed_operator, {}); },
+      [] {
+        stand_before_print();
+        return std::exchange(failed_operator, {});
+      },
       "The operator of the last kernel that failed in this thread since the last call; empty if none did.");
 }
 
