@@ -297,15 +297,24 @@ class Objects:
 
         Raises:
             DataChangedError: it has another ETag than this, or is gone.
+            TransferError: the store does not take the ETag that it gives.
         """
         options: Any = {} if etag is None else {"if_match": etag}
         try:
             for piece in _tried(lambda: obstore.get(self._opened(), path, options=options)).stream():
                 yield bytes(piece)
         except (causes.PreconditionError, causes.NotFoundError, FileNotFoundError):
+            if self._has_tag(path, etag):
+                raise TransferError(f"{self.name(path)}: the store refuses its own ETag {etag} in If-Match") from None
             raise DataChangedError(f"{self.name(path)}: the object was replaced since it was listed") from None
         except Exception as error:
             raise self._failed(path, error) from None
+
+    def _has_tag(self, path: str, etag: str | None) -> bool:
+        try:
+            return etag is not None and obstore.head(self._opened(), path)["e_tag"] == etag
+        except (causes.BaseError, FileNotFoundError):
+            return False
 
     def list(self, prefix: str) -> list[Entry]:
         """The objects below a prefix. Links are none."""

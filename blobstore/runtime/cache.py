@@ -459,7 +459,8 @@ class BlobCache(NamedDataMap):
         """Restore the bytes of the files, for some keys or for all.
 
         Args:
-            keys: one key or several; None for all.
+            keys: one key or several; None for all. Integers mean nothing without their scales, so revert what belongs
+                together: `LogicalTensor.keys` of a weight lists it.
 
         Returns:
             The new generation, or the current one if nothing was dirty.

@@ -31,7 +31,8 @@ class LogicalTensor:
         name: its fully qualified name.
         scalar_type, sizes: the dtype and the shape that an update must have.
         aliases: other names of the same tensor.
-        keys: the keys of the blobs that are made of it.
+        keys: the keys of the blobs that an update of it may change: those that are made of it, first, and for integers the
+            scales that follow from its numbers, and the biases that follow the scales. `BlobCache.revert` takes them.
         needs: the tensors that must be updated together with it, because a blob is made of all of them.
         refusal: why it cannot be changed; empty if it can.
         auxiliary: whether a state dict may lack it: scales, which come with quantization, buffers that are not

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from blobstore.adapters.peft_folder import read_peft
-from blobstore.errors import BlobStoreError
+from blobstore.errors import AdapterError, BlobStoreError
 from blobstore.runtime.native import native
 
 MODULE = "model.layers.1.q_proj"
@@ -176,3 +176,15 @@ def test_a_small_folder_costs_little(modules: list[str], patterns: list[str], tm
     began = time.process_time()
     assert len(read_peft(tmp_path)[1]) == len(modules)
     assert time.process_time() - began <= 2
+
+
+def test_files_that_must_be_saved_or_imported_first(tmp_path: Path) -> None:
+    """Both say so, and not what an opened file lacks."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    (tmp_path / "adapter_model.bin").write_bytes(b"x")
+    for read in (read_peft, lambda folder: native.Adapter.read(str(folder).encode())):
+        with pytest.raises(AdapterError, match=r"adapter_model\.bin is a pickle, .* safe_serialization=True"):
+            read(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(AdapterError, match=r"a\.gguf: an adapter in GGUF is no data file; import it first"):
+        native.Adapter.read(str(tmp_path / "a.gguf").encode())

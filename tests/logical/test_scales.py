@@ -67,6 +67,19 @@ def opened(folder: Path, records: Records) -> BlobCache:
     return cached(folder, records, **as_bytes(quantized(WEIGHT, BIAS)))
 
 
+def test_the_keys_of_a_tensor_are_those_that_its_update_changes(tmp_path: Path) -> None:
+    """So reverting them leaves no scale of the update beside the integers of the file (X4)."""
+    cache = opened(tmp_path, layer())
+    cache.update({"w": WEIGHT * np.float32(1.7)})
+    assert set(cache.tensors["w"].keys) == set(cache.dirty) == {"w@1", "ws", "bs", "b@1"}
+    assert cache.tensors["w"].keys[0] == "w@1"
+    cache.revert(cache.tensors["w"].keys)
+    assert cache.dirty == ()
+    assert stored(cache) == as_bytes(quantized(WEIGHT, BIAS))
+    cache.update({"b": BIAS + 1})
+    assert cache.tensors["b"].keys == cache.dirty == ("b@1",)
+
+
 def test_scales_follow_from_the_numbers(tmp_path: Path) -> None:
     """Those of the bias from its weight's; its integers also where it is not given."""
     cache = opened(tmp_path, layer())

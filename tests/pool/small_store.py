@@ -17,6 +17,7 @@ BROKEN = {
     "ranges": "a range is another one",
     "lists": "lists lack the newest object",
     "writes": "writing is refused",
+    "tags": "a tag is compared without its quotes",
 }
 
 
@@ -41,6 +42,10 @@ class Store:
         """Of a client."""
         keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "here"}
         return {"aws_endpoint": self.url, "allow_http": "true", "max_retries": "0", **keys}
+
+
+def tag_of(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()}"'
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -74,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def headers_of(self, whole: bytes, data: bytes, status: int) -> Iterator[tuple[str, str]]:
         yield "Content-Length", str(len(data))
-        yield "ETag", f'"{hashlib.sha256(whole).hexdigest()}"'
+        yield "ETag", tag_of(whole)
         yield "Last-Modified", formatdate(0, usegmt=True)
         if status == 206:
             start = int(re.findall(r"\d+", self.headers["Range"])[0])
@@ -103,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         names = list(store.objects)[: -1 if "lists" in store.broken else None]
         keys = sorted(name.removeprefix(f"{bucket}/") for name in names)
         entries = "".join(
-            f"<Contents><Key>{key}</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified><ETag>x</ETag>"
+            f"<Contents><Key>{key}</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{tag_of(store.objects[f'{bucket}/{key}'])}</ETag>"
             f"<Size>{len(store.objects[f'{bucket}/{key}'])}</Size></Contents>"
             for key in keys
             if key.startswith(prefix) and key > after
@@ -114,6 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in store.objects:
             return 404, b"<Error><Code>NoSuchKey</Code></Error>"
         whole = store.objects[name]
+        tag = tag_of(whole).strip('"') if "tags" in store.broken else tag_of(whole)
+        if self.headers.get("If-Match", tag) != tag:
+            return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
         if (wanted := self.headers.get("Range")) is None:
             return 200, whole
         first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted).groups()  # type: ignore[union-attr]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.errors import BlobStoreError, FileAccessError, PoolError
+from blobstore.errors import BlobStoreError, DataChangedError, FileAccessError, PoolError, TransferError
 from blobstore.pool import Pool
+from blobstore.pool.objects import Objects
 from tests.pool.models import tensors, write
 from tests.pool.small_store import Store, serving
 
@@ -115,3 +116,18 @@ def test_a_folder_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "link", refused)
     with Pool(tmp_path / "pool") as pool, pytest.raises(FileAccessError, match=r"pool\.json.*hard links"):
         pool.add(path, "m@1")
+
+
+def test_a_store_that_refuses_its_own_tag_is_named(tmp_path: Path) -> None:
+    """And is not taken for one whose object was replaced."""
+    with serving("tags") as store:
+        store.objects["bucket/a"] = b"a"
+        bucket = Objects("s3://bucket", store.options())
+        (entry,) = bucket.list("")
+        with pytest.raises(TransferError, match="s3://bucket/a: the store refuses its own ETag"):
+            list(bucket.stream(entry.path, entry.etag))
+        store.broken.clear()
+        assert list(bucket.stream(entry.path, entry.etag)) == [b"a"]
+        store.objects["bucket/a"] = b"b"
+        with pytest.raises(DataChangedError, match="replaced"):
+            list(bucket.stream(entry.path, entry.etag))

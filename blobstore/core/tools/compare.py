@@ -192,7 +192,8 @@ def compare_files(
 
     For programs these are the methods with their inputs, outputs, values, operators, instructions, delegates and planned
     memory; for data files the metadata, the digests and which keys share their bytes. The remaining bytes are compared,
-    too, so only files that are equal to the byte have no difference.
+    too, so only files that are equal to the byte have no difference. Files of two formats differ in that, and in what
+    both formats have.
 
     Args:
         left: the older file, a .pte, .ptd or .safetensors.
@@ -211,7 +212,11 @@ def compare_files(
     with open_any(left) as a, open_any(right) as b:
         comparison = compare(a, b, progress=progress)
         common = [key for key in a if key in b]
-        differences = comparison.differences + _differences(_parts(a, common), _parts(b, common))
+        ours, theirs = _parts(a, common), _parts(b, common)
+        if ours["format"] != theirs["format"]:  # what only one of them can say is no difference of its own
+            both = ours.keys() & theirs.keys()
+            ours, theirs = ({what: side[what] for what in side if what in both} for side in (ours, theirs))
+        differences = comparison.differences + _differences(ours, theirs)
     if not comparison.changes and not differences:
         sides = [f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)]
         differences = [Difference("other bytes, such as the order of parts or padding", *sides)]

@@ -41,7 +41,7 @@ struct LogicalTensor {
   int8_t scalar_type = 0; // that an update must have
   std::vector<int64_t> sizes; // that an update must have
   std::vector<std::string> aliases; // other names of the same tensor
-  std::vector<std::string> keys; // of the blobs that store it, alone or with others
+  std::vector<std::string> keys; // of the blobs that an update changes: that store it, of scales, biases beside them
   std::vector<std::string> needs; // tensors that must be updated together with it: one blob stores all of them
   std::string refusal; // why it cannot be changed; empty if it can
   bool auxiliary = false; // whether a state dict may lack it: scales, non-persistent buffers, and state

@@ -137,6 +137,9 @@ Adapter::Adapter(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 Adapter::~Adapter() = default;
 
 std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
+  if (ends_with(path, ".gguf")) {
+    throw_error_in(ErrorKind::Adapter, path, "an adapter in GGUF is no data file; import it first");
+  }
   if (!leads_to_folder(path)) {
     return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(path)));
   }

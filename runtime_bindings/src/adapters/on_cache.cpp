@@ -429,22 +429,8 @@ std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string&
     return keys;
   }
   keys.insert(keys.end(), tensor->names.begin(), tensor->names.end());
-  std::vector<std::string> scales;
-  for (const Record* record : tensor->made_into) {
-    keys.push_back(record->key);
-    for (const Step& step : record->steps) {
-      scales.insert(scales.end(), step.names.begin(), step.names.end());
-    }
-  }
-  for (const std::string& key : scales) { // they follow the weight, and a bias follows them
-    keys.push_back(key);
-    for (const Record* product : index.products_of(key)) {
-      keys.push_back(product->key);
-      for (const Record* bias : index.quantized_with(product->key)) {
-        keys.push_back(bias->key);
-      }
-    }
-  }
+  const std::vector<std::string> changed = index.keys_changed_with(*tensor);
+  keys.insert(keys.end(), changed.begin(), changed.end());
   return keys;
 }
 

@@ -16,6 +16,7 @@
 #include "format/safetensors.h"
 #include "format/utf8.h"
 #include "logical/numbers.h"
+#include "os/folders.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -387,6 +388,15 @@ double common_scale(const std::vector<PeftPair>& pairs) {
 PeftFolder::PeftFolder(const std::string& path) {
   const Config config(path + "/adapter_config.json");
   const std::string name = path + "/adapter_model.safetensors";
+  int failed = 0;
+  const std::vector<std::string> names = names_in(path, failed);
+  const auto has = [&](std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); };
+  if (has("adapter_model.bin") && !has("adapter_model.safetensors")) {
+    throw_error_in(
+        ErrorKind::Adapter,
+        path,
+        "adapter_model.bin is a pickle, which may run code; save it with safe_serialization=True");
+  }
   file_ = File(name, /*writable=*/false);
   size_ = file_.size();
   if (size_ == 0) {

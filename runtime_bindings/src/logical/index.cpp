@@ -235,6 +235,33 @@ const std::vector<const Record*>& Index::products_of(std::string_view scales) co
   return found == products_of_.end() ? none : found->second;
 }
 
+std::vector<std::string> Index::keys_changed_with(const Tensor& tensor) const {
+  std::vector<std::string> keys;
+  const auto add = [&](const std::string& key) {
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      keys.push_back(key);
+    }
+  };
+  for (const Record* record : tensor.made_into) {
+    add(record->key);
+  }
+  for (const Record* record : tensor.made_into) {
+    const Step* step = scaled_step(*record);
+    if (step == nullptr || is_quantized_bias(*record)) { // the scales of a bias follow from its weight's
+      continue;
+    }
+    const std::string& scales = step->names[0];
+    add(scales);
+    for (const Record* product : products_of(scales)) {
+      add(product->key);
+      for (const Record* bias : quantized_with(product->key)) {
+        add(bias->key);
+      }
+    }
+  }
+  return keys;
+}
+
 bool Index::can_rescale(std::string_view scales) const {
   if (record(scales) == nullptr || !source_.contains(scales) || fixed_scales_.count(scales) != 0) {
     return false;

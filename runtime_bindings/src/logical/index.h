@@ -59,6 +59,9 @@ class Index {
   const std::vector<const Record*>& quantized_with(std::string_view scales) const;
   /// The records of the scales that are products of those under a key: of the biases beside the weights.
   const std::vector<const Record*>& products_of(std::string_view scales) const;
+  /// The keys of the blobs that an update of a tensor may change, each once: those that store it, the scales that
+  /// follow from its numbers, and the biases that follow these.
+  std::vector<std::string> keys_changed_with(const Tensor& tensor) const;
   /// Whether the scales under a key can change with the weights. They cannot where a bias would have to follow, and the
   /// records do not say how.
   bool can_rescale(std::string_view scales) const;

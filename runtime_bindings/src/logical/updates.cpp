@@ -125,8 +125,8 @@ LogicalTensor Updates::describe(std::string_view name) const {
   out.sizes = tensor->sizes;
   out.aliases.assign(tensor->names.begin() + 1, tensor->names.end());
   std::set<std::string> needs;
+  out.keys = index_.keys_changed_with(*tensor);
   for (const Record* record : tensor->made_into) {
-    out.keys.push_back(record->key);
     for (const SourceTensor& source : record->sources) {
       needs.insert(index_.tensor_of(source).name());
     }

@@ -10,7 +10,7 @@ public final class LogicalTensor {
   public final DType dtype;
   /** Other names of the same tensor. */
   public final List<String> aliases;
-  /** Keys of the blobs that store it, alone or with others. */
+  /** Keys of the blobs that an update of it may change: that store it, then of scales and biases beside them. */
   public final List<String> keys;
   /** Tensors that must be updated together with it, because one blob stores all of them. */
   public final List<String> needs;
