@@ -240,7 +240,7 @@ def test_where_current_leads(tmp_path: Path, target: str) -> None:
 def index(*files: dict[str, Any], **more: Any) -> bytes:
     fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files}
     fields |= {"parts": ["b" * 64, 10], **more}
-    return json.dumps({"format": "blobstore.release.2", **fields}).encode()
+    return json.dumps({"format": "blobstore.release.1", **fields}).encode()
 
 
 ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
@@ -254,7 +254,7 @@ ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
         index(ONE, parts=["b" * 64, 10, "packs"]),
         index(ONE, parts=["b" * 64, 10, "../.."]),
         index(ONE, parts=["B" * 64, 10]),
-        index(ONE, format="blobstore.release.1"),
+        index(ONE, format="blobstore.release.9"),
         index({**ONE, "kind": "program", "data": ["two"]}),
         index({**ONE, "kind": "program", "data": ["one"]}),
         index({**ONE, "kind": "program", "data": ["a"]}, {**ONE, "name": "a", "kind": "adapter"}),
