@@ -230,7 +230,7 @@ def test_other_machines_are_asked_by_https(url: str) -> None:
 def test_where_current_leads(tmp_path: Path, target: str) -> None:
     """Into the folder of releases, or it is not followed (S2)."""
     (tmp_path / "current").symlink_to(f"releases/{'a' * 64}")
-    assert Installed(tmp_path).current == "a" * 64
+    assert Installed(tmp_path).view == "a" * 64
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to(target)
     with pytest.raises(InvalidFileError, match="expected a link to a release"):
