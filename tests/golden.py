@@ -185,7 +185,7 @@ def write_files(folder: Path) -> None:
         scale=2.0,
     )
     publish([folder / "model.pte", folder / "model.ptd"], folder / "release", name="model", version="1")
-    for name in ("tables", "pool.json", "releases.json"):  # which are for publishers, and have random names
+    for name in ("tables", "pool.json", "releases.json", "reserve"):  # which are for publishers, and have random names
         (shutil.rmtree if (folder / "release" / name).is_dir() else Path.unlink)(folder / "release" / name)
     os.chdir(folder)  # so that the report has paths that exist elsewhere, too
     Path("report.json").write_text(printed(["report", "whole.pte", "--no-cache", "--json"]), encoding="utf-8")

@@ -130,8 +130,8 @@ def test_a_later_index_is_read_or_refused_by_its_format(folder: Path, tmp_path: 
     write_ways(path.parent, changed)
     pull(str(path.parent), tmp_path / "device")
     assert (tmp_path / "device" / "current" / "model.pte").exists()
-    path.write_text(json.dumps({**index, "format": "blobstore.release.3"}), encoding="utf-8")
-    with pytest.raises(blobstore.errors.InvalidFileError, match=r"blobstore\.release\.3"):
+    path.write_text(json.dumps({**index, "format": "blobstore.release.2"}), encoding="utf-8")
+    with pytest.raises(blobstore.errors.InvalidFileError, match=r"blobstore\.release\.2"):
         pull(str(path.parent), tmp_path / "other")
 
 

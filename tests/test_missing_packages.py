@@ -55,7 +55,6 @@ COMMAND_LINES = [
     "publish w.ptd -o signed --name a --version 2 --sign key.pem",
     "publish w.ptd -o encrypted --name a --version 2 --sign encrypted.pem",
     "gc releases",
-    "republish old -o converted",
     "push oci:layout:1 releases/a/1",
     "push localhost:1/a:1 releases/a/1",
     "pull releases/a/1 device",

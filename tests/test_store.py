@@ -628,20 +628,6 @@ def test_named_data_of_executorch_both_ways(tmp_path):
     again.merge_named_data_store(back)  # ExecuTorch itself takes it
 
 
-def test_merge_leaves_the_manifest_of_an_earlier_file_out():
-    """In that file it had a key, so ExecuTorch's reader returns it as a blob; in a new file it would be wrong (B5)."""
-    from executorch.exir._serialize._cord import Cord
-    from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-
-    path = Path(__file__).parent / "data" / "golden-v0.ptd"
-    payload = FlatTensorSerializer().deserialize(Cord(path.read_bytes()))
-    merged = BlobStore()
-    merged.merge(NamedDataStoreOutput(payload.buffers, payload.named_data, {}))
-    assert len(payload.named_data) == len(merged) + 1
-    assert list(merged) == list(open_ptd(path))
-
-
 # The store against a dictionary
 
 

@@ -33,7 +33,6 @@ from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
     IntegrityError,
-    InvalidKeyError,
     InvalidTagError,
     KeyNotFoundError,
     LayoutError,
@@ -295,16 +294,6 @@ def test_keys_that_cannot_be_keys(ptd):
     for index in ("a", None, 0.0):
         with pytest.raises(KeyNotFoundError):
             data_map.get_key(index)
-
-
-def test_a_blob_that_would_pass_for_a_manifest(tmp_path):
-    store = BlobStore()
-    key = "metadata.blobstore." + "0" * 32
-    with pytest.raises(InvalidKeyError, match="manifest"):
-        store.add(key, b"1234BM01" + bytes(60))
-    store.add(key, b"something else")
-    store.write_ptd(tmp_path / "x.ptd")
-    assert open_ptd(tmp_path / "x.ptd", verify=True).bytes(key) == b"something else"
 
 
 def test_what_is_no_mapping_and_no_program(ptd, tmp_path):

@@ -24,7 +24,6 @@ COMMANDS = {
     "delta": ("files", "Write of each file only the tensors that differ from a base."),
     "report": ("report", "Find where a set of models wastes bytes."),
     "publish": ("releases", "Publish files as a release: contents that the release folder lacks, and an index."),
-    "republish": ("releases", "Publish all releases of an older release folder again, in a new one."),
     "push": (
         "releases",
         "Copy a release into a registry or an image layout of OCI; files that it already has are not sent.",

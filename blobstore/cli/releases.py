@@ -85,27 +85,6 @@ def publish(
     say(f"Index: sha256:{done.sha256}" + (", signed" if done.signed else ""))
 
 
-@app.command("republish")
-@exits.handled
-def republish(
-    old: Annotated[Path, typer.Argument(help="A release folder of version 0.1.", readable=False)],
-    output: Releases,
-    sign: Sign = None,
-    as_json: AsJson = False,
-) -> None:
-    """Publish all releases of an older release folder again, in a new one."""
-    from blobstore.releases import republish as run
-
-    with progress_bar(hidden=as_json) as progress:
-        done = run(old, output, sign=sign, progress=progress)
-    if as_json:
-        print_json(done)
-        return
-    for one in done:
-        say(f"{one.index}: {counted(one.files, 'file')} with {size(one.release_bytes)}")
-    say(f"Converted {counted(done, 'release')}.")
-
-
 @app.command()
 @exits.handled
 def push(

@@ -15,14 +15,12 @@ SEGMENT_ALIGNMENT = 128  # bytes
 # The manifest of a data file
 MANIFEST_IDENTIFIER = b"BM01"
 MANIFEST_MAGIC = b"BLOBMAN1"
-KEYED_MANIFEST_MAGIC = b"BLOBEND1"  # of earlier files, whose manifest has a key
 
 # What a delegate has beside the payload of the backend inside
 BACKEND_ID = "BlobStoreBackend"
 PAYLOAD_IDENTIFIER = b"BD01"
 PAYLOAD_MAGIC = b"BSDELEG1"
 PAYLOAD_VERSION = 1
-PAYLOAD_VERSION_WITH_HOLES = 2
 MOST_HOLES = 8  # of one constant, so that a small program does not become a large payload
 KEY_VERSION_SIZE = 16  # bytes at the end of a key that the delegate replaces
 

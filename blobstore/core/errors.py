@@ -166,7 +166,7 @@ class KeyConflictError(BlobStoreError, ValueError):
 
 
 class InvalidKeyError(BlobStoreError, ValueError):
-    """A key is empty, holds a NUL, is not valid Unicode, or is reserved."""
+    """A key is empty, holds a NUL, or is not valid Unicode."""
 
 
 class InvalidTagError(BlobStoreError, ValueError):

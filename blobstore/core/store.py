@@ -36,7 +36,6 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
 from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
-from blobstore.core.formats.ptd.manifest import is_keyed_manifest
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.core.memory.buffers import address_of, same_bytes
@@ -171,8 +170,6 @@ class BlobStore:
         except (UnsupportedDataError, LayoutError) as error:
             raise type(error)(f"key {key!r}: {error}") from error
         check_length(view)
-        if is_keyed_manifest(key, view):
-            raise InvalidKeyError(f"key {key!r} is reserved for manifests if the blob begins as a manifest does")
         memory = address_of(view)
         address = self._address(view, memory)
         if key in self._base_keys:
@@ -500,7 +497,7 @@ def _check_alignment(key: str, alignment: int) -> None:
 def _contents(
     other: BlobStore | NamedDataMap | NamedDataOutput,
 ) -> Iterator[tuple[str, Any, int, str | None, TensorLayout | None]]:
-    """Key, data, alignment, tag and layout of everything in `other`, without manifests of earlier files."""
+    """Key, data, alignment, tag and layout of everything in `other`."""
     if isinstance(other, BlobStore):
         for entry in other.entries():
             yield entry.key, entry.data, entry.alignment, other.tag(entry.key), entry.layout
@@ -514,8 +511,6 @@ def _contents(
                 data = other.buffers[entry.buffer_index]
                 if not isinstance(data, bytes):
                     data = data.to_bytes()
-                if is_keyed_manifest(key, memoryview(data)):
-                    continue
                 layout = entry.tensor_layout and TensorLayout(
                     ScalarType(int(entry.tensor_layout.scalar_type)),
                     tuple(entry.tensor_layout.sizes),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from blobstore.releases.device.pull import Pulled, gc, pull
     from blobstore.releases.publishing.publish import Published, publish
     from blobstore.releases.publishing.push import Pushed, push
-    from blobstore.releases.publishing.republish import republish
     from blobstore.releases.publishing.sweep import Swept, sweep
     from blobstore.releases.sources.patience import Patience
 
@@ -40,7 +39,6 @@ __all__ = [
     "publish",
     "pull",
     "push",
-    "republish",
     "sweep",
 ]
 
@@ -56,7 +54,6 @@ _HOME = {
     "Release": "device.live",
     "Swept": "publishing.sweep",
     "commit": "device.plan",
-    "republish": "publishing.republish",
     "gc": "device.pull",
     "plan": "device.plan",
     "publish": "publishing.publish",

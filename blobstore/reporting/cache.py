@@ -34,7 +34,7 @@ __all__ = ["Cache", "LostError", "Snapshot", "default_path", "is_another_file", 
 
 Found = TypeVar("Found")
 
-_VERSION = 6
+_VERSION = 1
 _APPLICATION = 0x626C6F62
 """Marks the file as ours in its first bytes, so that no other file is ever dropped."""
 _TABLES = """

@@ -87,9 +87,6 @@ def _ptd(source: Source) -> tuple[list[Region], int]:
         source.fill(_HEAD, min(base, source.size))
         source.fill(min(base + nbytes, source.size), source.size)  # the manifest
     data_map = PtdDataMap(source.path, data=data)
-    if is_url(source.path) and not data_map.has_digests and data_map.extents:
-        source.fill(data_map.extents[-1][0], source.size)  # that of an earlier file is its last segment
-        data_map = PtdDataMap(source.path, data=data)
     drafts = [_Draft(RegionKind.UNREFERENCED, start, stop, [], []) for start, stop in data_map.extents]
     for key in data_map:
         draft = drafts[data_map.segment_of(key)]

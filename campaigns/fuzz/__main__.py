@@ -183,7 +183,7 @@ def _run(job: Job, seconds: int, folder: str) -> str:
         **os.environ,
         **OPTIONS,
         "BLOBSTORE_FUZZ_DATA": str(BUILD / "seeds" / "work" / "slim" / "shared.ptd"),
-        "BLOBSTORE_FUZZ_COPY": str(ROOT / "tests" / "data" / "golden-v1.ptd"),
+        "BLOBSTORE_FUZZ_COPY": str(ROOT / "tests" / "data" / "golden.ptd"),
         "TMPDIR": folder,
     }
     with log.open("w") as output:

@@ -19,7 +19,7 @@ from blobstore.core.errors import BlobStoreError
 from blobstore.runtime import BlobCache, make_working_copy
 from campaigns.fuzz.answers import insist, temporary_folder, tree
 
-SOURCE = Path(__file__).parents[2] / "tests" / "data" / "golden-v1.ptd"
+SOURCE = Path(__file__).parents[2] / "tests" / "data" / "golden.ptd"
 """What the working copies are made of."""
 PAGE = 4096
 JOURNAL = ".blobstore-0123456789abcdef01234567.journal"

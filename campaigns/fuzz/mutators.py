@@ -28,12 +28,10 @@ def sealed(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
 
 def reseal(data: bytearray) -> None:
     """Correct the digests of the head and of the manifest, if they can be found."""
-    tails = {b"BLOBEND1": 24, b"BLOBMAN1": 32}  # digest, length in the later form, magic
-    tail = tails.get(bytes(data[-8:]))
     start = data.rfind(b"BM01") - 4
-    if tail is None or start < 0 or len(data) - tail <= start + 8 or len(data) < 48:
+    end = len(data) - 32  # the digest, the length, and the magic
+    if data[-8:] != b"BLOBMAN1" or start < 0 or end <= start + 8 or len(data) < 48:
         return
-    end = len(data) - tail
     try:
         base = struct.unpack_from("<Q", data, 32)[0]
         root = start + struct.unpack_from("<I", data, start)[0]
@@ -43,8 +41,7 @@ def reseal(data: bytearray) -> None:
         return
     if head and root + head + 16 <= end and base <= len(data):
         data[root + head : root + head + 16] = xxhash.xxh3_128_digest(bytes(data[:base]))
-    if tail == 32:
-        data[-16:-8] = struct.pack("<Q", end - start)
+    data[-16:-8] = struct.pack("<Q", end - start)
     data[end : end + 16] = xxhash.xxh3_128_digest(bytes(data[start:end]))
 
 

@@ -69,7 +69,7 @@ def parts(data: bytes) -> None:
     """Parts: Python and C++ accept the same ones, and ask for the same bytes of a device with some of the contents."""
     files = tuple(File(f"{number}.ptd", "data", f"{number:064x}", size) for number, size in enumerate(_sizes_in(data)))
     named = Object(hashlib.sha256(data).hexdigest(), len(data))
-    index = Index("blobstore.release.2", "fuzz", "3", int(time.time()), "1.0", files, named, plain=True)
+    index = Index("blobstore.release.1", "fuzz", "3", int(time.time()), "1.0", files, named, plain=True)
     with _device() as (root, device, other):
         place = root / "fuzz/3/index.json"
         place.parent.mkdir()

@@ -119,7 +119,7 @@ GUARDS = (
     Guard(
         "C++: where `current` leads",
         f"{_RELEASES}/device.cpp",
-        "target.substr(0, kReleases.size()) != kReleases || !is_view(target.substr(kReleases.size()))",
+        "target.substr(0, kReleases.size()) != kReleases || !is_sha256(target.substr(kReleases.size()))",
         "false",
         (_NATIVE, "tests/releases/test_native_trust.py"),
     ),

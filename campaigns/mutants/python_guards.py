@@ -185,7 +185,7 @@ GUARDS = (
     Guard(
         "an older release",
         f"{_RELEASES}/device/pull.py",
-        "if index.published < old.published and not allow_rollback and installed.current != sha256:",
+        "if index.published < old.published and not allow_rollback and installed.view != sha256:",
         "if False:",
         ("tests/releases/test_pull.py::test_older_and_other_releases_are_refused",),
     ),
@@ -206,7 +206,7 @@ GUARDS = (
     Guard(
         "where `current` leads",
         f"{_RELEASES}/device/installed.py",
-        'if not _VIEW.fullmatch(name) or target != f"releases/{name}":',
+        'if not _DIGEST.fullmatch(name) or target != f"releases/{name}":',
         "if False:",
         _TRUST,
     ),

@@ -94,7 +94,7 @@ void publish(const std::string& version, int published, const std::string& text,
   const std::string parts =
       format("{\"format\":\"blobstore.parts.1\",\"files\":[[[0,{},\"{}\"]]]}", text.size(), digest(text));
   const std::string index = format(
-      "{\"format\":\"blobstore.release.2\",\"name\":\"a\",\"version\":\"{}\",\"published\":{},\"executorch\":\"1.5\","
+      "{\"format\":\"blobstore.release.1\",\"name\":\"a\",\"version\":\"{}\",\"published\":{},\"executorch\":\"1.5\","
       "\"files\":[{\"name\":\"b/c.txt\",\"kind\":\"other\",\"sha256\":\"{}\",\"size\":{}}],"
       "\"parts\":[\"{}\",{}],\"later\":[1,{}]}",
       version,
@@ -331,7 +331,7 @@ void test_what_is_refused(const std::string& device) {
   options.version = "2";
   CHECK(blobstore::commit(index_of("2"), device, options).changed);
   CHECK(error_of([&] { blobstore::missing("nothing.json", device); }) == ErrorKind::FileAccess);
-  for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.2\"}"}) {
+  for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.1\"}"}) {
     write("bad.json", bytes);
     CHECK(error_of([&] { blobstore::missing("bad.json", device); }) == ErrorKind::InvalidFile);
   }
@@ -381,7 +381,7 @@ blobstore::InstalledRelease install(
   write(
       "index.json",
       format(
-          "{\"format\":\"blobstore.release.2\",\"name\":\"live\",\"version\":\"{}\",\"published\":{},"
+          "{\"format\":\"blobstore.release.1\",\"name\":\"live\",\"version\":\"{}\",\"published\":{},"
           "\"executorch\":\"1.5\",\"files\":[{}],\"parts\":[\"{}\",{}],\"plain\":true}",
           version,
           published,

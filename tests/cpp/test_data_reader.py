@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from blobstore import BlobStore, MergedDataMap, ScalarType, TensorLayout, dedup_programs, open_ptd, save_file
 from blobstore.adapters import bind_adapter, save_adapter
 from blobstore.testing import strategies
+from tests.formats.ptd.test_bad_files import foreign  # noqa: F401 - a fixture
 
-GOLDEN = Path(__file__).parents[1] / "data"
 tags = strategies.tags.filter(lambda tag: tag != "adapter.ptd")  # it names one file with "adapter"
 FLOATS = EtLayout(EtScalarType.FLOAT, [4], [0])
 contents = st.dictionaries(
@@ -122,7 +122,7 @@ def test_every_scalar_type(reader, tmp_path):
     assert found == [(key, (data, spelled(layout, data))) for key, (data, layout) in expected.items()]
 
 
-def test_opaque_bytes_beside_tensors(reader, tmp_path):
+def test_opaque_bytes_beside_tensors(reader, foreign, tmp_path):  # noqa: F811 - the fixture
     """The stock map answers for every key, whichever of our writers made the file, and the bytes stay opaque for us
     (R3, R4). It ends the process at a key without a layout, such as those of a file that has no list of opaque keys."""
     pytest.importorskip("blobstore_runtime")
@@ -134,13 +134,16 @@ def test_opaque_bytes_beside_tensors(reader, tmp_path):
     store.add("again", b"any bytes")
     store.add("none", b"")
     store.write_ptd(tmp_path / "store.ptd")
-    with open_ptd(GOLDEN / "golden-v1.ptd") as earlier:  # where opaque bytes have no layout
+    (tmp_path / "theirs").mkdir()
+    theirs = tmp_path / "theirs/of-executorch.ptd"  # where opaque bytes have no layout
+    theirs.write_bytes(foreign)
+    with open_ptd(theirs) as data_map:
         again = BlobStore()
-        again.merge(earlier)
+        again.merge(data_map)
         again.write_ptd(tmp_path / "rewritten.ptd")
     BlobCache(tmp_path / "store.ptd").save(tmp_path / "saved.ptd")
     make_working_copy(tmp_path / "store.ptd", tmp_path / "copy.ptd")
-    BlobCache(GOLDEN / "golden-v1.ptd").save(tmp_path / "resaved.ptd")
+    BlobCache(theirs).save(tmp_path / "resaved.ptd")
     for path in sorted(tmp_path.glob("*.ptd")):
         with open_ptd(path, verify=True) as data_map:
             layouts = {key: data_map.get_tensor_layout(key) for key in data_map}

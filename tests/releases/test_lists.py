@@ -13,7 +13,7 @@ from blobstore.releases.index.ways import parse_ways
 
 ONE, OTHER = "1" * 64, "2" * 64
 INDEX = Index(
-    format="blobstore.release.2",
+    format="blobstore.release.1",
     name="a",
     version="1",
     published=1,

@@ -12,7 +12,7 @@ import pytest
 
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, ReleaseError, TransferError, TrustError
-from blobstore.releases import Patience, Release, commit, gc, plan, publish, pull, push
+from blobstore.releases import Patience, Release, commit, gc, plan, publish, pull, push, sweep
 from blobstore.releases.index.index import parse_index
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError
 from blobstore.runtime.native import native
@@ -48,6 +48,16 @@ def test_a_release_folder_is_no_device(releases: Path, tmp_path: Path) -> None:
     pull(releases / "a/1", tmp_path / "device")
     with pytest.raises(ReleaseError, match="releases are pulled into this folder"):
         publish(tmp_path / "in", tmp_path / "device", name="a", version="9")
+
+
+def test_a_copy_for_devices_is_not_published_into(releases: Path, tmp_path: Path) -> None:
+    """It lacks what the pool knows, so a version could be published twice, with other contents (F1)."""
+    (releases / "pool.json").unlink()
+    before = sorted(releases.rglob("*"))
+    for call in (lambda: publish(tmp_path / "in", releases, name="a", version="1"), lambda: sweep(releases)):
+        with pytest.raises(ReleaseError, match=r"there are releases here, and no pool\.json"):
+            call()
+    assert sorted(releases.rglob("*")) == before
 
 
 @pytest.mark.parametrize("given", ["", "files", "a/1/index.json", "../link", "new/folder"])
@@ -196,7 +206,7 @@ def test_two_hundred_data_files(tmp_path: Path) -> None:
 def test_looking_up_files_takes_no_longer_with_more_of_them() -> None:
     """An index may have 100,000; the lookup of each is one step."""
     file = {"kind": "other", "sha256": "0" * 64, "size": 1}
-    index = {"format": "blobstore.release.2", "name": "a", "version": "1", "published": 0, "executorch": "1.5"}
+    index = {"format": "blobstore.release.1", "name": "a", "version": "1", "published": 0, "executorch": "1.5"}
     index["parts"] = ["0" * 64, 1]
     files = [{**file, "name": str(i)} for i in range(100_000)]
     parsed = parse_index(json.dumps({**index, "files": files}).encode(), "index")

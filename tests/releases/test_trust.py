@@ -230,7 +230,7 @@ def test_other_machines_are_asked_by_https(url: str) -> None:
 def test_where_current_leads(tmp_path: Path, target: str) -> None:
     """Into the folder of releases, or it is not followed (S2)."""
     (tmp_path / "current").symlink_to(f"releases/{'a' * 64}")
-    assert Installed(tmp_path).current == "a" * 64
+    assert Installed(tmp_path).view == "a" * 64
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to(target)
     with pytest.raises(InvalidFileError, match="expected a link to a release"):
@@ -240,7 +240,7 @@ def test_where_current_leads(tmp_path: Path, target: str) -> None:
 def index(*files: dict[str, Any], **more: Any) -> bytes:
     fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files}
     fields |= {"parts": ["b" * 64, 10], **more}
-    return json.dumps({"format": "blobstore.release.2", **fields}).encode()
+    return json.dumps({"format": "blobstore.release.1", **fields}).encode()
 
 
 ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
@@ -254,7 +254,7 @@ ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
         index(ONE, parts=["b" * 64, 10, "packs"]),
         index(ONE, parts=["b" * 64, 10, "../.."]),
         index(ONE, parts=["B" * 64, 10]),
-        index(ONE, format="blobstore.release.1"),
+        index(ONE, format="blobstore.release.9"),
         index({**ONE, "kind": "program", "data": ["two"]}),
         index({**ONE, "kind": "program", "data": ["one"]}),
         index({**ONE, "kind": "program", "data": ["a"]}, {**ONE, "name": "a", "kind": "adapter"}),

@@ -26,7 +26,6 @@ from blobstore.releases import (
 )
 from tests.releases.models import inputs, weights
 from tests.releases.server import serving
-from tests.releases.test_republishing import OLD
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 pytestmark = pytest.mark.long
@@ -81,7 +80,6 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "executor": lambda: None,
         "grace": lambda: 0.0,
         "sweep.keep": lambda: 0.0,
-        "republish.old": lambda: OLD,
         "new": lambda: tmp_path / f"new{next(numbers)}",
         "keep": lambda: 1,
         "data": lambda: None,
@@ -94,7 +92,7 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
     }
 
 
-@pytest.mark.slow_for("republish", "publish", "commit", "sweep")
+@pytest.mark.slow_for("publish", "commit", "sweep")
 @pytest.mark.parametrize("one", CALLABLES, ids=str)
 def test_every_wrong_kind_of_argument(
     one: PublicCallable, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -106,7 +106,7 @@ def test_our_own_files_and_real_programs_by_url(zoo: Path, lowered: object, tmp_
     folder = tmp_path / "own"
     folder.mkdir()
     blobstore.save_file({"a": values(3, 50, 60), "b": values(3, 50, 60), "c": values(4, 9, 9)}, folder / "own.ptd")
-    shutil.copy(DATA / "golden-v0.ptd", folder)
+    shutil.copy(DATA / "golden.ptd", folder)
     lowered.decoder().write(folder)  # type: ignore[attr-defined]
     remote, local = blobstore.report([f"file://{folder}"]), blobstore.report([folder])
     accounted(remote)

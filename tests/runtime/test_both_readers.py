@@ -22,7 +22,7 @@ from tests.formats.ptd.test_bad_files import (
     with_manifest,
     with_opaque,
 )
-from tests.formats.ptd.test_format import DATA, golden_store
+from tests.formats.ptd.test_format import golden_store
 
 pytestmark = pytest.mark.long
 
@@ -64,14 +64,13 @@ def check(path, data):
 
 def manifest_start(data):
     """Where the flatbuffer of the manifest begins, or would begin if there is no manifest."""
-    base, nbytes = struct.unpack_from("<2Q", data, 32)
-    return data.rfind(b"BM01") - 4 if data[-8:] == b"BLOBEND1" else base + nbytes
+    return sum(struct.unpack_from("<2Q", data, 32))
 
 
 def seal(data):
     """Recompute the digests of a file with a manifest, as far as its parts are where they should be."""
     base = struct.unpack_from("<Q", data, 32)[0]
-    start, end = manifest_start(data), len(data) - (24 if data[-8:] == b"BLOBEND1" else 32)
+    start, end = manifest_start(data), len(data) - 32
     if not 0 < start < end or base > len(data):
         return data
     body = data[start:end]
@@ -88,7 +87,7 @@ def seal(data):
     return data
 
 
-@pytest.fixture(scope="module", params=["new", "flatc", "earlier", "foreign"])
+@pytest.fixture(scope="module", params=["new", "flatc", "foreign"])
 def seed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("seed")
     if request.param == "new":
@@ -99,8 +98,6 @@ def seed(request, tmp_path_factory):
         other = {"key": "other", "segment_index": 1, "tensor_layout": layout}
         table = {"version": 0, "segments": SEGMENTS, "named_data": [ENTRY, {**ENTRY, "key": "tied"}, other]}
         return with_manifest(folder, {"opaque": [2]}, table=table).read_bytes()
-    if request.param == "earlier":
-        return (DATA / "golden-v0.ptd").read_bytes()
     return request.getfixturevalue("foreign")
 
 
@@ -150,7 +147,7 @@ def structure(data):
     return [*range(48 + size), *range(manifest_start(data), len(data))]
 
 
-@pytest.mark.slow_for("earlier", "foreign")
+@pytest.mark.slow_for("foreign")
 def test_truncated_anywhere(tmp_path, seed):
     """No truncated file is accepted."""
     path = tmp_path / "x.ptd"
@@ -158,7 +155,7 @@ def test_truncated_anywhere(tmp_path, seed):
     assert not any(check(path, seed[:length]) for length in range(len(seed)))
 
 
-@pytest.mark.slow_for("earlier", "foreign")
+@pytest.mark.slow_for("foreign")
 def test_any_byte_changed(tmp_path, seed):
     """With digests, no change of the structure is accepted."""
     path = tmp_path / "x.ptd"
@@ -167,7 +164,7 @@ def test_any_byte_changed(tmp_path, seed):
         data = bytearray(seed)
         data[at] ^= 1 << at % 8
         accepted += check(path, data)
-    assert (accepted == 0) == (seed[-8:-1] in {b"BLOBMAN", b"BLOBEND"})
+    assert (accepted == 0) == (seed[-8:] == b"BLOBMAN1")
 
 
 @pytest.mark.slow

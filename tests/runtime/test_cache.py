@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blobstore import BlobStore, errors, open_ptd, save_file
 from blobstore.runtime import BlobCache, make_working_copy
-from tests.formats.ptd.test_format import DATA
 from tests.runtime.blobs import foundation_arrays, write_foundation
 
 KEYS = sorted(foundation_arrays())
@@ -366,20 +365,6 @@ def test_digests_are_current(cache):
 
 def _digests(arrays):
     return ((key, (array.nbytes, xxhash.xxh3_128_digest(array.tobytes()))) for key, array in arrays.items())
-
-
-def test_a_working_copy_of_an_earlier_file(tmp_path):
-    """The manifest of the first format version is under a key; the working copy has the new form, kept up to date."""
-    path = tmp_path / "x.ptd"
-    make_working_copy(DATA / "golden-v0.ptd", path)
-    cache = BlobCache(path, "shared")
-    cache.update({"half": np.array(2.5, np.float16), "opaque": b"new bytes"})
-    for reader in (cache, BlobCache(path, "shared"), BlobCache(path)):
-        assert reader.verify() and reader.bytes("opaque") == b"new bytes"
-        assert reader.digest("opaque") == (9, xxhash.xxh3_128_digest(b"new bytes"))
-    with open_ptd(path, verify=True) as data_map:
-        assert data_map.digest("half") == (2, xxhash.xxh3_128_digest(np.array(2.5, np.float16).tobytes()))
-    assert path.read_bytes()[-8:] == b"BLOBMAN1"
 
 
 @pytest.mark.parametrize("mode", ["private", "copy"])

@@ -630,7 +630,7 @@ def commits_of_a_killed_process(path):
     blob = path.read_bytes().index(np.ones(64, np.float32).tobytes())
     evil = np.full(64, 666, np.float32).tobytes()
     made = struct.pack("<5Q", 1, 1, 0, blob, len(evil)) + evil
-    header = b"BLOBCMT2" + mark + struct.pack("<5Q", status.st_ino, status.st_size, 1, 0, len(made))
+    header = b"BLOBCMT1" + mark + struct.pack("<5Q", status.st_ino, status.st_size, 1, 0, len(made))
     data = header.ljust(4096, b"\0") + made + xxhash.xxh3_128_digest(made)
     return data + bytes(-len(data) % 4096)
 

@@ -20,7 +20,6 @@ from blobstore.core.constants import MOST_HOLES
 from blobstore.core.constants import PAYLOAD_IDENTIFIER as FILE_IDENTIFIER
 from blobstore.core.constants import PAYLOAD_MAGIC as MAGIC
 from blobstore.core.constants import PAYLOAD_VERSION as VERSION
-from blobstore.core.constants import PAYLOAD_VERSION_WITH_HOLES as VERSION_WITH_HOLES
 from blobstore.core.errors import InvalidFileError
 from blobstore.core.formats.flatbuffer import BOOL, STRING, U8, U32, U64, Buffer, Table, TableType, Vector
 from blobstore.core.formats.table_builder import TableBuilder
@@ -80,20 +79,20 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
         ValueError: holes overlap or leave the payload, or it also has keys, or one of them twice.
     """
     filled, payload = len(payload), b"".join(_between_holes(payload, constants))
-    version = VERSION if len(payload) == filled else VERSION_WITH_HOLES
-    _check_holes(version, len(payload), filled if version == VERSION_WITH_HOLES else 0, constants)
+    filled = filled if len(payload) < filled else 0
+    _check_holes(len(payload), filled, constants)
     builder = TableBuilder(1024)
     tables = builder.references([_write(builder, constant) for constant in constants])
     name = builder.CreateString(inner)
     digest = builder.CreateByteVector(xxhash.xxh3_128_digest(payload))
     table = builder.table(
         PAYLOAD,
-        version=version,
+        version=VERSION,
         inner=name,
         size=len(payload),
         constants=tables,
         digest=digest,
-        filled=filled if version == VERSION_WITH_HOLES else None,
+        filled=filled or None,
     )
     body = builder.finish(table, FILE_IDENTIFIER)
     return b"".join([payload, bytes(-len(payload) % 16), body, struct.pack("<Q", len(body)), MAGIC])
@@ -115,10 +114,10 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
             raise ValueError("its description is missing")
         table = Buffer(memoryview(body), "payload", start=8).root(PAYLOAD)
         version, size = table.scalar("version"), table.scalar("size")
-        if version not in {VERSION, VERSION_WITH_HOLES}:
-            raise ValueError(f"its version is {version}, not {VERSION} or {VERSION_WITH_HOLES}")
+        if version != VERSION:
+            raise ValueError(f"its version is {version}, not {VERSION}")
         constants = [_read(constant) for constant in table.tables("constants")]
-        _check_holes(version, size, table.scalar("filled"), constants)
+        _check_holes(size, table.scalar("filled"), constants)
         if (inner := table.string("inner")) is None:
             raise ValueError("it does not name the inner backend")
         if size > len(data) - 16 - length:
@@ -176,11 +175,9 @@ def _between_holes(payload: bytes, constants: Sequence[Constant]) -> Iterator[by
     yield payload[at:]
 
 
-def _check_holes(version: int, size: int, filled: int, constants: Sequence[Constant]) -> None:
+def _check_holes(size: int, filled: int, constants: Sequence[Constant]) -> None:
     holes = _holes(constants)
-    if version == VERSION:
-        if holes or filled:
-            raise ValueError(f"version {VERSION} has no holes")
+    if not holes and not filled:
         return
     at = 0
     for start, stop in holes:

@@ -52,9 +52,7 @@ __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark"]
 CURRENT = "current"
 _NEWEST = "newest"
 _MARK = re.compile(r"^(\S{1,100}) (\S{1,100}) ([0-9]{1,16})\n\Z")
-_OBJECT = re.compile(r"^[0-9a-f]{64}$")
-_VIEW = re.compile(r"^[0-9a-f]{64}(-merged)?$")
-"""An older format had releases whose files were merged."""
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _MADE = "made"
 
 
@@ -206,7 +204,7 @@ class Installed:
         """Give the objects that were made their place, where `gc` would find them. Call this in `locked`."""
         with named(place):
             recover(self.made(place))
-            objects = [one for one in os.scandir(self.made(place)) if _OBJECT.fullmatch(one.name)]
+            objects = [one for one in os.scandir(self.made(place)) if _DIGEST.fullmatch(one.name)]
             for one in objects:
                 os.replace(one.path, self.path(one.name))
             if objects:
@@ -233,7 +231,7 @@ class Installed:
 
     @property
     def view(self) -> str | None:
-        """The name of the current release below `releases`, or None."""
+        """The current release: the SHA-256 of its index, and its name below `releases`. None if there is none."""
         try:
             target = str((self.folder / CURRENT).readlink())
         except OSError as error:
@@ -245,7 +243,7 @@ class Installed:
                 ) from None
             raise FileAccessError(self.folder / CURRENT, error) from None
         name = Path(target).name
-        if not _VIEW.fullmatch(name) or target != f"releases/{name}":
+        if not _DIGEST.fullmatch(name) or target != f"releases/{name}":
             raise InvalidFileError(self.folder / CURRENT, f"expected a link to a release, found one to {target!r}")
         return name
 
@@ -253,15 +251,9 @@ class Installed:
         """The folder of a release."""
         return self._releases / view
 
-    @property
-    def current(self) -> str | None:
-        """The SHA-256 of the current index, or None."""
-        view = self.view
-        return None if view is None else view[:64]
-
     def sound_index(self) -> str | None:
-        """As `current`, but None if that index is damaged, so that it is fetched again."""
-        sha256 = self.current
+        """As `view`, but None if that index is damaged, so that it is fetched again."""
+        sha256 = self.view
         try:
             if sha256 is not None:
                 self.index_bytes(sha256)
@@ -294,7 +286,7 @@ class Installed:
             if match is None:
                 raise InvalidFileError(path, "expected the name, the version and the time of a release")
             marks.append(Mark(match[1], match[2], int(match[3])))
-        if (current := self.current) is not None:
+        if (current := self.view) is not None:
             place = str(self._indexes / f"{current}.json")
             dated = parse_json(self.index_bytes(current), _Dated, place, "an index of a release")
             marks.append(Mark(dated.name, dated.version, dated.published))
@@ -311,9 +303,9 @@ class Installed:
         views: list[tuple[int, str]] = []
         with contextlib.suppress(OSError):
             for one in os.scandir(self._releases):
-                if _VIEW.fullmatch(one.name):
+                if _DIGEST.fullmatch(one.name):
                     try:
-                        views.append((self.index(one.name[:64]).published, one.name))
+                        views.append((self.index(one.name).published, one.name))
                     except BlobStoreError:
                         views.append((-1, one.name))
         return [name for _, name in sorted(views, reverse=True)]
@@ -321,7 +313,7 @@ class Installed:
     def complete(self, view: str, *, verify: bool = False) -> bool:
         """Whether all files of a release are here; their contents are read only to `verify` them."""
         try:
-            links = self._links(self.index(view[:64]))
+            links = self._links(self.index(view))
         except BlobStoreError:
             return False
         place = self.view_path(view)
@@ -449,7 +441,7 @@ class Installed:
         seen: set[str] = set()
         for view in self.views():
             with contextlib.suppress(BlobStoreError):
-                index = self.index(view[:64])
+                index = self.index(view)
                 for wanted, listed in zip(index.distinct, self.parts(index).files, strict=True):
                     if wanted.sha256 in seen or not self.has(wanted):
                         continue
@@ -485,15 +477,12 @@ class Installed:
                     lock.close()
             needed: set[str] = set()
             for view in kept:
-                index = self.index(view[:64])
+                index = self.index(view)
                 needed |= {index.parts.sha256, *(wanted.sha256 for wanted in self._links(index).values())}
-            indexes = {view[:64] for view in kept}
             files = nbytes = 0
             for folder, wanted in (
                 (self.files, needed),
-                (self._indexes, indexes),
-                (self.partial, set()),  # as earlier versions left it
-                (self.folder / "tables", set()),  # likewise
+                (self._indexes, kept),
                 *((found, set()) for place in self._abandoned() for found in (self.made(place), place)),
             ):
                 if not folder.is_dir():
@@ -501,7 +490,7 @@ class Installed:
                 with named(folder):
                     entries = list(os.scandir(folder))
                 for one in entries:
-                    if one.name.split(".")[0] in wanted or not _OBJECT.fullmatch(one.name.split(".")[0]):
+                    if one.name.split(".")[0] in wanted or not _DIGEST.fullmatch(one.name.split(".")[0]):
                         continue
                     with named(Path(one.path)):
                         nbytes += one.stat(follow_symlinks=False).st_size

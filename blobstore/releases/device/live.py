@@ -141,7 +141,7 @@ class Release:
         self._turn, self._closed = threading.Lock(), False
         self._lock, view = _hold_current(self._installed)
         try:
-            self._index = self._installed.index(view[:64])
+            self._index = self._installed.index(view)
             check_executorch(self._index, None, str(directory))
             self._data = _Data(self._installed, self._index, names)
         except BaseException:
@@ -151,7 +151,7 @@ class Release:
         self.cache: BlobCache
 
     def _enter(self, view: str) -> None:
-        self.name, self.version, self.sha256 = self._index.name, self._index.version, view[:64]
+        self.name, self.version, self.sha256 = self._index.name, self._index.version, view
         self.path = self._installed.view_path(view)
 
     @classmethod
@@ -210,9 +210,8 @@ class Release:
         with self._turn:
             if self._closed:
                 raise ClosedError(f"{self.directory}: the release is closed")
-            lock, view = _hold_current(self._installed)
+            lock, sha256 = _hold_current(self._installed)
             try:
-                sha256 = view[:64]
                 if sha256 == self.sha256:
                     return Followed(self.version, sha256, True, (), (), (), self.cache.generation)
                 index = self._installed.index(sha256)
@@ -226,14 +225,14 @@ class Release:
                 if not reasons:
                     keys, reasons, data = self._compare(index)
                 if not reasons:
-                    generation, keys, reasons, exchanged, unfit = self._commit(keys, data, index, view, adapters)
+                    generation, keys, reasons, exchanged, unfit = self._commit(keys, data, index, sha256, adapters)
                 if reasons:
                     return Followed(
                         index.version, sha256, False, (), tuple(reasons), files, generation, (), tuple(unfit)
                     )
                 self._index, self._data = index, data
                 self._lock, lock = lock, self._lock
-                self._enter(view)
+                self._enter(sha256)
                 files = tuple(name for name in files if name not in exchanged)
                 done = Followed(index.version, sha256, True, tuple(keys), (), files, generation)
                 return replace(done, adapters=tuple(exchanged), unfit=tuple(unfit))

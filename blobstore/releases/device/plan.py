@@ -89,7 +89,7 @@ class Plan:
 class _Record(Struct, frozen=True):
     """A plan in the folder of a device; `index` and `ways` are base64 in JSON."""
 
-    format: Literal["blobstore.plan.2"]
+    format: Literal["blobstore.plan.1"]
     reference: str
     sha256: Sha256
     index: bytes
@@ -133,7 +133,7 @@ def plan(
             fetches, ways = (
                 ((), None) if current else _fetches(installed, source, place, index, found.sha256, plain=plain)
             )
-            record = _Record("blobstore.plan.2", _text(reference), found.sha256, data, signature, ways, plain)
+            record = _Record("blobstore.plan.1", _text(reference), found.sha256, data, signature, ways, plain)
             with installed.locked():
                 installed.deliver(place)
                 installed.finish(place)

@@ -177,7 +177,7 @@ def _take(
                     return done
                 index = checked_index(installed, source, found.sha256, data, signature, options)
                 if compared and all(installed.has(one) for one in (*index.distinct, index.parts)):
-                    changed = installed.current != found.sha256
+                    changed = installed.view != found.sha256
                     path = installed.switch(data, found.sha256, signature)
                     Polls(installed, source).keep(found)
                     installed.finish(place)
@@ -291,7 +291,7 @@ def _from_before(installed: Installed, found: Found) -> bool:
 def nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
     view = installed.view
-    if view is None or view[:64] != sha256 or not installed.complete(view, verify=options.verify):
+    if view is None or view != sha256 or not installed.complete(view, verify=options.verify):
         return None
     index = installed.index(sha256)
     source.check(index)
@@ -330,7 +330,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
         old = installed.mark()
     except BlobStoreError as error:
         # Without a mark any older release could be played back, so this is refused rather than ignored.
-        if allow_rollback or installed.current == sha256:
+        if allow_rollback or installed.view == sha256:
             return  # it is about to be mended
         raise TrustError(
             f"{source.name}: it is unknown whether version {index.version} is newer than the installed one, because its mark "
@@ -343,7 +343,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
             f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "
             "into another folder"
         )
-    if index.published < old.published and not allow_rollback and installed.current != sha256:
+    if index.published < old.published and not allow_rollback and installed.view != sha256:
         raise _OlderError(
             f"{source.name}: version {index.version} is older than version {old.version}, which is or was installed; allow_rollback "
             "(--allow-rollback) accepts it",

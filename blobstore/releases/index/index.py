@@ -115,7 +115,7 @@ class Index(Struct, frozen=True, omit_defaults=True, dict=True):
         plain: whether every file is also an object of its own, for clients that decode nothing.
     """
 
-    format: Literal["blobstore.release.2"]
+    format: Literal["blobstore.release.1"]
     name: Name
     version: Name
     published: Size
@@ -197,11 +197,6 @@ def parse_index(data: bytes, where: str) -> Index:
     Raises:
         InvalidFileError: it is malformed, or names something outside the folder of a release.
     """
-    if b'"blobstore.release.1"' in data[:200]:
-        raise InvalidFileError(
-            where,
-            "this release has an older format; `blobstore republish` makes a new release folder of the old one",
-        )
     index = parse_json(data, Index, where, "an index of a release")
 
     def fail(reason: str) -> InvalidFileError:

@@ -22,8 +22,8 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_LIMIT = 1 << 22
 """The largest manifest in bytes; registries refuse larger ones."""
 
-_ARTIFACT = "application/vnd.blobstore.release.v2+json"
-_CONFIG = "application/vnd.blobstore.release.index.v2+json"
+_ARTIFACT = "application/vnd.blobstore.release.v1+json"
+_CONFIG = "application/vnd.blobstore.release.index.v1+json"
 _LAYER = "application/vnd.blobstore.object.v1"
 _WAYS = "application/vnd.blobstore.release.ways.v1+json+zstd"
 _EARLIER = "application/vnd.blobstore.release.earlier.v1+json+zstd"

@@ -203,7 +203,7 @@ def opened(releases: str | os.PathLike[str], *inside: str, create: bool = False)
         create: make the folder if it is missing.
 
     Raises:
-        ReleaseError: the folder is one of a device, or has an older format, or a link leads out of it.
+        ReleaseError: the folder is one of a device, or a copy of releases without their pool, or a link leads out of it.
         PoolError: it is no release folder.
     """
     if _is_url(releases):
@@ -214,14 +214,14 @@ def opened(releases: str | os.PathLike[str], *inside: str, create: bool = False)
     check_folder_name(root)
     with named(root):
         pulled = (root / INDEXES).exists()
-        older = not (root / "pool.json").exists() and any(root.glob(f"*/{LATEST}/{INDEX}"))
+        without_pool = not (root / "pool.json").exists() and any(root.glob(f"*/{LATEST}/{INDEX}"))
         if not create and not root.exists():
             raise ReleaseError(f"{root}: there is no release folder here")
     if pulled:
         raise ReleaseError(f"{root}: releases are pulled into this folder; publish them in another one")
-    if older:
+    if without_pool:
         raise ReleaseError(
-            f"{root}: this release folder has an older format; `blobstore republish` makes a new one of it"
+            f"{root}: there are releases here, and no pool.json; publish in the folder that they were published in"
         )
     folders = [root / name for name in (FILES, SIGNATURES, "packs", "tables")]
     if inside:
@@ -382,7 +382,7 @@ class _Publisher:
         parts = parts_of_release(self._pool, version, files)
         encoded_parts = encode_parts(parts)
         index = Index(
-            format="blobstore.release.2",
+            format="blobstore.release.1",
             name=version.name,
             version=version.version,
             published=self._time(previous),

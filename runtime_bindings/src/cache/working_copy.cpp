@@ -19,7 +19,7 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr char kMagic[] = "BLOBCMT2";
+constexpr char kMagic[] = "BLOBCMT1";
 constexpr size_t kPage = 4096;
 
 int digit_of(char c) {

@@ -39,7 +39,7 @@ struct Patch {
 /// process maps:
 ///
 ///     offset  bytes      what
-///     0       8          "BLOBCMT2"
+///     0       8          "BLOBCMT1"
 ///     8       16         the id of the working copy, as bytes
 ///     24      8          its inode
 ///     32      8          its size

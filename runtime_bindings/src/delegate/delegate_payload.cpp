@@ -50,17 +50,14 @@ DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const u
 }
 
 /// Put the holes of all constants in order, and check that the payload consists of them and of what is recorded.
-void read_holes(DelegatePayload& payload, uint32_t version, uint64_t filled) {
+void read_holes(DelegatePayload& payload, uint64_t filled) {
   for (size_t i = 0; i < payload.constants.size(); ++i) {
     for (const uint64_t start : payload.constants[i].holes) {
       payload.holes.push_back({start, i});
     }
   }
   payload.filled = payload.size;
-  if (version == kPayloadVersion) {
-    if (!payload.holes.empty() || filled != 0) {
-      throw_format_error("it has holes, which its version does not have");
-    }
+  if (payload.holes.empty() && filled == 0) {
     return;
   }
   std::set<std::string> keys;
@@ -107,8 +104,7 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   }
   const FlatBuffer buffer(start, length);
   const uint64_t root = buffer.root();
-  const uint32_t version = buffer.u32_field(root, 0);
-  if (version != kPayloadVersion && version != kPayloadVersionWithHoles) {
+  if (buffer.u32_field(root, 0) != kPayloadVersion) {
     throw_format_error("it was written by another version");
   }
   DelegatePayload payload;
@@ -127,7 +123,7 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   for (uint32_t i = 0; i < constants.count; ++i) {
     payload.constants.push_back(read_constant(buffer, buffer.element(constants, i), data, payload.size));
   }
-  read_holes(payload, version, buffer.u64_field(root, 5));
+  read_holes(payload, buffer.u64_field(root, 5));
   return payload;
 }
 

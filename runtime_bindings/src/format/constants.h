@@ -21,13 +21,10 @@ inline constexpr char kPeftKey[] = "blobstore.adapter.peft";
 inline constexpr uint64_t kSegmentAlignment = 128;
 inline constexpr char kManifestIdentifier[] = "BM01";
 inline constexpr char kManifestMagic[] = "BLOBMAN1";
-// of earlier files, whose manifest has a key
-inline constexpr char kKeyedManifestMagic[] = "BLOBEND1";
 inline constexpr char kBackendId[] = "BlobStoreBackend";
 inline constexpr char kPayloadIdentifier[] = "BD01";
 inline constexpr char kPayloadMagic[] = "BSDELEG1";
 inline constexpr uint64_t kPayloadVersion = 1;
-inline constexpr uint64_t kPayloadVersionWithHoles = 2;
 // of one constant, so that a small program does not become a large payload
 inline constexpr uint64_t kMostHoles = 8;
 // bytes at the end of a key that the delegate replaces

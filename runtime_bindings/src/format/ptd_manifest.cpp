@@ -111,46 +111,6 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
   return PtdManifest{start, length};
 }
 
-bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size) {
-  return key.rfind(kKeyPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kManifestIdentifier, 4) == 0;
-}
-
-std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
-  std::optional<size_t> found;
-  const size_t last = table.segments.size() - 1;
-  bool alone = true;
-  for (size_t i = 0; i < table.entries.size(); ++i) {
-    const PtdEntry& entry = table.entries[i];
-    const PtdSegment& segment = table.segments[entry.segment];
-    const bool is_manifest = is_keyed_manifest(entry.key, data + segment.start, segment.size);
-    alone = alone && is_manifest == (entry.segment == last) && !(is_manifest && found);
-    if (is_manifest) {
-      found = i;
-    }
-  }
-  if (!found) {
-    if (ends_with(data, size, kKeyedManifestMagic)) {
-      throw_manifest_error("the file ends like one with a manifest, but its key is damaged");
-    }
-    return std::nullopt;
-  }
-  if (!alone) {
-    throw_manifest_error("a manifest that has a key must be alone in the last segment");
-  }
-  const PtdSegment& segment = table.segments[last];
-  if (segment.start + segment.size != size || !ends_with(data, size, kKeyedManifestMagic) ||
-      segment.size < kDigestSize + kMagicSize) {
-    throw_manifest_error(
-        format("the manifest ends at byte {} of {}, or its magic is missing", segment.start + segment.size, size));
-  }
-  return found;
-}
-
-PtdManifest keyed_manifest(const PtdTable& table) {
-  const PtdSegment& segment = table.segments.back();
-  return {segment.start, segment.size - kDigestSize - kMagicSize};
-}
-
 std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key) {
   if (size < kTail + kDigestSize || !ends_with(data, size, kManifestMagic)) {
     return std::string();

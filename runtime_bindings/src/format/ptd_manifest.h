@@ -30,15 +30,6 @@ std::optional<Layout> stand_in(uint64_t size);
 /// @throws ManifestError.
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds);
 
-/// Whether a blob is the manifest of a file of an earlier version, and not another record with the same prefix.
-bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size);
-
-/// In a file of an earlier version, where the manifest has a key and a segment: the index of the key.
-/// @throws ManifestError.
-std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size);
-/// The manifest in the last segment of such a file.
-PtdManifest keyed_manifest(const PtdTable& table);
-
 /// A text of the metadata, or an empty one. Only the bounds are checked, not the digest: a commit to a working
 /// copy that a killed process left may have changed half of the digests, and the text decides whether it can be
 /// finished.

@@ -118,25 +118,13 @@ PtdTable read_contents(const FlatBuffer& buffer, const PtdBounds& bounds) {
 PtdTable read_table(const uint8_t* data, uint64_t size) {
   const PtdBounds bounds = read_bounds(data, size);
   PtdTable table = read_contents(FlatBuffer(data, bounds.flatbuffer_end), bounds);
-  std::optional<size_t> keyed;
   table.manifest = find_manifest(data, size, bounds);
-  if (!table.manifest) {
-    keyed = find_keyed_manifest(table, data, size);
-    if (keyed) {
-      table.manifest = keyed_manifest(table);
-    }
-  }
   if (!table.manifest) {
     return table;
   }
   const Digest head = read_manifest(table, *table.manifest, data);
   if (digest(data, bounds.segment_base) != head) {
     throw_manifest_error(format("the first {} bytes are damaged: their digest differs", bounds.segment_base));
-  }
-  if (keyed) { // from here on it is as in other files, where the manifest is neither a key nor a segment
-    table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(*keyed));
-    table.segments.pop_back();
-    table.segment_end = table.manifest->start;
   }
   check_alignment(table);
   return table;

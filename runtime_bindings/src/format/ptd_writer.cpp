@@ -36,15 +36,12 @@ uint64_t common(uint64_t a, uint64_t b) {
   return a > kMaxAlignment ? a : b > kMaxAlignment ? b : std::lcm(a, b);
 }
 
-void check_key(std::string_view key, const uint8_t* data, size_t size) {
+void check_key(std::string_view key) {
   if (key.empty()) {
     throw_error(ErrorKind::InvalidKey, "a key must be a non-empty string, got ''");
   }
   if (key.find('\0') != std::string_view::npos) {
     throw_error(ErrorKind::InvalidKey, "key '{}' contains a NUL character", key);
-  }
-  if (is_keyed_manifest(key, data, size)) {
-    throw_error(ErrorKind::InvalidKey, "key '{}' is reserved for manifests if the blob begins as a manifest does", key);
   }
 }
 
@@ -68,7 +65,7 @@ void PtdWriter::add(
     std::string_view key, const std::optional<Layout>& layout, uint32_t alignment, const uint8_t* data, size_t size) {
   check_alignment(key, alignment);
   check_sources_();
-  check_key(key, data, size);
+  check_key(key);
   const uint32_t blob = find_or_add({data, size, digest(data, size), kSegmentAlignment, key});
   blobs_[blob].alignment = common(blobs_[blob].alignment, alignment);
   keys_.push_back({key, &layout, alignment, blob});

@@ -56,11 +56,6 @@ std::optional<uint64_t> number(std::string_view digits) {
   return digits.empty() || digits.size() > 16 ? std::nullopt : std::optional(value);
 }
 
-/// An older format had releases whose files were merged.
-bool is_view(std::string_view name) {
-  return is_sha256(name.substr(0, 64)) && (name.size() == 64 || name.substr(64) == "-merged");
-}
-
 constexpr size_t kPlaceDigits = 16; // of the name of the folder for what is fetched from one source
 
 /// @throws Error FileAccess: it is still there.
@@ -172,7 +167,7 @@ std::string Installed::view() const {
   if (target.empty() && lstat(path.c_str(), &status) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
     return target;
   }
-  if (target.substr(0, kReleases.size()) != kReleases || !is_view(target.substr(kReleases.size()))) {
+  if (target.substr(0, kReleases.size()) != kReleases || !is_sha256(target.substr(kReleases.size()))) {
     throw_error_in(ErrorKind::InvalidFile, path, "expected a link to a release, found one to '{}'", target);
   }
   return target.substr(kReleases.size());
@@ -208,8 +203,7 @@ std::optional<ReleaseMark> Device::mark() const {
     found = ReleaseMark{text.substr(0, first), text.substr(first + 1, second - first - 1), *time};
   }
   if (const std::string current = view(); !current.empty()) {
-    const std::string sha256 = current.substr(0, 64);
-    ReleaseMark mark = read_mark(index_bytes(sha256), format("{}{}.json", indexes_, sha256));
+    ReleaseMark mark = read_mark(index_bytes(current), format("{}{}.json", indexes_, current));
     if (!found || found->published < mark.published) {
       found = std::move(mark);
     }
@@ -252,10 +246,10 @@ std::vector<std::string> Device::views() const {
   std::vector<std::string> found; // after the time, with leading zeros
   int failed = 0;
   for (const std::string& name : names_in(releases_, failed)) {
-    if (is_view(name)) {
+    if (is_sha256(name)) {
       std::string time;
       try {
-        time = std::to_string(index(name.substr(0, 64)).published);
+        time = std::to_string(index(name).published);
       } catch (const Error&) { // it gives no blobs
       }
       found.push_back(std::string(kMostDigits - time.size(), '0').append(time).append(name));
@@ -285,7 +279,7 @@ const std::map<std::string, LocalBytes>& Device::blobs() {
 
 /// Add the contents of a release. @param seen the files whose contents were added.
 void Device::add_blobs(const std::string& view, std::set<std::string>& seen) {
-  const ReleaseIndex index = this->index(view.substr(0, 64));
+  const ReleaseIndex index = this->index(view);
   const ReleaseParts parts = this->parts(index);
   const std::vector<const ReleaseFile*> files = index.distinct();
   for (size_t i = 0; i < files.size(); ++i) {
@@ -323,7 +317,7 @@ void Device::remove_fetched() const {
 
 /// The digests of the objects that a release needs.
 std::set<std::string> Device::needed_by(const std::string& view) const {
-  const ReleaseIndex index = this->index(view.substr(0, 64));
+  const ReleaseIndex index = this->index(view);
   std::set<std::string> found = {index.parts.sha256};
   for (const ReleaseFile& file : index.files) {
     found.insert(file.object.sha256);
@@ -349,7 +343,7 @@ Collected Device::gc(uint64_t keep) const {
       continue;
     }
     needed.merge(needed_by(ordered[i]));
-    indexes.insert(ordered[i].substr(0, 64));
+    indexes.insert(ordered[i]);
     done.in_use += i < keep ? 0 : 1;
   }
   for (const auto& [path, lock] : gone) {
@@ -358,8 +352,6 @@ Collected Device::gc(uint64_t keep) const {
   }
   remove_others(files_, needed, done);
   remove_others(indexes_, indexes, done);
-  remove_others(folder_ + "partial/", {}, done);
-  remove_others(folder_ + "tables/", {}, done); // as earlier versions left it
   int failed = 0;
   for (const std::string& name : names_in(folder_ + "partial/", failed)) { // what pulls of the Python package left
     const std::string place = format("{}partial/{}/", folder_, name);

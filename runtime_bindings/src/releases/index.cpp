@@ -187,7 +187,7 @@ ReleaseIndex parse_index(const std::string& bytes) {
   constexpr std::string_view kRequired = "format name version published executorch files parts ";
   fields.object("the index", kRequired, [&](const std::string& key) {
     if (key == "format") {
-      fields.format_is("blobstore.release.2");
+      fields.format_is("blobstore.release.1");
     } else if (key == "name") {
       index.name = fields.text("the name of a release", is_name);
     } else if (key == "version") {

@@ -233,7 +233,7 @@ class LiveRelease final : public Release, private ForkAware {
  public:
   LiveRelease(const std::string& directory, const OpenOptions& options)
       : installed_(directory), names_(options.data), held_(hold_current(installed_)) {
-    index_ = installed_.index(digest_of(held_));
+    index_ = installed_.index(held_.view);
     index_.check_executorch(options.executorch, installed_.name());
     cache_ =
         BlobCache::open(Data(installed_, index_, names_).paths(), BlobCache::Mode::Private, nullptr, options.packed);
@@ -251,7 +251,7 @@ class LiveRelease final : public Release, private ForkAware {
   }
   std::string sha256() const override {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return digest_of(held_);
+    return held_.view;
   }
   std::string path() const override {
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -276,8 +276,6 @@ class LiveRelease final : public Release, private ForkAware {
   }
 
  private:
-  static std::string digest_of(const Held& held) { return held.view.substr(0, 64); }
-
   std::vector<Change> compare(const Data& old, const Data& other, std::vector<std::string>& reasons) const;
   bool is_named(const std::string& name) const;
   void commit(const Data& old, ReleaseCommit& commit, Followed& done) const;
@@ -309,11 +307,11 @@ Followed LiveRelease::follow(FollowAdapters adapters) {
   }
   Held held = hold_current(installed_);
   Followed done;
-  done.sha256 = digest_of(held);
+  done.sha256 = held.view;
   done.generation = cache_->generation();
   done.version = index_.version;
   done.taken = true;
-  if (done.sha256 == digest_of(held_)) { // only this thread changes it
+  if (done.sha256 == held_.view) { // only this thread changes it
     return done;
   }
   ReleaseIndex index = installed_.index(done.sha256);

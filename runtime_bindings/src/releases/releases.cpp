@@ -106,7 +106,7 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
         index_.published,
         index_.published - clock);
   }
-  const bool accept_older = options.allow_rollback || device_->view().substr(0, 64) == sha256_;
+  const bool accept_older = options.allow_rollback || device_->view() == sha256_;
   std::optional<ReleaseMark> old;
   try {
     old = device_->mark();
@@ -242,12 +242,7 @@ void Delivery::make(const ReleaseParts& parts) {
 
 InstalledRelease Delivery::commit() {
   InstalledRelease done{
-      index_.name,
-      index_.version,
-      sha256_,
-      device_->release(sha256_),
-      device_->view().substr(0, 64) != sha256_,
-      index_.size()};
+      index_.name, index_.version, sha256_, device_->release(sha256_), device_->view() != sha256_, index_.size()};
   if (is_current()) {
     device_->remove_fetched(); // what a process left that was killed when it had switched
     return done;

@@ -56,11 +56,8 @@ Word word(const uint8_t* at) {
 
 /// Correct the digests of the head and of the manifest, if they can be found.
 void reseal(uint8_t* data, size_t size) {
-  const size_t tail = size < 96                          ? 0
-      : std::memcmp(data + size - 8, "BLOBEND1", 8) == 0 ? 24
-      : std::memcmp(data + size - 8, "BLOBMAN1", 8) == 0 ? 32
-                                                         : 0;
-  if (tail == 0) {
+  constexpr size_t kTail = 32; // the digest, the length, and the magic
+  if (size < 96 || std::memcmp(data + size - 8, "BLOBMAN1", 8) != 0) {
     return;
   }
   const uint8_t mark[] = {'B', 'M', '0', '1'};
@@ -69,7 +66,7 @@ void reseal(uint8_t* data, size_t size) {
     return;
   }
   const size_t start = static_cast<size_t>(found - data) - 4;
-  const size_t end = size - tail;
+  const size_t end = size - kTail;
   if (end <= start + 8) {
     return;
   }
@@ -87,10 +84,8 @@ void reseal(uint8_t* data, size_t size) {
     const blobstore::internal::Digest sum = blobstore::internal::digest(data, base);
     std::memcpy(data + root + head, sum.data(), sum.size());
   }
-  if (tail == 32) {
-    const uint64_t length = end - start;
-    std::memcpy(data + size - 16, &length, sizeof length);
-  }
+  const uint64_t length = end - start;
+  std::memcpy(data + size - 16, &length, sizeof length);
   const blobstore::internal::Digest sum = blobstore::internal::digest(data + start, end - start);
   std::memcpy(data + end, sum.data(), sum.size());
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
-from tests.formats.ptd.test_format import DATA, golden_store
+from tests.formats.ptd.test_format import golden_store
 from tests.schemas import SCHEMA
 from tests.schemas import flatc as run_flatc
 
@@ -52,7 +52,7 @@ def read(path):
 @pytest.mark.long
 def test_truncated_at_any_byte(tmp_path, good, foreign):
     path = tmp_path / "cut.ptd"
-    for whole in (good, foreign, (DATA / "golden-v0.ptd").read_bytes()):
+    for whole in (good, foreign):
         path.write_bytes(whole)
         for length in reversed(range(len(whole))):
             os.truncate(path, length)
@@ -60,16 +60,16 @@ def test_truncated_at_any_byte(tmp_path, good, foreign):
                 read(path)
 
 
-@pytest.mark.slow_for("False")
+@pytest.mark.slow_for("True")
 @pytest.mark.long
-@pytest.mark.parametrize("earlier", [False, True])
-def test_any_bit_flipped(tmp_path, good, earlier):
-    good = (DATA / "golden-v0.ptd").read_bytes() if earlier else good
+@pytest.mark.parametrize("every", [False, True])
+def test_any_bit_flipped(tmp_path, good, every):
+    """One bit of each byte, or every one."""
     path = tmp_path / "flip.ptd"
     path.write_bytes(good)
     with path.open("r+b") as file:
         for at in range(len(good)):
-            for bit in [at % 8] if earlier else range(8):
+            for bit in range(8) if every else [at % 8]:
                 os.pwrite(file.fileno(), bytes([good[at] ^ 1 << bit]), at)
                 with pytest.raises(InvalidFileError, match=r"flip\.ptd: .+"):
                     read(path)
@@ -373,9 +373,7 @@ def test_lists_of_opaque_keys_that_contradict_the_file(tmp_path, opaque, layout,
         ({"length": -1}, "does not fit"),
         ({"length": 2**63}, "does not fit"),
         ({"magic": b"BLOBMAN2"}, "magic .* missing"),
-        ({"magic": b"BLOBEND1"}, "magic .* missing"),
         ({"mark": bytes(8)}, "mark"),
-        ({"mark": bytes(8), "magic": b"BLOBEND1"}, "its key is damaged"),
     ],
 )
 def test_manifests_that_are_not_where_they_should_be(tmp_path, changes, reason):
@@ -392,20 +390,6 @@ def test_a_blob_that_is_itself_a_file_with_a_manifest(tmp_path, good):
     base = struct.unpack_from("<Q", data, 32)[0]
     path.write_bytes(data[:base] + good)
     assert read(path) == {"k": (good, None)}
-
-
-def test_a_manifest_with_a_key_in_a_file_that_it_is_not_of(tmp_path):
-    """A tool copied it as a blob into another file."""
-    from executorch.exir._serialize._cord import Cord
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-
-    payload = FlatTensorSerializer().deserialize(Cord((DATA / "golden-v0.ptd").read_bytes()))
-    for twice in (False, True):
-        if twice:
-            payload.named_data["metadata.blobstore."] = payload.named_data[list(payload.named_data)[-1]]
-        (tmp_path / "made.ptd").write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
-        with pytest.raises(IntegrityError, match=r"made\.ptd: .*manifest"):
-            read(tmp_path / "made.ptd")
 
 
 def test_longer_header_of_a_later_version(tmp_path):

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.core.errors import LayoutError
-from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.core.formats.ptd.header import Header
-from blobstore.core.formats.ptd.manifest import OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
+from blobstore.core.formats.ptd.manifest import Manifest, ManifestError, find_manifest
 from blobstore.core.formats.ptd.opaque import hide_stand_ins
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import MAX_RANK, ScalarType, TensorLayout
@@ -29,7 +28,6 @@ class Contents(NamedTuple):
         layouts: for each key, its layout; None for an opaque blob.
         starts, ends: of each segment, in bytes from the start of the file.
         manifest: the digests and the metadata; None if the file has no manifest.
-        manifest_start: where the manifest begins, or where the segments end without one.
         header: the header.
     """
 
@@ -39,7 +37,6 @@ class Contents(NamedTuple):
     starts: list[int]
     ends: list[int]
     manifest: Manifest | None
-    manifest_start: int
     header: Header
 
 
@@ -70,40 +67,14 @@ def read_contents(data: memoryview) -> Contents:
     sizes = (ends - starts)[index] if len(index) else index
     layouts = _layouts(columns, keys, layout_at, sizes)
 
-    manifest, manifest_start = None, header.segment_end
+    manifest = None
     if (place := find_manifest(data, header)) is not None:
         manifest = Manifest.parse(place, len(starts), len(keys))
         hide_stand_ins(manifest.opaque, keys, layouts, sizes)
-    elif (at := _keyed_manifest(data, keys, index, starts, ends)) is not None:
-        manifest_start = int(starts[-1])
-        manifest = Manifest.parse(data[manifest_start : -len(OLD_MAGIC)], len(starts), len(keys))
-        hide_stand_ins(manifest.opaque, keys, layouts, sizes)
-        manifest = manifest.without_last(at)
-        del keys[at], layouts[at]
-        index, starts, ends = np.delete(index, at), starts[:-1], ends[:-1]
-    if manifest is not None:
         if digest(data[: header.segment_base]).xxh3_128 != manifest.head:
             raise ManifestError(f"the first {header.segment_base} bytes are damaged: their digest differs")
         _check_alignment(keys, starts[index], manifest)
-    return Contents(keys, index.tolist(), layouts, starts.tolist(), ends.tolist(), manifest, manifest_start, header)
-
-
-def _keyed_manifest(
-    data: memoryview, keys: Sequence[str], index: Positions, starts: Positions, ends: Positions
-) -> int | None:
-    """In an earlier file, the index of the key that its manifest has; None if no key leads to a manifest."""
-    records = [i for i, key in enumerate(keys) if key.startswith(KEY_PREFIX)]
-    manifests = [i for i in records if is_keyed_manifest(keys[i], data[starts[index[i]] : ends[index[i]]])]
-    if not manifests:
-        if data[-len(OLD_MAGIC) :] == OLD_MAGIC:
-            raise ManifestError("the file ends like one with a manifest, but its key is damaged")
-        return None
-    last = len(starts) - 1
-    if len(manifests) > 1 or np.flatnonzero(index == last).tolist() != manifests:
-        raise ManifestError("a manifest that has a key must be alone in the last segment")
-    if ends[last] != len(data) or data[-len(OLD_MAGIC) :] != OLD_MAGIC:
-        raise ManifestError(f"the manifest ends at byte {ends[last]} of {len(data)}, or its magic is missing")
-    return manifests[0]
+    return Contents(keys, index.tolist(), layouts, starts.tolist(), ends.tolist(), manifest, header)
 
 
 def _segments(

@@ -5,25 +5,21 @@ that flatbuffer, its length, and a magic that ends the file. The header has the 
 flipped bit anywhere in the file is detected: in the head by `head`, in a blob by its digest, in the manifest by its own
 digest, and in the mark or the magic, which would hide the manifest, by the other of the two. A truncated file lacks the
 magic.
-
-Earlier files have the manifest in their last segment, under a key of its own. They are still read, but not written.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from blobstore.core.constants import KEYED_MANIFEST_MAGIC as OLD_MAGIC
 from blobstore.core.constants import MANIFEST_IDENTIFIER as FILE_IDENTIFIER
 from blobstore.core.constants import MANIFEST_MAGIC as MAGIC
 from blobstore.core.formats.flatbuffer import STRING, U32, Struct, TableType, Vector
-from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.core.formats.ptd.header import MARK, Header
 from blobstore.core.formats.table_builder import TableBuilder
@@ -31,11 +27,9 @@ from blobstore.core.formats.table_builder import TableBuilder
 __all__ = [
     "FILE_IDENTIFIER",
     "MAGIC",
-    "OLD_MAGIC",
     "Manifest",
     "ManifestError",
     "find_manifest",
-    "is_keyed_manifest",
 ]
 
 
@@ -149,16 +143,6 @@ class Manifest:
             opaque=np.frombuffer(columns.raw(int(opaque_at[0]), 4 * int(opaque_count[0])), "<u4"),
         )
 
-    def without_last(self, key: int) -> Manifest:
-        """The manifest of the file without its last segment and without the key of this index."""
-        others = self.opaque[self.opaque != key]
-        return replace(
-            self,
-            segments=self.segments[:-1],
-            alignments=np.delete(self.alignments, key),
-            opaque=others - (others > key),
-        )
-
 
 def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
     vectors = [columns.vectors(fields, 1) for fields in pairs]
@@ -192,8 +176,3 @@ def find_manifest(data: memoryview, header: Header) -> memoryview | None:
             f"of the file at {len(data)}"
         )
     return data[start:-_TAIL]
-
-
-def is_keyed_manifest(key: str, data: memoryview) -> bool:
-    """Whether a blob is the manifest of an earlier file, and not another record with the same prefix."""
-    return key.startswith(KEY_PREFIX) and data[4:8] == FILE_IDENTIFIER

@@ -109,7 +109,7 @@ class PtdDataMap(NamedDataMap):
     @property
     def manifest_extent(self) -> tuple[int, int] | None:
         """Where the manifest lies in the file: first byte, and first byte behind it; None without a manifest."""
-        return (self._contents.manifest_start, len(self._data)) if self._contents.manifest else None
+        return (self._contents.header.segment_end, len(self._data)) if self._contents.manifest else None
 
     @property
     def head_size(self) -> int:
@@ -150,7 +150,7 @@ class PtdDataMap(NamedDataMap):
                 )
             if progress:
                 progress(f"verifying {self.path.name}", end, len(self._data))
-        self._check_padding(position, contents.manifest_start)
+        self._check_padding(position, contents.header.segment_end)
         return True
 
     def _check_padding(self, start: int, end: int) -> None:
@@ -163,7 +163,7 @@ class PtdDataMap(NamedDataMap):
     def __reduce__(self) -> Any:
         """Pickled by path: see `blobstore.core.formats.pickling`."""
         self._check_open()
-        recorded = self._data[self._contents.manifest_start :] if self._contents.manifest else None
+        recorded = self._data[self._contents.header.segment_end :] if self._contents.manifest else None
         return by_path(self, open_ptd, self._data, recorded)
 
     def close(self) -> None:
