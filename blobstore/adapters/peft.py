@@ -1,8 +1,8 @@
 """LoRA adapters of PEFT: `adapter_config.json` and `adapter_model.safetensors`, in and out without loss.
 
 PEFT's tensors are stored as they are, under the names of the program, with zeros around them where the program has more
-room; the scale stays a number in the metadata. What PEFT's files say beyond that (names, dtypes, ranks, the configuration)
-is kept in the metadata too, so that `export_peft` gives back what was imported.
+room; the scale stays a number in the metadata. What PEFT's files say of the tensors beyond that (names, dtypes, ranks) is
+kept in the metadata too, so that `export_peft` gives back the tensors that were imported.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def import_peft(
     )
     # The file of an adapter has one scale; what other modules need goes into their lora_b.
     scale, factors = common_scale(pair.scale for pair in pairs)
-    record = Record(dict(config.fields), {})
+    record = Record.from_config(config.fields)
 
     def size_of_head() -> int | None:
         return base.head_dim if params is None else told

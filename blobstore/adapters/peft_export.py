@@ -1,10 +1,12 @@
-"""Adapters on their way to PEFT: names, ranks, dtypes and configuration as they came in, or as they must be now."""
+"""Adapters on their way to PEFT: tensors as they came in, and the configuration that they need."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +17,11 @@ import numpy as np
 from blobstore.adapters.adapter_file import Adapter, read_adapter
 from blobstore.adapters.foundation import is_text
 from blobstore.adapters.lora_names import Pair
-from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA, PeftConfig
+from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA
 from blobstore.adapters.peft_folder import MODEL_NAME, half_of
 from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated, params_head_dim, rows_as_hf
 from blobstore.adapters.peft_record import RECORD, Origin, Record
-from blobstore.adapters.peft_scales import divided, same_scale
+from blobstore.adapters.peft_scales import divided
 from blobstore.core.disk.folders import folders
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging, refuse_inputs
@@ -42,10 +44,11 @@ def export_peft(
 ) -> int:
     """Write an adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`.
 
-    An adapter of `import_peft` becomes what was imported, to the bit: names, ranks, dtypes and configuration. If it was
-    trained since, and uses room that was filled up with zeros, the ranks become those of the program, with
-    `rank_pattern` and `alpha_pattern` so that the scale stays, up to one unit in the last place: not every scale is alpha
-    divided by a rank. The same if the file records another scale than it was imported with.
+    The tensors of an adapter of `import_peft` become what was imported, to the bit: names, ranks and dtypes. If it was
+    trained since, and uses room that was filled up with zeros, the ranks become those of the program. The configuration is
+    made of the tensors and says what PEFT needs to load them: modules, ranks and alphas, with `rank_pattern` and
+    `alpha_pattern`; and the base model and the task that were imported. What PEFT uses while training only, such as
+    `lora_dropout`, is not kept. Scales stay, up to one unit in the last place: not every scale is alpha divided by a rank.
 
     Args:
         source: an adapter that records its scale.
@@ -76,16 +79,10 @@ def export_peft(
     halves = {name for pair in adapter.pairs for name in (pair.a, pair.b)}
     if others := [name for name in adapter.contents if name not in halves]:
         raise AdapterError(f"{adapter.path}: {', '.join(map(repr, others))} belong to no pair, which PEFT cannot name")
-    # Without a record, PEFT did not write it, and the configuration is made of the tensors.
     record = Record.of(adapter)
-    config = dict(record.config) if record is not None else _new_config(adapter)
-    if base_model is not None:
-        config["base_model_name_or_path"] = base_model
-    pieces, added = _pieces(adapter, record, head_dim)
     tensors: dict[str, Plain] = {}
     used: dict[str, tuple[int, float]] = {}
-    grown = False
-    for (a_key, b_key), parts in pieces.items():
+    for (a_key, b_key), parts in _pieces(adapter, record, head_dim).items():
         made = _joined(adapter, parts)
         halves_of_pair = {
             a_key: _narrowed(made.a, made.origin.kinds[0]),
@@ -95,24 +92,18 @@ def export_peft(
         if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
             raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{made.module}'")
         tensors |= halves_of_pair
-        rank = made.a[0].shape[0]
-        used[_module_of(a_key)] = rank, adapter.scale * made.factor
-        grown = grown or rank != made.origin.rank
+        used[_module_of(a_key)] = made.a[0].shape[0], adapter.scale * made.factor
     if not tensors:
         raise AdapterError(f"{adapter.path}: all its tensors are zero")
-    _note_ranks(adapter.path, config, used, always=record is None or added or grown)
-    if added and record is not None:
-        config |= {"target_modules": sorted({_module_of(key) for key in tensors})}
-        config |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
+    config = _config(adapter.path, used) | ({} if record is None else record.config)
+    if base_model is not None:
+        config["base_model_name_or_path"] = base_model
     return _write(as_path(directory), config, tensors, adapter)
 
 
-def _pieces(
-    adapter: Adapter, record: Record | None, head_dim: int | None
-) -> tuple[dict[tuple[str, str], list[_Piece]], bool]:
-    """What each two keys of PEFT's file consist of, and whether a module was not imported."""
+def _pieces(adapter: Adapter, record: Record | None, head_dim: int | None) -> dict[tuple[str, str], list[_Piece]]:
+    """What each two keys of PEFT's file consist of."""
     pieces: dict[tuple[str, str], list[_Piece]] = {}
-    added = False
     for pair in adapter.pairs:
         recorded = None if record is None else record.modules.get(pair.module)
         rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if recorded is None else recorded.rank)
@@ -120,8 +111,7 @@ def _pieces(
             continue  # the program has room for a module that PEFT's adapter has not
         origin = recorded or _new_origin(adapter, pair, rank, head_dim)
         pieces.setdefault((origin.a_key, origin.b_key), []).append(_as_imported(adapter, pair, origin, rank))
-        added = added or recorded is None
-    return pieces, added
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -210,21 +200,6 @@ def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
     return made if same_tensors(cast(made, tensor[1]), tensor) else tensor
 
 
-def _new_config(adapter: Adapter) -> dict[str, Any]:
-    """A configuration for an adapter that PEFT did not write."""
-    widest = max(adapter.pairs, key=lambda pair: pair.rank)
-    modules = sorted(hf_name(_program_name(pair.module)) for pair in adapter.pairs)
-    return {
-        "peft_type": "LORA",
-        "base_model_name_or_path": None,
-        "r": widest.rank,
-        "lora_alpha": _alpha(adapter.path, widest.module, adapter.scale or 0.0, widest.rank, widest.rank),
-        "target_modules": modules,
-        "bias": "none",
-        "inference_mode": True,
-    }
-
-
 def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> Origin:
     module = _program_name(pair.module)
     name = hf_name(module)
@@ -248,47 +223,50 @@ def _program_name(module: str) -> str:
     return module.removeprefix(PREFIX)
 
 
-def _note_ranks(path: Path, config: dict[str, Any], used: Mapping[str, tuple[int, float]], *, always: bool) -> None:
-    """Write the patterns of a configuration anew if it does not give each module of PEFT its scale, or always.
+def _config(path: Path, used: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
+    """What PEFT needs to compute with the tensors.
 
-    The first entry that matches counts, and PEFT sorts them when it saves an adapter again. So none of the older entries is
-    kept, and a new one matches one module only.
+    PEFT takes the first entry of a pattern that matches a module, and sorts them when it saves an adapter again. So each
+    entry here matches one module only.
 
     Args:
         path: the adapter, for messages.
-        config: the configuration, which is changed.
-        used: for each module its rank and its scale.
-        always: write them also if the scales are right, because the ranks may not be.
+        used: for each module of PEFT its rank and its scale.
 
     Raises:
         AdapterError: an alpha would be too large.
     """
-    said = PeftConfig.of(config, path)
-    ranks: dict[str, int] = {}
-    alphas: dict[str, float] = {}
-    for module, (rank, scale) in used.items():
-        key = "^" + re.sub(r"[^\w-]", lambda match: "\\" + match[0], module)
-        alpha = said.alpha_of(module)
-        if not same_scale(alpha / said.divisor(rank), scale):
-            alpha, always = _alpha(path, module, scale, rank, said.divisor(rank)), True
-        if rank != said.rank:
-            ranks[key] = rank
-        if alpha != said.alpha:
-            alphas[key] = alpha
-    if always:
-        for name, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
-            if pattern or config.get(name):
-                config[name] = pattern
+    alphas = {module: _alpha(path, module, scale, rank) for module, (rank, scale) in used.items()}
+    most_ranks = Counter(rank for rank, _ in used.values()).most_common(1)[0][0]
+    most_alphas = Counter(alphas.values()).most_common(1)[0][0]
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "r": most_ranks,
+        "lora_alpha": most_alphas,
+        "rank_pattern": {_only(module): rank for module, (rank, _) in used.items() if rank != most_ranks},
+        "alpha_pattern": {_only(module): alpha for module, alpha in alphas.items() if alpha != most_alphas},
+        "target_modules": sorted(used),
+        "bias": "none",
+        "inference_mode": True,
+    }
 
 
-def _alpha(path: Path, module: str, scale: float, rank: int, divisor: float) -> float | int:
-    alpha = scale * divisor
+def _only(module: str) -> str:
+    """The expression that matches one module."""
+    return "^" + re.sub(r"[^\w-]", lambda match: "\\" + match[0], module)
+
+
+def _alpha(path: Path, module: str, scale: float, rank: int) -> float | int:
+    """The number that gives a scale when PEFT divides it by the rank, or the nearest one."""
+    alpha = scale * rank
     if abs(alpha) > MOST_ALPHA:
         raise AdapterError(
             f"{path}: module '{module}' with scale {scale!r} and rank {rank} needs an alpha of {alpha!r}, expected at most "
             f"{MOST_ALPHA:g}"
         )
-    return _tidy(alpha)
+    near = (float(round(alpha)), alpha, math.nextafter(alpha, -math.inf), math.nextafter(alpha, math.inf))
+    return _tidy(min(near, key=lambda one: abs(one / rank - scale)))
 
 
 def _module_of(key: str) -> str:
@@ -307,7 +285,7 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain]
     layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
     if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:
         raise UnsupportedDataError(f"{adapter.path}: a .safetensors cannot name {unknown[0]}")
-    # sorted as PEFT does, but for the patterns, where the first entry that matches counts
+    # sorted as PEFT does
     text = json.dumps(dict(sorted(config.items())), indent=2).encode()
     total = sum(layout.nbytes for layout in layouts.values())
     refuse_inputs([folder / MODEL_NAME, folder / CONFIG_NAME], [adapter.path])

@@ -1,17 +1,17 @@
-"""What the metadata of an imported adapter says of PEFT's files, so that export gives back what was imported."""
+"""What the metadata of an imported adapter says of PEFT's files, so that export gives back the tensors that were there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from blobstore.adapters.adapter_file import Adapter
 from blobstore.adapters.foundation import is_text
-from blobstore.adapters.peft_config import PeftConfig
 from blobstore.adapters.peft_scales import is_factor
 from blobstore.core.constants import PEFT_KEY
-from blobstore.core.errors import AdapterError, InvalidFileError
+from blobstore.core.errors import InvalidFileError
 from blobstore.core.memory.dtypes import FLOATS
 from blobstore.core.memory.layout import ScalarType
 
@@ -19,6 +19,8 @@ __all__ = ["RECORD", "Origin", "Record"]
 
 RECORD = PEFT_KEY
 """The metadata of an adapter that was imported: JSON."""
+
+_KEPT = ("base_model_name_or_path", "task_type")  # what the tensors do not show, and PEFT needs to find the base
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Record:
-    """What the metadata of an imported adapter says: PEFT's configuration, and each module of the program that has one."""
+    """What the metadata of an imported adapter says: each module of the program that has one, and what is kept of PEFT's
+    configuration."""
 
-    config: dict[str, Any]
+    config: dict[str, str]
     modules: dict[str, Origin]
+
+    @classmethod
+    def from_config(cls, fields: Mapping[str, Any]) -> Record:
+        """One without modules, of the fields of PEFT's configuration."""
+        return cls({name: fields[name] for name in _KEPT if is_text(fields.get(name))}, {})
 
     def to_json(self) -> str:
         modules = {
@@ -64,9 +72,11 @@ class Record:
             return None
         try:
             record = json.loads(text)
-            config, modules = PeftConfig.of(record["config"], adapter.path), record["modules"]
-            return cls(dict(config.fields), {str(module): _origin(*fields) for module, fields in modules.items()})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdapterError) as error:
+            config, modules = record["config"], record["modules"]
+            if not all(name in _KEPT and is_text(value) for name, value in config.items()):
+                raise ValueError(f"config has other fields than texts of {' and '.join(_KEPT)}")
+            return cls(config, {str(module): _origin(*fields) for module, fields in modules.items()})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidFileError(adapter.path, f"the metadata {RECORD} is malformed: {error}") from None
 
 

@@ -245,7 +245,7 @@ def to_peft(
 ) -> None:
     """Write an adapter as PEFT does: adapter_config.json and adapter_model.safetensors.
 
-    An adapter that was imported comes back to the bit.
+    The tensors of an adapter that was imported come back to the bit; the configuration says what PEFT needs to load them.
     """
     from blobstore.adapters import export_peft
 

@@ -98,7 +98,7 @@ def trained(folder: Path, source: Path, ranks: Mapping[str, int], **options: Any
 
 @pytest.mark.long
 def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
-    """The first entry that matches counts, in PEFT and here; the fields themselves are sorted, as PEFT does."""
+    """The first entry that matches counts, in PEFT and here; the fields that are written are sorted, as PEFT does."""
     patterns = {"rank_pattern": {"self_attn.q_proj": 4, "q_proj": 2}, "alpha_pattern": {SELF_Q: 8, "q_proj": 8}}
     source = write_peft(tmp_path / "peft", {SELF_Q: 4, CROSS_Q: 2}, r=2, lora_alpha=8, **patterns)
     want = peft_scales(source)
@@ -108,8 +108,6 @@ def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
     assert peft_scales(tmp_path / "again") == want
     config = config_of(tmp_path / "again")
     assert list(config) == sorted(config)
-    for name, pattern in patterns.items():
-        assert list(config[name].items()) == list(pattern.items())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,11 @@ def test_any_scale_and_ranks_come_back(scale: float, ranks: dict[str, int]) -> N
         assert back.tensors.keys() == tensors.keys()
         assert all(torch.equal(torch.tensor(back.tensors[name]), tensor) for name, tensor in tensors.items())
         export_peft(folder / "b.ptd", folder / "again")
-        assert config_of(folder / "again") == config_of(folder / "out")
+        modules = [name.removesuffix(".lora_a.weight") for name in tensors if "lora_a" in name]
+        for made in ("out", "again"):
+            found = peft_scales(folder / made)
+            assert sorted(found) == sorted(modules)
+            assert all(abs(one - scale) <= math.ulp(scale) for one in found.values())
         again, out = (load_safetensors(folder / name / "adapter_model.safetensors") for name in ("again", "out"))
         assert again.keys() == out.keys()
         assert all(torch.equal(again[key], tensor) for key, tensor in out.items())
@@ -305,7 +307,7 @@ def test_quotients_that_float32_has_room_for(tmp_path: Path, dtype: torch.dtype)
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     again = load_safetensors(tmp_path / "again/adapter_model.safetensors")
     assert all(torch.equal(again[name], tensor) and again[name].dtype is dtype for name, tensor in tensors.items())
-    assert config_of(tmp_path / "again") == config_of(source)
+    assert peft_scales(tmp_path / "again") == peft_scales(source)
     numbers = {name: tensor_of(tensor) + 1 / 3 for name, tensor in adapter.tensors.items()}
     options = {"scale": adapter.scale, "metadata": dict(adapter.metadata)}
     save_adapter(tmp_path / "trained.ptd", numbers, foundation=tmp_path / "f.ptd", **options)
@@ -332,7 +334,7 @@ HUGE = "1" + "0" * 400
 @pytest.mark.parametrize("rows", [OUT, 0])
 def test_hostile_numbers_of_records(tmp_path: Path, rows: int, rank: Any, factor: Any, head_dim: Any) -> None:
     """NaN, and numbers that no float or size can hold, are errors of the library (B5)."""
-    record = f'{{"config":{{"peft_type":"LORA"}},"modules":{{"cross.q_proj":["a","b",{rank},"FLOAT","FLOAT",{factor},{head_dim}]}}}}'
+    record = f'{{"config":{{}},"modules":{{"cross.q_proj":["a","b",{rank},"FLOAT","FLOAT",{factor},{head_dim}]}}}}'
     tensors = {"cross.q_proj.lora_a.weight": torch.ones(1, IN), "cross.q_proj.lora_b.weight": torch.ones(rows, 1)}
     metadata = {"blobstore.adapter.scale": "1.0", "blobstore.adapter.peft": record}
     save_file(tensors, tmp_path / "a.ptd", metadata=metadata)

@@ -28,3 +28,9 @@ auto attempt(Function&& function) noexcept -> Result<decltype(function())> {
 }
 
 } // namespace blobstore::internal
+
+/// The body of a function of nothrow.h; see there.
+#define BLOBSTORE_ATTEMPT(...)                                          \
+  {                                                                     \
+    return ::blobstore::internal::attempt([&] { return __VA_ARGS__; }); \
+  }
