@@ -100,13 +100,7 @@ class Compared:
 
     @cached_property
     def _names_before(self) -> set[tuple[int, str]]:
-        return {
-            (g, name)
-            for g, file in enumerate(self.old.files)
-            for region in file.regions
-            if region.kind.is_blob
-            for name in names_of_region(region)
-        }
+        return {(g, name) for (g, _), region in self.old.blobs() for name in names_of_region(region)}
 
     def had(self, g: int | None, name: str) -> bool:
         """Whether a file of the older report had something under a name."""
@@ -139,11 +133,9 @@ class Compared:
 
 def _where(report: ReportData, follows: Mapping[Content, Content]) -> dict[Content, list[Place]]:
     where: dict[Content, list[Place]] = defaultdict(list)
-    for f, file in enumerate(report.files):
-        for r, region in enumerate(file.regions):
-            if region.kind.is_blob:
-                content = content_of(region)
-                where[follows.get(content, content)].append((f, r))
+    for place, region in report.blobs():
+        content = content_of(region)
+        where[follows.get(content, content)].append(place)
     return where
 
 

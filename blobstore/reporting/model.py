@@ -71,11 +71,11 @@ class CauseKind(str, enum.Enum):
     KEY = "key"  # the same bytes are stored again, under another key
     COPIES = "copies"  # stored once for several keys or methods, now once for each
     DATA_FILE = "data_file"  # was in a data file, and other files have it themselves now
-    ADDED_FILE = "added_file"  # a file was added that does not share what it has
+    ADDED_FILE = "added_file"  # a file was added that has what others have
     DTYPE = "dtype"  # one of several uses has another element type now
     LAYOUT = "layout"  # ... another order of its elements
     VALUES = "values"  # ... other values
-    PAYLOAD = "payload"  # was stored under a key, is inside the payload of a delegate now
+    PAYLOAD = "payload"  # a payload of a delegate holds it now
     LOWERED_TWICE = "lowered_twice"  # delegates have equal payloads
     CONSTANT = "constant"  # has one value now
     PADDING = "padding"

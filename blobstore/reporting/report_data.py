@@ -111,6 +111,13 @@ class ReportData:
         """
         return folders_of([file.path for file in self.files], [file.size for file in self.files], self.saves_of)
 
+    def blobs(self) -> Iterator[tuple[tuple[int, int], Region]]:
+        """All contents that could be shared, each with its place."""
+        for f, file in enumerate(self.files):
+            for r, region in enumerate(file.regions):
+                if region.kind.is_blob:
+                    yield (f, r), region
+
     def region(self, place: tuple[int, int]) -> Region:
         """The region at a place of a finding."""
         return self.files[place[0]].regions[place[1]]
