@@ -13,6 +13,7 @@ from blobstore.core.text import size
 
 __all__ = [
     "ALIGNMENT",
+    "DUPLICATES",
     "CauseKind",
     "Claim",
     "FileReport",
@@ -63,6 +64,15 @@ class FindingKind(str, enum.Enum):
     NEAR_DUPLICATE = "near_duplicate"  # a small share of the elements differs
     PADDING = "padding"  # more padding than a 16-byte alignment needs
     UNREFERENCED = "unreferenced"  # bytes that nothing refers to
+
+
+DUPLICATES = {
+    FindingKind.DUPLICATE_FILES,
+    FindingKind.DUPLICATE_METHODS,
+    FindingKind.DUPLICATE_TIED,
+    FindingKind.DUPLICATE_PAYLOAD,
+}
+"""Findings about equal bytes."""
 
 
 class CauseKind(str, enum.Enum):

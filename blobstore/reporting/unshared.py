@@ -31,7 +31,7 @@ def explain_unshared(two: Compared) -> list[Cause]:
 # ------------------------------------------------------------------------------------ one content then, several now
 
 
-def _parted(two: Compared, related: Collection[Place]) -> Iterator[tuple[Place, Cause]]:
+def _parted(two: Compared, related: set[Place]) -> Iterator[tuple[Place, Cause]]:
     """Names that had one content, and have several now; of these the former stays, or else what has most places."""
     named = _Named(two.old)
     for root, contents in named.now(two).items():
