@@ -1,8 +1,7 @@
-"""The dedup report against hashing the same files with xxh3-128, on 4 GB in the page cache, and over many small files.
+"""The dedup report against hashing the same files with xxh3-128, on 4 GB in the page cache.
 
 The files hold every class of waste, in far larger shares than real ones: an eighth of all bytes each is equal,
-transposed, nearly equal, the same in another type, or the payload of a delegate. Of the small files, ten each are a family: half of their blobs
-are the same, one more has few differences.
+transposed, nearly equal, the same in another type, or the payload of a delegate.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import xxhash
 from safetensors.numpy import save_file as save_safetensors
 
 import blobstore
-from benchmarks.harness import Row, memory_row, mib, ratio_row, side_by_side
+from benchmarks.harness import Row, memory_row, ratio_row, side_by_side
 from tests.reporting.planted import Payload
 
 TITLE = "Report on 4 GB in the page cache"
@@ -29,8 +28,6 @@ TENSORS = 64
 SHAPE = (2048, 1024)
 ROUNDS = 5
 MEMORY = 300 << 20
-MANY, FEW = 10_000, 1_000
-BLOBS, BLOB = 20, 4096
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -60,35 +57,6 @@ def rows(folder: Path) -> Iterator[Row]:
     yield Row("second run with the fingerprint cache, against the first", figure, "at most 5 %", second <= 0.05 * first)
     for path in files:
         path.unlink()
-
-    (_, few), (seconds, many) = (_after_a_change(folder / str(number), number) for number in (FEW, MANY))
-    work = f"one of {MANY:,} files of {BLOBS} blobs changed: the command again, with its cache"
-    yield Row(work, f"{seconds:.2f} s of processor time", "at most 2 s", seconds <= 2)
-    figure = f"{many / few:.2f} x ({mib(many)} against {mib(few)})"
-    yield Row(f"&nbsp;&nbsp;its anonymous memory, against {FEW:,} files", figure, "at most 1.25 x", many <= 1.25 * few)
-
-
-def _after_a_change(folder: Path, number: int) -> tuple[float, int]:
-    """Processor seconds and peak of anonymous memory of a report over many small files after one of them changed."""
-    random = np.random.default_rng(0)
-    for family in range(number // 10):
-        (folder / str(family)).mkdir(parents=True)
-        shared = random.integers(0, 1 << 16, (BLOBS // 2, BLOB // 2), np.uint16)
-        for member in range(10):
-            own = random.integers(0, 1 << 16, (BLOBS - len(shared), BLOB // 2), np.uint16)
-            own[-1] = shared[-1]
-            own[-1, 0] = member
-            tensors = {f"layers.{i}.weight": blob for i, blob in enumerate([*shared, *own])}
-            save_safetensors(tensors, folder / str(family) / f"{member}.safetensors")
-    changed = folder / str(number // 20) / "3.safetensors"
-    command = [sys.executable, "-m", "blobstore", "report", str(folder), "--cache", str(folder / "cache.sqlite")]
-    time.sleep(1)  # the cache keeps nothing of files that changed this moment
-    _run(command)
-    save_safetensors({"layers.0.weight": shared[0], "another": own[0]}, changed)
-    time.sleep(1)
-    result = _run(command)
-    shutil.rmtree(folder)
-    return result
 
 
 def _write(folder: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 from pathlib import Path
@@ -23,8 +22,7 @@ from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
-from blobstore.reporting.summary import Summary
-from blobstore.reporting.terminal import print_changes, print_report, print_summary
+from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.view import Report
 
 if TYPE_CHECKING:
@@ -99,9 +97,7 @@ def report(
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        whole = as_json or html or old or browser  # the tables do not take all findings
-        make = making.report if whole else functools.partial(making.summary, top=top)
-        made = make(
+        made = making.report(
             paths,
             exact_only=exact,
             near=near,
@@ -109,8 +105,8 @@ def report(
             cache=where,
             progress=progress,
         )
-    changes = made.since(old) if old and isinstance(made, Report) else None
-    if html and isinstance(made, Report):
+    changes = made.since(old) if old else None
+    if html:
         made.to_html(html, baseline=old, force=force)
     _print(made, changes, as_json=as_json, top=top, browser=browser)
     over = limit is not None and _is_over(limit, made, old)
@@ -153,17 +149,14 @@ def _browse(browser: type[Browser], report: Report) -> None:
 
 
 def _print(
-    report: Report | Summary,
+    report: Report,
     changes: Changes | None,
     *,
     as_json: bool,
     top: int,
     browser: type[Browser] | None = None,
 ) -> None:
-    if isinstance(report, Summary):
-        if report.files:
-            print_summary(report, out)
-    elif as_json:
+    if as_json:
         json.dump(to_json(report, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
     elif report.files and browser:
@@ -180,7 +173,7 @@ def _print(
         print_error(f"note: {note}")
 
 
-def _is_over(limit: Limit, report: Report | Summary, old: Report | None) -> bool:
+def _is_over(limit: Limit, report: Report, old: Report | None) -> bool:
     """Whether the report, or what grew since an old one, is above the limit; if so, say it."""
     wasted = report.total_saves - (old.total_saves if old else 0)
     over = limit.exceeded(wasted, report.total_bytes)

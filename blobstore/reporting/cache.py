@@ -2,8 +2,8 @@
 
 One SQLite file. Findings about a file are stored under its path, size, times of change and inode; a file that differs
 in one of them is read anew. Working copies, which processes change through maps, are not remembered. What was proved
-about two contents is stored under their digests, so it holds wherever they are. What a report found in each part of its files is
-stored under the report's scope. Each row carries a digest of itself, so damage is noticed.
+about two contents is stored under their digests, so it holds wherever they are. Each row carries a digest of itself, so
+damage is noticed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import Region, RegionKind
-from blobstore.reporting.source import Identity, stamp
+from blobstore.reporting.source import Identity
 
-__all__ = ["Cache", "LostError", "Snapshot", "default_path", "is_another_file", "lasting_stamp"]
+__all__ = ["Cache", "default_path", "is_another_file"]
 
 Found = TypeVar("Found")
 
@@ -43,35 +43,14 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS fingerprints (
     path TEXT, start INTEGER, stop INTEGER, alike INTEGER, body TEXT, PRIMARY KEY (path, start, stop, alike));
 CREATE TABLE IF NOT EXISTS proofs (key TEXT PRIMARY KEY, body TEXT);
-CREATE TABLE IF NOT EXISTS scopes (scope TEXT PRIMARY KEY, state INTEGER, used INTEGER);
-CREATE TABLE IF NOT EXISTS parts (scope TEXT, number INTEGER, body TEXT, PRIMARY KEY (scope, number));
-CREATE TABLE IF NOT EXISTS part_findings (scope TEXT, number INTEGER, body TEXT, PRIMARY KEY (scope, number));
-CREATE TABLE IF NOT EXISTS part_tokens (scope TEXT, number INTEGER, body BLOB, PRIMARY KEY (scope, number));
 """
 _NAMES = re.findall(r"EXISTS (\w+)", _TABLES)
-_PARTS = ("parts", "part_findings", "part_tokens")
-_SCOPES = 16
-"""Of as many reports the parts are kept, of those that were made last."""
 _SETTLED_NS = 50_000_000
 """A file that changed this recently may change again under the same time, since clocks of file systems are coarse."""
 
 
-class LostError(Exception):
-    """What was stored of an earlier report cannot be read."""
-
-
-def _is_settled(identity: Identity, read: int) -> bool:
-    return max(identity.mtime_ns, identity.ctime_ns) <= read - _SETTLED_NS
-
-
-def lasting_stamp(identity: Identity | None, read: int) -> int:
-    """The stamp of a file for what is stored about it; 0 if it may change without any other time of change.
-
-    Args:
-        identity: of the file.
-        read: when reading it began, in nanoseconds since 1970.
-    """
-    return stamp(identity) if identity is not None and _is_settled(identity, read) else 0
+def _is_settled(identity: Identity) -> bool:
+    return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
 
 
 def default_path() -> Path:
@@ -99,7 +78,6 @@ class Cache:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.trouble: str | None = None
         self._base: sqlite3.Connection | None = None
-        self._has_snapshots = False  # where readers would stop writers, nothing of a report is kept
         self._path = None if path is None else as_path(path)
         if self._path is not None:
             with self._working():
@@ -129,7 +107,7 @@ class Cache:
         """Store a file, and forget what was known of an earlier one of this path."""
         if identity is None or not identity.lasts or self._base is None:
             return
-        if not _is_settled(identity, time.time_ns()):
+        if not _is_settled(identity):
             return
         body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:
@@ -179,52 +157,6 @@ class Cache:
             with self._working() as base:
                 base.execute("REPLACE INTO proofs VALUES (?, ?)", (key, body))
 
-    def snapshot(self, scope: str | None) -> Snapshot | None:
-        """The parts of the last report of a scope, as they are now; the caller closes it. None if there is no cache."""
-        if scope is None or self._base is None or self._path is None or not self._has_snapshots:
-            return None
-        with self._working():
-            return Snapshot(self._path, scope)
-        return None
-
-    def set_parts(
-        self, snapshot: Snapshot, gone: Iterable[int], parts: Iterable[tuple[Any, Any, bytes]], first: int
-    ) -> None:
-        """Store parts in place of others, unless another process stored parts of this scope since the snapshot.
-
-        Args:
-            snapshot: what was known of the scope.
-            gone: the numbers of the parts that are not there any more.
-            parts: of each new one its digest, its findings, both plain data, and its tokens.
-            first: its number; the others follow.
-        """
-        if self._base is None:
-            return
-        scope = snapshot.scope
-        with self._working() as base:
-            base.execute("BEGIN IMMEDIATE")
-            state = base.execute("SELECT state FROM scopes WHERE scope = ?", (scope,)).fetchone()
-            if (state[0] if state else 0) == snapshot.state:
-                base.execute("REPLACE INTO scopes VALUES (?, ?, ?)", (scope, snapshot.state + 1, time.time_ns()))
-                rows = [(scope, number) for number in gone]
-                for table in _PARTS:
-                    base.executemany(f"DELETE FROM {table} WHERE scope = ? AND number = ?", rows)  # noqa: S608
-                for number, values in enumerate(parts, first):
-                    for table, value in zip(_PARTS, values, strict=True):
-                        body = _sealed((scope, number), value)
-                        row = (scope, number, body)
-                        base.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", row)  # noqa: S608 - of this module
-                old = "SELECT scope FROM scopes ORDER BY used DESC LIMIT -1 OFFSET ?"
-                for (other,) in base.execute(old, (_SCOPES,)).fetchall():
-                    for table in ("scopes", *_PARTS):
-                        base.execute(f"DELETE FROM {table} WHERE scope = ?", (other,))  # noqa: S608
-            base.execute("COMMIT")
-
-    def lost(self, error: Exception) -> None:
-        """Deal with what kept a snapshot from being read."""
-        with self._working():
-            raise error if isinstance(error, sqlite3.Error) else sqlite3.DatabaseError(f"a damaged row: {error}")
-
     def _look_up(
         self, query: str, values: Sequence[Any], key: Sequence[Any], read: Callable[[Any], Found]
     ) -> Found | None:
@@ -261,7 +193,7 @@ class Cache:
         self._base = base = sqlite3.connect(path, timeout=60, isolation_level=None)
         # the first thing that is written: what a full disk leaves of a new cache is still known as one
         base.execute(f"PRAGMA application_id = {_APPLICATION}")
-        self._has_snapshots = base.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal"
+        base.execute("PRAGMA journal_mode = WAL")
         base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
         if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             for table in _NAMES:
@@ -283,50 +215,6 @@ class Cache:
             self._base = None
 
 
-class Snapshot:
-    """The parts of one report, which stay as they are while other processes write. The caller closes it.
-
-    Attributes:
-        scope: what the report is of.
-        state: changes whenever a part does.
-    """
-
-    def __init__(self, path: Path, scope: str) -> None:
-        self.scope = scope
-        self._base = sqlite3.connect(path, timeout=60, isolation_level=None)
-        self._base.execute("BEGIN")
-        row = self._base.execute("SELECT state FROM scopes WHERE scope = ?", (scope,)).fetchone()
-        self.state: int = row[0] if row else 0
-
-    def digests(self) -> Iterator[tuple[int, Any]]:
-        """Of each part its number, and its digest.
-
-        Raises:
-            LostError: the cache is damaged or cannot be read; so do all methods.
-        """
-        return self._rows("parts")
-
-    def findings(self) -> Iterator[tuple[int, Any]]:
-        """Of each part its number, and its findings."""
-        return self._rows("part_findings")
-
-    def tokens(self) -> Iterator[tuple[int, bytes]]:
-        """Of each part its number, and its tokens."""
-        return self._rows("part_tokens")
-
-    def close(self) -> None:
-        """Forget it."""
-        self._base.close()
-
-    def _rows(self, table: str) -> Iterator[tuple[int, Any]]:
-        query = f"SELECT number, body FROM {table} WHERE scope = ? ORDER BY number"  # noqa: S608 - of this module
-        try:
-            for number, body in self._base.execute(query, (self.scope,)):
-                yield number, _unsealed((self.scope, number), body)
-        except (sqlite3.Error, ValueError) as error:
-            raise LostError(str(error)) from error
-
-
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether an error comes from the contents of the file, and not from reading or writing it."""
     if isinstance(error, sqlite3.OperationalError):
@@ -341,34 +229,28 @@ def is_another_file(path: Path) -> bool:
             head = file.read(100)
     except FileNotFoundError:
         return False
-    numbers = (int.from_bytes(head[60:64], "big"), int.from_bytes(head[68:72], "big"))
-    is_cache = head[:16] == b"SQLite format 3\0" and (numbers[1] == _APPLICATION or numbers == (1, 0))
+    is_cache = head[:16] == b"SQLite format 3\0" and int.from_bytes(head[68:72], "big") == _APPLICATION
     return any(head) and not is_cache
-
-
-def _sealed(key: Sequence[Any], value: Any) -> str | bytes:
-    """A value as text that `_unsealed` returns under the same key only; bytes as bytes."""
-    if isinstance(value, bytes):
-        return _seal(key, value).encode() + value
-    body = json.dumps(value, separators=(",", ":"))
-    return _seal(key, body.encode()) + body
-
-
-def _unsealed(key: Sequence[Any], row: Any) -> Any:
-    if isinstance(row, bytes):
-        seal, sealed = row[:_SEAL].decode("ascii", "replace"), row[_SEAL:]
-    else:
-        seal, sealed = text(row)[:_SEAL], text(row)[_SEAL:].encode()
-    if seal != _seal(key, sealed):
-        raise MalformedError("its digest differs")
-    return sealed if isinstance(row, bytes) else json.loads(sealed)
 
 
 _SEAL = 32
 
 
-def _seal(key: Sequence[Any], body: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps([*key]).encode() + body)
+def _sealed(key: Sequence[Any], value: Any) -> str:
+    """A value as text that `_unsealed` returns under the same key only."""
+    body = json.dumps(value, separators=(",", ":"))
+    return _seal(key, body) + body
+
+
+def _unsealed(key: Sequence[Any], row: Any) -> Any:
+    sealed = text(row)
+    if sealed[:_SEAL] != _seal(key, sealed[_SEAL:]):
+        raise MalformedError("its digest differs")
+    return json.loads(sealed[_SEAL:])
+
+
+def _seal(key: Sequence[Any], body: str) -> str:
+    return xxhash.xxh3_128_hexdigest((json.dumps([*key]) + body).encode())
 
 
 def _plain(region: Region) -> list[Any]:

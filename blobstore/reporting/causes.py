@@ -14,7 +14,7 @@ from functools import cached_property
 
 from blobstore.core.reprs import fields_line
 from blobstore.reporting.matching import Content, content_of, match_contents, match_files, names_of_region
-from blobstore.reporting.model import CauseKind, Finding, FindingKind, RegionKind
+from blobstore.reporting.model import DUPLICATES, CauseKind, Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Cause", "Compared", "Place", "explain_waste", "grouped"]
@@ -22,12 +22,6 @@ __all__ = ["Cause", "Compared", "Place", "explain_waste", "grouped"]
 Place = tuple[int, int]
 """A file of a report and one of its regions, as indices."""
 
-_EQUAL = {
-    FindingKind.DUPLICATE_FILES,
-    FindingKind.DUPLICATE_METHODS,
-    FindingKind.DUPLICATE_TIED,
-    FindingKind.DUPLICATE_PAYLOAD,
-}
 _RELATED = {
     FindingKind.OTHER_LAYOUT: CauseKind.LAYOUT,
     FindingKind.OTHER_DTYPE: CauseKind.DTYPE,
@@ -100,13 +94,7 @@ class Compared:
 
     @cached_property
     def _names_before(self) -> set[tuple[int, str]]:
-        return {
-            (g, name)
-            for g, file in enumerate(self.old.files)
-            for region in file.regions
-            if region.kind.is_blob
-            for name in names_of_region(region)
-        }
+        return {(g, name) for (g, _), region in self.old.blobs() for name in names_of_region(region)}
 
     def had(self, g: int | None, name: str) -> bool:
         """Whether a file of the older report had something under a name."""
@@ -139,11 +127,9 @@ class Compared:
 
 def _where(report: ReportData, follows: Mapping[Content, Content]) -> dict[Content, list[Place]]:
     where: dict[Content, list[Place]] = defaultdict(list)
-    for f, file in enumerate(report.files):
-        for r, region in enumerate(file.regions):
-            if region.kind.is_blob:
-                content = content_of(region)
-                where[follows.get(content, content)].append((f, r))
+    for place, region in report.blobs():
+        content = content_of(region)
+        where[follows.get(content, content)].append(place)
     return where
 
 
@@ -206,7 +192,7 @@ def _wastes(report: ReportData, follows: Mapping[Content, Content], files: Mappi
     for finding in report.findings:
         if not finding.places:  # no report that was made has such a finding, but one that was read may
             continue
-        kind: Hashable = "equal" if finding.kind in _EQUAL else finding.kind
+        kind: Hashable = "equal" if finding.kind in DUPLICATES else finding.kind
         if finding.kind in _OF_FILES:
             about: Hashable = frozenset(files.get(f, report.files[f].path) for f, _ in finding.places)
         else:
@@ -221,7 +207,7 @@ def _wastes(report: ReportData, follows: Mapping[Content, Content], files: Mappi
 
 
 def _lost(two: Compared, kind: FindingKind, was: _Waste, now: _Waste, grown: int) -> Iterator[Cause]:
-    if kind in _EQUAL:
+    if kind in DUPLICATES:
         yield from _copies(two, now, grown)
     elif kind in _OF_FILES:
         yield two.cause(

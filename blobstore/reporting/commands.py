@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePath
@@ -24,7 +24,7 @@ from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, R
 from blobstore.reporting.savings import measure
 from blobstore.reporting.source import is_url
 
-__all__ = ["CONNECTING", "Output", "complete", "unite"]
+__all__ = ["CONNECTING", "unite"]
 
 
 CONNECTING = 4096
@@ -33,52 +33,45 @@ CONNECTING = 4096
 _Place = tuple[int, int]
 
 
-class Output(NamedTuple):
-    """What a command writes has a name once all commands of a report are known.
+class _Output(NamedTuple):
+    """What a command writes, which has a name once all commands are known.
 
     Attributes:
         command: the command without it.
         name: what it is called if it is the only one, such as "slim" or "model.ptd".
         weight: those of one name are numbered from the largest weight to the smallest,
-        path: and of one weight in the order in which the report has these files.
+        file: and of one weight in the order of these files.
     """
 
     command: str
     name: str
     weight: int
-    path: str
+    file: int
 
 
-def unite(
-    files: Sequence[FileReport], findings: Sequence[Finding], program_folders: Collection[str]
-) -> tuple[list[Finding], list[Output]]:
+def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Finding]:
     """Give findings their commands. Equal bytes in several files become a finding for each command, and one for what is left.
 
     Args:
         files: the files.
         findings: findings of all kinds, whose commands say what kind of command acts on them alone.
-        program_folders: as `can_be_delta` takes them.
-
-    Returns:
-        The findings, whose commands lack what they write, and this.
     """
-    commands = _Commands(files, findings, program_folders)
-    return list(commands.apply()), list(commands.outputs())
+    commands = _Commands(files, findings)
+    whole = _complete(commands.outputs())
+    return [
+        finding if finding.command is None else replace(finding, command=whole[finding.command])
+        for finding in commands.apply()
+    ]
 
 
-def complete(outputs: Iterable[Output], number_of: Mapping[str, int]) -> dict[str, str]:
-    """For each command without what it writes the whole command. Outputs have distinct names, none of which exists already.
-
-    Args:
-        outputs: those of all files of a report.
-        number_of: the place of each file in the report.
-    """
-    by_name: dict[str, list[Output]] = defaultdict(list)
+def _complete(outputs: Iterable[_Output]) -> dict[str, str]:
+    """For each command without what it writes the whole command. Outputs have distinct names, none of which exists already."""
+    by_name: dict[str, list[_Output]] = defaultdict(list)
     for output in outputs:
         by_name["" if output.name.endswith(".ptd") else output.name].append(output)
     whole: dict[str, str] = {}
     for name, some in sorted(by_name.items()):
-        some.sort(key=lambda output: (-output.weight, number_of[output.path]))
+        some.sort(key=lambda output: (-output.weight, output.file))
         names = _numbered(name, len(some)) if name else _free([output.name for output in some])
         whole.update((one.command, writing(one.command, given)) for one, given in zip(some, names, strict=True))
     return whole
@@ -107,11 +100,9 @@ class _Commands:
         converts: by checkpoint, its command.
     """
 
-    def __init__(
-        self, files: Sequence[FileReport], findings: Sequence[Finding], program_folders: Collection[str]
-    ) -> None:
+    def __init__(self, files: Sequence[FileReport], findings: Sequence[Finding]) -> None:
         self.files, self.findings = files, findings
-        self.for_deltas = can_be_delta(files, program_folders)
+        self.for_deltas = can_be_delta(files)
         self.sets = self._sets()
         self.set_of = {f: number for number, one in enumerate(self.sets) for f in one}
         self.deltas = self._deltas()
@@ -231,15 +222,14 @@ class _Commands:
         taken = [f for f in checkpoints if _can_be_converted(self.files[f]) and f not in self.in_deltas]
         return {f: convert_command(self.files[f].path) for f in taken}
 
-    def outputs(self) -> Iterator[Output]:
+    def outputs(self) -> Iterator[_Output]:
         """What the commands write: that with which `dedup` saves most has the first folder."""
         for number, command in self.dedups.items():
-            yield Output(command, "slim", self.weights[number], self.files[min(self.sets[number])].path)
+            yield _Output(command, "slim", self.weights[number], min(self.sets[number]))
         for delta in {one.command: one for one in self.deltas.values()}.values():
-            yield Output(delta.command, "delta", 0, self.files[delta.family.base].path)
+            yield _Output(delta.command, "delta", 0, delta.family.base)
         for f, command in self.converts.items():
-            path = self.files[f].path
-            yield Output(command, PurePath(path).with_suffix(".ptd").name, 0, path)
+            yield _Output(command, PurePath(self.files[f].path).with_suffix(".ptd").name, 0, f)
 
     # ------------------------------------------------------------------------------------------- what each finding gets
 

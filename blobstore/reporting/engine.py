@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from blobstore.core.errors import BlobStoreError, InvalidFileError
 from blobstore.reporting.cache import Cache
@@ -16,12 +17,31 @@ from blobstore.reporting.model import FileReport, Problem, Region
 from blobstore.reporting.regions import read_regions
 from blobstore.reporting.source import Identity, identify, open_source
 
-__all__ = ["Engine", "Scanned", "default_executor"]
+__all__ = ["Engine", "Prints", "Read", "default_executor"]
 
+Found = TypeVar("Found")
 Progress = Callable[[str, int, int], None]
+
+Prints = Sequence["Fingerprint | None"]
+"""The fingerprint of each region of a file; None for what is no blob."""
 
 _BATCH_BYTES = 1 << 26
 _BATCH_BLOBS = 256
+
+
+@dataclass(frozen=True)
+class Read:
+    """Files that were read.
+
+    Attributes:
+        files: those that could be.
+        prints: of each of them the fingerprints.
+        problems: why others could not.
+    """
+
+    files: list[FileReport]
+    prints: list[Prints]
+    problems: list[Problem]
 
 
 @dataclass(frozen=True)
@@ -41,7 +61,7 @@ class Scanned:
     regions: tuple[Region, ...]
     alignment: int
 
-    def report(self, prints: Sequence[Fingerprint | None]) -> FileReport:
+    def report(self, prints: Prints) -> FileReport:
         """The file with its digests."""
         regions = (
             region if known is None else _with_digest(region, known.digest)
@@ -83,12 +103,26 @@ class Engine:
         self._cache = cache
         self._progress = progress or (lambda what, done, total: None)
 
-    def scan(self, paths: Sequence[str]) -> list[Scanned | Problem]:
+    def read(
+        self, paths: Sequence[str], alike: bool, wanted: Callable[[Sequence[Region]], bool] = lambda regions: True
+    ) -> Read:
+        """Read files.
+
+        Args:
+            paths: the files, each once.
+            alike: whether more than equality will be looked for.
+            wanted: which of them are to be read, by their structure.
+        """
+        scanned, unread = _divided(self._scan(paths))
+        scanned = [file for file in scanned if wanted(file.regions)]
+        pairs, damaged = _divided(self._fingerprint(scanned, alike))
+        return Read([file.report(prints) for file, prints in pairs], [prints for _, prints in pairs], unread + damaged)
+
+    def _scan(self, paths: Sequence[str]) -> list[Scanned | Problem]:
         """The structure of each file, or why it cannot be read."""
         by_path: dict[str, Scanned | Problem] = {}
         missing = []
-        # A path that is given twice is read once.
-        for path in dict.fromkeys(paths):
+        for path in paths:
             identity = identify(path)
             known = self._cache.regions(identity)
             if known is not None and identity is not None:
@@ -101,46 +135,32 @@ class Engine:
                 self._cache.set_regions(result.identity, result.format, result.regions, result.alignment)
         return [by_path[path] for path in paths]
 
-    def fingerprint(self, files: Sequence[Scanned], alike: bool) -> list[list[Fingerprint | None] | Problem]:
-        """For each file the fingerprint of each region, None for what is not a blob.
+    def _fingerprint(self, files: Sequence[Scanned], alike: bool) -> Iterator[tuple[Scanned, Prints] | Problem]:
+        """Each file with its fingerprints.
 
-        Or why the file could not be read, or that it is damaged: then its bytes are no reason to drop those of another.
+        Or why it could not be read, or that it is damaged: then its bytes are no reason to drop those of another.
         """
-        results: list[list[Fingerprint | None] | Problem] = [[None] * len(file.regions) for file in files]
-        tasks: list[tuple[int, list[int], int]] = []
-        total = done = 0
-        for f, file in enumerate(files):
-            for batch in _batches(file.regions):
-                start, stop = file.regions[batch[0]].start, file.regions[batch[-1]].stop
-                nbytes = sum(file.regions[r].nbytes for r in batch)
-                total += nbytes
-                known = self._cache.fingerprints(file.identity, start, stop, alike)
-                if known is not None and len(known) == len(batch):
-                    _store(results, f, batch, known)
-                    done += nbytes
-                else:
-                    tasks.append((f, batch, nbytes))
-        tasks.sort(key=lambda task: -task[2])  # large ones first, so that none is left for the end
-        arguments = [
-            (files[f].path, files[f].identity, tuple(_wanted(files[f].regions[r], alike) for r in batch))
-            for f, batch, _ in tasks
-        ]
-        todo = {id(argument): task for argument, task in zip(arguments, tasks, strict=True)}
-        for argument, result in self._run(_fingerprint, arguments):
-            f, batch, nbytes = todo[id(argument)]
-            if isinstance(result, Problem):
-                results[f] = result
+        reading = _Reading(files)
+        total = sum(batch.nbytes for batch in reading.batches)
+        missing = []
+        for batch in reading.batches:
+            known = self._cache.fingerprints(batch.file.identity, batch.start, batch.stop, alike)
+            if known is not None and len(known) == len(batch.regions):
+                reading.take(batch, known)
             else:
-                _store(results, f, batch, result)
-                start, stop = files[f].regions[batch[0]].start, files[f].regions[batch[-1]].stop
-                self._cache.set_fingerprints(files[f].identity, start, stop, alike, result)
-            done += nbytes
+                missing.append(batch)
+        done = total - sum(batch.nbytes for batch in missing)
+        missing.sort(key=lambda batch: -batch.nbytes)  # large ones first, so that none is left for the end
+        tasks = [(batch.file.path, batch.file.identity, batch.wanted(alike)) for batch in missing]
+        batch_of = {id(task): batch for task, batch in zip(tasks, missing, strict=True)}
+        for task, result in self._run(_fingerprint, tasks):
+            batch = batch_of[id(task)]
+            reading.take(batch, result)
+            if not isinstance(result, Problem):
+                self._cache.set_fingerprints(batch.file.identity, batch.start, batch.stop, alike, result)
+            done += batch.nbytes
             self._progress("reading", done, total)
-        return [
-            # A file whose bytes are not what it says they are must not make another file look redundant.
-            prints if isinstance(prints, Problem) else _damage(file, prints) or prints
-            for file, prints in zip(files, results, strict=True)
-        ]
+        return reading.results()
 
     def prove(self, function: Callable[..., Any], tasks: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Call `function` for each (key, arguments), except where the cache has a result under the key.
@@ -179,8 +199,77 @@ class Engine:
                 future.cancel()
 
 
+def _divided(results: Iterable[Found | Problem]) -> tuple[list[Found], list[Problem]]:
+    """What was found, and the problems."""
+    found: list[Found] = []
+    problems: list[Problem] = []
+    for result in results:
+        if isinstance(result, Problem):
+            problems.append(result)
+        else:
+            found.append(result)
+    return found, problems
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Some blobs of a file, which are read in one go; the same for the same file, so that they can be found in the cache.
+
+    Attributes:
+        number: of the file.
+        file: the file.
+        regions: indices of the blobs.
+    """
+
+    number: int
+    file: Scanned
+    regions: Sequence[int]
+
+    @property
+    def start(self) -> int:
+        return self.file.regions[self.regions[0]].start
+
+    @property
+    def stop(self) -> int:
+        return self.file.regions[self.regions[-1]].stop
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(self.file.regions[r].nbytes for r in self.regions)
+
+    def wanted(self, alike: bool) -> tuple[Wanted, ...]:
+        return tuple(_wanted(self.file.regions[r], alike) for r in self.regions)
+
+
+class _Reading:
+    """What is known of the blobs of some files.
+
+    Attributes:
+        batches: what there is to be known.
+    """
+
+    def __init__(self, files: Sequence[Scanned]) -> None:
+        self._files = files
+        self._prints: list[list[Fingerprint | None]] = [[None] * len(file.regions) for file in files]
+        self._problems: dict[int, Problem] = {}
+        self.batches = [_Batch(f, file, of_file) for f, file in enumerate(files) for of_file in _batches(file.regions)]
+
+    def take(self, batch: _Batch, result: Sequence[Fingerprint] | Problem) -> None:
+        """Note what is known now, or why it cannot be known."""
+        if isinstance(result, Problem):
+            self._problems[batch.number] = result
+            return
+        for r, known in zip(batch.regions, result, strict=True):
+            self._prints[batch.number][r] = known
+
+    def results(self) -> Iterator[tuple[Scanned, Prints] | Problem]:
+        """Each file with all that is known, or its problem."""
+        for f, (file, prints) in enumerate(zip(self._files, self._prints, strict=True)):
+            # A file whose bytes are not what it says they are must not make another file look redundant.
+            yield self._problems.get(f) or _damage(file, prints) or (file, prints)
+
+
 def _batches(regions: Sequence[Region]) -> Iterator[list[int]]:
-    """The blobs of a file in portions; the same for the same file, so that they can be found in the cache."""
     batch: list[int] = []
     nbytes = 0
     for r, region in enumerate(regions):
@@ -200,16 +289,7 @@ def _wanted(region: Region, alike: bool) -> Wanted:
     return Wanted(region.start, region.stop, scalar_type, alike)
 
 
-def _store(
-    results: list[list[Fingerprint | None] | Problem], f: int, batch: Sequence[int], fingerprints: Sequence[Fingerprint]
-) -> None:
-    of_file = results[f]
-    if isinstance(of_file, list):
-        for r, known in zip(batch, fingerprints, strict=True):
-            of_file[r] = known
-
-
-def _damage(file: Scanned, prints: Sequence[Fingerprint | None]) -> Problem | None:
+def _damage(file: Scanned, prints: Prints) -> Problem | None:
     """What is damaged in a file that records digests; None if nothing is."""
     damaged = [
         (region, known.digest)

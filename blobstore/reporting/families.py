@@ -28,16 +28,13 @@ class Family:
     members: tuple[int, ...]
 
 
-def can_be_delta(files: Sequence[FileReport], program_folders: Collection[str]) -> set[int]:
+def can_be_delta(files: Sequence[FileReport]) -> set[int]:
     """The files that `blobstore delta` takes, and that whoever uses them can load in two parts.
 
     A program finds a key in one data file only, so data files beside programs, or with records for them, stay whole.
-
-    Args:
-        files: the files.
-        program_folders: every folder that has a program, as the paths of the files begin.
     """
-    return {f for f, file in enumerate(files) if _can_be_delta(file, program_folders)}
+    programs = {_folder(file) for file in files if file.format == "pte"}
+    return {f for f, file in enumerate(files) if _can_be_delta(file, programs)}
 
 
 def _can_be_delta(file: FileReport, program_folders: Collection[str]) -> bool:
@@ -48,7 +45,11 @@ def _can_be_delta(file: FileReport, program_folders: Collection[str]) -> bool:
     records = (
         region for region in file.regions if region.kind is RegionKind.STRUCTURE and {*region.keys} - {"manifest"}
     )
-    return os.path.dirname(file.path) not in program_folders and not any(records)  # noqa: PTH120
+    return _folder(file) not in program_folders and not any(records)
+
+
+def _folder(file: FileReport) -> str:
+    return os.path.dirname(file.path)  # noqa: PTH120 - text stays text
 
 
 def find_families(files: Sequence[FileReport], candidates: Collection[int], least: int) -> list[Family]:

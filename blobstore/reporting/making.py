@@ -1,30 +1,24 @@
-"""Making a report: read the structure, then each blob once, then compare what looks alike; with a cache, what changed."""
+"""Making a report: read the structure, then each blob once, then compare what looks alike."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 
-import xxhash
-
 from blobstore.core.disk.progress import check_progress
 from blobstore.core.errors import InputError, UnsupportedDataError
 from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths
-from blobstore.core.version import __version__
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.engine import Engine, default_executor
+from blobstore.reporting.everything import Options, find_all
 from blobstore.reporting.listing import list_files, names_of_paths
 from blobstore.reporting.named import names_of
-from blobstore.reporting.parts import Options
-from blobstore.reporting.summary import Summary
-from blobstore.reporting.survey import Made, Survey
 from blobstore.reporting.view import Report
 
-__all__ = ["NEAR", "report", "summary"]
+__all__ = ["NEAR", "report"]
 
 NEAR = 0.1
 """Blobs that differ in more than this share of their elements are different blobs."""
@@ -68,58 +62,27 @@ def report(
         InputError: `near` is not a number from 0 to 0.25.
         UnsupportedDataError: `names`, `executor` or `progress` is something else.
     """
-    return _make(Survey.report, paths, exact_only, near, names, executor, cache, progress)
-
-
-def summary(
-    paths: Paths,
-    *,
-    top: int,
-    exact_only: bool = False,
-    near: float = NEAR,
-    names: Names | None = None,
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Summary:
-    """The same in short, with the `top` largest groups of findings: it takes memory and time for what changed since the
-    cache was written, and little for each file."""
-    return _make(lambda survey: survey.summary(top), paths, exact_only, near, names, executor, cache, progress)
-
-
-def _make(
-    make: Callable[[Survey], Made],
-    paths: Paths,
-    exact_only: bool,
-    near: float,
-    names: Names | None,
-    executor: Executor | None,
-    cache: str | os.PathLike[str] | None,
-    progress: Callable[[str, int, int], None] | None,
-) -> Made:
     if not isinstance(near, int | float) or not 0 <= near <= 0.25:
         raise InputError(f"near must be a share from 0 to 0.25, not {near!r}")
     if executor is not None and not isinstance(executor, Executor):
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
     checkpoints = open_names(names)
     check_progress(progress)
-    asked = names_of_paths(paths)
-    listing = list_files(asked, remote_stamps=cache is not None)
     options = Options(exact_only, float(near), names_of(checkpoints) if checkpoints else None)
-    scope = None if checkpoints else _scope(asked, options)
+    listing = list_files(names_of_paths(paths))
     notes: list[str] = []
     with Cache(cache) as known, default_executor(executor) as workers:
-        survey = Survey(listing, Engine(workers, known, progress), known, scope, options)
-        made = make(survey)
-        if checkpoints and not survey.used_names:
-            given = ", ".join(one.name for one in checkpoints)
-            notes.append(f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors")
+        engine = Engine(workers, known, progress)
+        read = engine.read(listing.paths, not exact_only)
+        files, findings, used_names = find_all(read.files, read.prints, engine, options)
+    if checkpoints and not used_names:
+        given = ", ".join(one.name for one in checkpoints)
+        notes.append(f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors")
     if known.trouble is not None:
         notes.append(known.trouble)
-    return replace(made, notes=tuple(notes))
-
-
-def _scope(asked: list[str], options: Options) -> str:
-    """Tells reports apart whose parts may differ."""
-    facts = [__version__, os.getcwd(), asked, options.exact_only, options.near]  # noqa: PTH109 - text stays text
-    return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
+    return Report(
+        tuple(replace(file, aliases=tuple(listing.aliases.get(file.path, ()))) for file in files),
+        tuple(findings),
+        (*listing.problems, *read.problems),
+        tuple(notes),
+    )

@@ -78,7 +78,7 @@ def match_contents(old: ReportData, new: ReportData, files: Mapping[int, int]) -
 
 
 def _contents(report: ReportData) -> set[Content]:
-    return {content_of(region) for file in report.files for region in file.regions if region.kind.is_blob}
+    return {content_of(region) for _, region in report.blobs()}
 
 
 def _places(report: ReportData, f: int) -> Iterator[tuple[Content, Hashable]]:

@@ -13,6 +13,7 @@ from blobstore.core.text import size
 
 __all__ = [
     "ALIGNMENT",
+    "DUPLICATES",
     "CauseKind",
     "Claim",
     "FileReport",
@@ -65,17 +66,26 @@ class FindingKind(str, enum.Enum):
     UNREFERENCED = "unreferenced"  # bytes that nothing refers to
 
 
+DUPLICATES = {
+    FindingKind.DUPLICATE_FILES,
+    FindingKind.DUPLICATE_METHODS,
+    FindingKind.DUPLICATE_TIED,
+    FindingKind.DUPLICATE_PAYLOAD,
+}
+"""Findings about equal bytes."""
+
+
 class CauseKind(str, enum.Enum):
     """Why bytes are no longer shared that were shared in an earlier report; the last three, why less is wasted."""
 
     KEY = "key"  # the same bytes are stored again, under another key
     COPIES = "copies"  # stored once for several keys or methods, now once for each
     DATA_FILE = "data_file"  # was in a data file, and other files have it themselves now
-    ADDED_FILE = "added_file"  # a file was added that does not share what it has
+    ADDED_FILE = "added_file"  # a file was added that has what others have
     DTYPE = "dtype"  # one of several uses has another element type now
     LAYOUT = "layout"  # ... another order of its elements
     VALUES = "values"  # ... other values
-    PAYLOAD = "payload"  # was stored under a key, is inside the payload of a delegate now
+    PAYLOAD = "payload"  # a payload of a delegate holds it now
     LOWERED_TWICE = "lowered_twice"  # delegates have equal payloads
     CONSTANT = "constant"  # has one value now
     PADDING = "padding"

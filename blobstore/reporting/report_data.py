@@ -12,7 +12,7 @@ from blobstore.core.reprs import fields_line
 from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem, Region
 from blobstore.reporting.savings import attribute
 
-__all__ = ["Folder", "ReportData", "folders_of"]
+__all__ = ["Folder", "ReportData"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,24 @@ class ReportData:
 
         Each counts with the folders in it. The folder that holds all files is the first.
         """
-        return folders_of([file.path for file in self.files], [file.size for file in self.files], self.saves_of)
+        own: dict[str, list[int]] = {}
+        for file, saves in zip(self.files, self.saves_of, strict=True):
+            path = file.path[: max(file.path.rfind("/"), file.path.rfind(os.sep)) + 1]
+            _add(own.setdefault(path, [0, 0, 0]), (1, file.size, saves))
+        chains = [_ancestors(folder) for folder in own]
+        common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
+        sums: dict[str, list[int]] = {}
+        for values, chain in zip(own.values(), chains, strict=True):
+            for path in chain[max(common - 1, 0) :]:
+                _add(sums.setdefault(path, [0, 0, 0]), values)
+        return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
+
+    def blobs(self) -> Iterator[tuple[tuple[int, int], Region]]:
+        """All contents that could be shared, each with its place."""
+        for f, file in enumerate(self.files):
+            for r, region in enumerate(file.regions):
+                if region.kind.is_blob:
+                    yield (f, r), region
 
     def region(self, place: tuple[int, int]) -> Region:
         """The region at a place of a finding."""
@@ -125,22 +142,9 @@ class ReportData:
         return list(dict.fromkeys(path for path, _ in self.names(finding)))
 
 
-def folders_of(paths: Iterable[str], sizes: Iterable[int], saves: Iterable[int]) -> tuple[Folder, ...]:
-    """The folders of files with these sizes and savings, as `ReportData.folders`."""
-    own: dict[str, list[int]] = {}
-    for path, *values in zip(paths, sizes, saves, strict=True):
-        of_folder = own.setdefault(path[: max(path.rfind("/"), path.rfind(os.sep)) + 1], [0, 0, 0])
-        for i, value in enumerate((1, *values)):
-            of_folder[i] += value
-    chains = [_ancestors(folder) for folder in own]
-    common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
-    sums: dict[str, list[int]] = {}
-    for values, chain in zip(own.values(), chains, strict=True):
-        for path in chain[max(common - 1, 0) :]:
-            of_folder = sums.setdefault(path, [0, 0, 0])
-            for i, value in enumerate(values):
-                of_folder[i] += value
-    return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
+def _add(sums: list[int], values: Iterable[int]) -> None:
+    for i, value in enumerate(values):
+        sums[i] += value
 
 
 def _ancestors(path: str) -> list[str]:

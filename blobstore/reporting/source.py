@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xxhash
-
 from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
 
-__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source", "stamp"]
+__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source"]
 
 CHUNK = 1 << 19
 """Bytes that are looked at in one go: they stay in the processor's cache from the first look to the last."""
@@ -74,24 +72,9 @@ class Identity(NamedTuple):
         return not self.commits
 
 
-def stamp(identity: Identity | None) -> int:
-    """64 bits that stand for an identity; 0 for what tells nothing of the file at another time."""
-    if identity is None or not identity.lasts:
-        return 0
-    return xxhash.xxh3_64_intdigest(repr(identity[:5]).encode("utf-8", "backslashreplace")) | 1
-
-
-def identify(path: str, entry: os.DirEntry[str] | None = None, folder: str = "") -> Identity | None:
-    """Look a file up without opening it; None if the file system says too little, or nothing.
-
-    Args:
-        path: the file.
-        entry: of a file that is no link and no working copy, what its folder says of it; `folder` is that folder,
-            without links.
-    """
+def identify(path: str) -> Identity | None:
+    """Look a file up without opening it; None if the file system says too little, or nothing."""
     try:
-        if entry is not None:
-            return _status_identity(entry.stat(), f"{folder.removesuffix(os.sep)}{os.sep}{entry.name}", "")
         if not is_url(path):
             return _local_identity(path)
         import fsspec
@@ -103,19 +86,16 @@ def identify(path: str, entry: os.DirEntry[str] | None = None, folder: str = "")
 
 
 def _local_identity(path: str) -> Identity:
-    return _status_identity(Path(path).stat(), os.path.realpath(path), _commits(path))
-
-
-def _status_identity(status: os.stat_result, real: str, commits: str) -> Identity:
+    status, real = Path(path).stat(), os.path.realpath(path)
     # a name that cannot be decoded is escaped, because the cache stores text
     name = os.fsencode(real).decode("utf-8", "backslashreplace")
     inode = f"{status.st_dev}:{status.st_ino}"
-    return Identity(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, commits)
+    return Identity(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, _commits(path, real))
 
 
-def _commits(path: str) -> str:
+def _commits(path: str, real: str) -> str:
     """The header of the file that lies beside a working copy, with its generation; see docs/runtime.md."""
-    for beside in dict.fromkeys([f"{path}.commits", f"{os.path.realpath(path)}.commits"]):
+    for beside in dict.fromkeys([f"{path}.commits", f"{real}.commits"]):
         try:
             with open(beside, "rb") as file:  # noqa: PTH123 - text stays text
                 status = os.fstat(file.fileno())

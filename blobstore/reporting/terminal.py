@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
@@ -16,17 +15,26 @@ from rich.text import Text
 from blobstore.core.text import printable, size
 from blobstore.reporting.baseline import Changes, change_lines
 from blobstore.reporting.causes import Cause, grouped
+from blobstore.reporting.model import DUPLICATES, Finding, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.summary import Summary, summary_of
 from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths, shortener
 
-__all__ = ["WIDTH", "print_changes", "print_report", "print_summary"]
+__all__ = ["WIDTH", "print_changes", "print_report"]
 
 WIDTH = 100
 
 _FILES = 30
 _FOLDERS = 20
 _CAUSES = 10
+_COMMANDS = 4
+_SHOWN = 2
+_CELLS = {
+    "weights": (RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA),
+    "payloads": (RegionKind.PAYLOAD,),
+    "structure": (RegionKind.STRUCTURE, RegionKind.METADATA),
+    "padding": (RegionKind.PADDING, RegionKind.UNREFERENCED),
+}
+"""What the table of files says of each, in bytes."""
 _BLOCK = 256
 _NAME = 28
 _WIDE = 1000
@@ -34,27 +42,22 @@ _WIDE = 1000
 
 
 def print_report(report: ReportData, console: Console, *, top: int = 10) -> None:
-    """Print a report, with the `top` largest findings."""
-    print_summary(summary_of(report, top), console)
-
-
-def print_summary(report: Summary, console: Console) -> None:
-    """Print a report in short.
+    """Print a report, with the `top` largest findings.
 
     Args:
         report: the report.
         console: where to; at most `WIDTH` of its columns are used, unless it is wide.
+        top: how many groups of findings to list.
     """
-    name_of = shortener(report.files)
     width, wide = _width(console), _is_wide(console)
     console.print(Text(headline(report), style="bold"), width=width)
     if report.findings:
         _print_actions(report, console, width)
         console.print(_kinds(report, wide), width=width)
-        console.print(_largest(report, name_of, wide), width=width)
+        console.print(_largest(report, top, wide), width=width)
     if folders := branches(report.folders):
         _print_table(console, *_folders(folders, wide))
-    _print_table(console, *_files(report, name_of, wide))
+    _print_table(console, *_files(report, wide))
     for problem in report.problems:
         line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
         console.print(line, width=width)
@@ -68,14 +71,15 @@ def _is_wide(console: Console) -> bool:
     return console.width >= _WIDE
 
 
-def _print_actions(report: Summary, console: Console, width: int) -> None:
-    for command, nbytes in report.commands.items():
+def _print_actions(report: ReportData, console: Console, width: int) -> None:
+    ordered = list(report.commands.items())
+    for command, nbytes in ordered[:_COMMANDS]:
         console.print(Text(f"{size(nbytes)} by"), width=width)
         # no line breaks are inserted, so that it can be copied
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
-    rest, left = report.more_commands
-    if rest:
-        console.print(Text(f"{size(left)} by {rest} more commands, see --json"), width=width)
+    if rest := ordered[_COMMANDS:]:
+        left = sum(nbytes for _, nbytes in rest)
+        console.print(Text(f"{size(left)} by {len(rest)} more commands, see --json"), width=width)
     if other := report.total_saves - report.command_saves:
         console.print(Text(f"{size(other)} {by_hand(report)}: see the list"), width=width)
     console.print()
@@ -90,36 +94,57 @@ def _table(title: str, columns: Sequence[tuple[str, str]], wide: bool) -> Table:
     return table
 
 
-def _kinds(report: Summary, wide: bool) -> Table:
+def _kinds(report: ReportData, wide: bool) -> Table:
     columns = [("what", "left"), ("findings", "right"), ("saves alone", "right"), ("adds to total", "right")]
     table = _table("", columns, wide)
     for kind, (number, saves, counted) in report.by_kind.items():
         what = Text(FINDINGS[kind], style=COLORS[kind])
         table.add_row(what, f"{number:,}", size(saves), size(counted))
     table.add_section()
-    table.add_row(Text("together", style="bold"), f"{report.findings:,}", "", size(report.total_saves))
+    table.add_row(Text("together", style="bold"), f"{len(report.findings):,}", "", size(report.total_saves))
     return table
 
 
-def _largest(report: Summary, name_of: Callable[[str], str], wide: bool) -> Table:
-    """One row for all findings of a kind in the same files."""
-    title = f"The largest of {report.findings:,} findings" if report.more_groups else "All findings"
+def _largest(report: ReportData, top: int, wide: bool) -> Table:
+    """One row for all findings of a kind in the same files, those that add most to the total first."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in report.findings:
+        groups.setdefault((finding.kind, *dict.fromkeys(f for f, _ in finding.places)), []).append(finding)
+    ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
+    title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
     table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")], wide)
     line = ", " if wide else "\n"
-    for group in report.groups:
-        what = Text(FINDINGS[group.kind], style=COLORS[group.kind])
-        facts = [f"{group.findings:,} blobs"] if group.findings > 1 else group.facts
-        what.append("".join(f"{line}{printable(fact)}" for fact in facts), style="dim")
+    name_of = shortener([file.path for file in report.files])
+    for group in ordered[:top]:
+        first = group[0]
+        what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
+        what.append("".join(f"{line}{printable(fact)}" for fact in _facts(report, group)), style="dim")
         # the files in one line, the keys in another; in a pipe both in one
-        where = Text(_joined(list(map(name_of, group.paths)), group.more_paths, wide), style="bold")
-        where.append(f"{': ' if wide else chr(10)}{_joined(group.keys, group.more_keys, wide)}", style="not bold")
-        table.add_row(size(group.counted), what, where)
+        where = Text(_joined(list(map(name_of, report.paths(first))), wide), style="bold")
+        places = first.places if len(group) == 1 else [finding.places[0] for finding in group]
+        keys = [report.region(place).name for place in places]
+        where.append(f"{': ' if wide else chr(10)}{_joined(list(dict.fromkeys(keys)), wide)}", style="not bold")
+        table.add_row(size(sum(finding.counted for finding in group)), what, where)
     return table
 
 
-def _joined(texts: Sequence[str], more: int, wide: bool) -> str:
-    shown = ", ".join(_cut(printable(text), wide) for text in texts)
-    return f"{shown} and {more:,} more" if more else shown
+def _facts(report: ReportData, group: Sequence[Finding]) -> Iterator[str]:
+    """What there is to say of a finding that is alone, or how many blobs several are about."""
+    first = group[0]
+    if len(group) > 1:
+        yield f"{len(group):,} blobs"
+        return
+    if first.kind not in DUPLICATES:
+        yield first.detail
+    region = report.region(first.places[0])
+    if region.element_type:
+        yield f"{region.element_type} {region.shape}".strip()
+
+
+def _joined(texts: Sequence[str], wide: bool) -> str:
+    """The first of some names, and how many there are besides."""
+    shown = ", ".join(_cut(printable(text), wide) for text in texts[:_SHOWN])
+    return f"{shown} and {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else shown
 
 
 def _cut(text: str, wide: bool) -> str:
@@ -150,19 +175,22 @@ def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
     return title, ("folder", "files", "size", "can go"), rows
 
 
-def _files(report: Summary, name_of: Callable[[str], str], wide: bool) -> _Rows:
+def _files(report: ReportData, wide: bool) -> _Rows:
     """The largest files."""
-    sizes = report.cells[:, 0]
-    order = np.argsort(-sizes, kind="stable").tolist()
+    order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
     most = len(order) if wide else _FILES
+    name_of = shortener([file.path for file in report.files])
 
     def rows() -> Iterator[Sequence[str]]:
         for f in order[:most]:
-            yield (_cut(printable(name_of(report.files[f])), wide), *map(_size, report.cells[f].tolist()))
+            file = report.files[f]
+            cells = [file.size, *(sum(file.by_kind.get(kind, 0) for kind in kinds) for kinds in _CELLS.values())]
+            yield (_cut(printable(name_of(file.path)), wide), *map(_size, cells), _size(report.saves_of[f]))
         if len(order) > most:
-            yield f"{len(order) - most} more files", size(int(sizes[order[most:]].sum())), *[""] * 5
+            left = sum(report.files[f].size for f in order[most:])
+            yield f"{len(order) - most} more files", size(left), *[""] * (len(_CELLS) + 1)
 
-    return "Files", ("file", "size", "weights", "payloads", "structure", "padding", "can go"), rows
+    return "Files", ("file", "size", *_CELLS, "can go"), rows
 
 
 @functools.lru_cache(maxsize=4096)
@@ -233,7 +261,7 @@ def _places(places: Sequence[tuple[str, str]], wide: bool) -> Text:
     if not places:
         return Text("-")
     paths = short_paths(list(dict.fromkeys(path for path, _ in places)))
-    text = Text(_joined(paths[:2], len(paths[2:]), wide), style="bold")
+    text = Text(_joined(paths, wide), style="bold")
     if keys := [key for key in dict.fromkeys(key for _, key in places) if key]:
-        text.append(f"{': ' if wide else chr(10)}{_joined(keys[:2], len(keys[2:]), wide)}", style="not bold")
+        text.append(f"{': ' if wide else chr(10)}{_joined(keys, wide)}", style="not bold")
     return text

@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from blobstore.core.text import printable, size
 from blobstore.reporting.model import CauseKind, FindingKind, Region, RegionKind
-from blobstore.reporting.report_data import Folder
+from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.source import is_url
 
 __all__ = [
@@ -92,22 +91,7 @@ CAUSES = {
 }
 
 
-class Sums(Protocol):
-    """What a report and a summary of one have in common."""
-
-    @property
-    def files(self) -> Sequence[object]: ...
-    @property
-    def problems(self) -> Sequence[object]: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def total_saves(self) -> int: ...
-    @property
-    def needs_lowering(self) -> bool: ...
-
-
-def headline(report: Sums) -> str:
+def headline(report: ReportData) -> str:
     """The answer in a sentence."""
     if not report.files:
         return "No file could be read." if report.problems else "There are no files."
@@ -117,7 +101,7 @@ def headline(report: Sums) -> str:
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
 
 
-def by_hand(report: Sums) -> str:
+def by_hand(report: ReportData) -> str:
     """How to save what no command saves: programs are lowered again, other files saved again."""
     return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
 

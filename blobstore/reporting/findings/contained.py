@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
 import xxhash
 
 from blobstore.reporting.catalog import Catalog, Content
@@ -21,44 +26,58 @@ _ADVICE = "lower it through BlobStorePartitioner, which moves weights out of pay
 def find(catalog: Catalog, engine: Engine) -> list[Finding]:
     """One finding for each tensor and payload; its bytes in the payload are claimed, as often as they are there."""
     known = [c for c in catalog.contents if c.print.needle is not None and not c.is_payload and not c.is_constant]
-    payloads = [c for c in catalog.contents if c.is_payload and not c.is_constant]
-    tasks = []
-    searched: list[tuple[Content, list[Content]]] = []
-    for payload in payloads:
-        tensors = [content for content in known if content.nbytes <= payload.nbytes]
-        if tensors:
-            of_all = xxhash.xxh3_128_hexdigest("".join(sorted(content.digest for content in tensors)).encode())
-            tensors.sort(key=lambda content: content.digest)  # the cache knows them by this order
-            needles = [content.print.needle for content in tensors]
-            spots = [content.spot for content in tensors]
-            # in parts, so that several workers share one large payload; a remote one is fetched whole
-            part = payload.nbytes if is_url(payload.spot.path) else _PART
-            for start in range(0, payload.nbytes, part):
-                window = (start, min(start + part, payload.nbytes))
-                tasks.append((f"contained:{payload.digest}:{of_all}:{start}", (payload.spot, window, needles, spots)))
-                searched.append((payload, tensors))
-    hits: dict[Content, dict[int, set[int]]] = {}
-    tensors_of = dict(searched)
-    for (payload, _), matches in zip(searched, engine.prove(search_payload, tasks), strict=True):
+    by_size = sorted(known, key=lambda content: content.nbytes)
+    sizes = [content.nbytes for content in by_size]
+    searches: list[_Search] = []
+    for payload in catalog.contents:
+        if payload.is_payload and not payload.is_constant:
+            fitting = by_size[: bisect.bisect_right(sizes, payload.nbytes)]
+            searches += _searches(payload, fitting) if fitting else ()
+    hits: dict[tuple[Content, Content], set[int]] = defaultdict(set)
+    proofs = engine.prove(search_payload, [(search.key, search.arguments) for search in searches])
+    for search, matches in zip(searches, proofs, strict=True):
         for i, start in matches or ():
-            hits.setdefault(payload, {}).setdefault(i, set()).add(start)
+            hits[search.payload, search.tensors[i]].add(start)
     findings = [_equal(catalog, content) for content in known if _is_payload_too(catalog, content)]
-    for payload, starts in hits.items():
-        tensors = tensors_of[payload]
-        for i, begins in starts.items():
-            claims = [
-                Claim(f, r, start, start + tensors[i].nbytes) for f, r in payload.places for start in sorted(begins)
-            ]
-            findings.append(
-                make(
-                    FindingKind.CONTAINED,
-                    [*tensors[i].places, *payload.places],
-                    claims,
-                    detail=_DETAIL.format(", ".join(map(str, sorted(begins)[:3]))),
-                    advice=_ADVICE,
-                )
-            )
-    return findings
+    return findings + [_held(payload, tensor, sorted(begins)) for (payload, tensor), begins in hits.items()]
+
+
+class _Search(NamedTuple):
+    """A part of a payload, in which tensors are looked for.
+
+    Attributes:
+        payload: the payload.
+        tensors: what is looked for.
+        key: under which the cache knows the result.
+        arguments: of `search_payload`.
+    """
+
+    payload: Content
+    tensors: list[Content]
+    key: str
+    arguments: tuple[Any, ...]
+
+
+def _searches(payload: Content, fitting: Sequence[Content]) -> Iterator[_Search]:
+    """In parts, so that several workers share one large payload; a remote one is fetched whole."""
+    tensors = sorted(fitting, key=lambda content: content.digest)  # the cache knows them by this order
+    of_all = xxhash.xxh3_128_hexdigest("".join(content.digest for content in tensors).encode())
+    needles, spots = [content.print.needle for content in tensors], [content.spot for content in tensors]
+    part = payload.nbytes if is_url(payload.spot.path) else _PART
+    for start in range(0, payload.nbytes, part):
+        window = (start, min(start + part, payload.nbytes))
+        key = f"contained:{payload.digest}:{of_all}:{start}"
+        yield _Search(payload, tensors, key, (payload.spot, window, needles, spots))
+
+
+def _held(payload: Content, tensor: Content, begins: Sequence[int]) -> Finding:
+    return make(
+        FindingKind.CONTAINED,
+        [*tensor.places, *payload.places],
+        [Claim(f, r, start, start + tensor.nbytes) for f, r in payload.places for start in begins],
+        detail=_DETAIL.format(", ".join(map(str, begins[:3]))),
+        advice=_ADVICE,
+    )
 
 
 def _is_payload_too(catalog: Catalog, content: Content) -> bool:
