@@ -1,4 +1,4 @@
-"""Imports and includes go in one direction, which docs/architecture.md lists."""
+"""Imports and includes go in one direction, which docs/architecture.md lists (H2)."""
 
 from __future__ import annotations
 

@@ -252,14 +252,6 @@ GUARDS = (
         _ORDER,
     ),
     Guard(
-        "a fetched file is synced before it has its name",
-        f"{_RELEASES}/device/assembly.py",
-        "_take_whole",
-        "early.finish()",
-        "None",
-        _ORDER,
-    ),
-    Guard(
         "`current` is synced",
         f"{_RELEASES}/device/installed.py",
         "Installed._lead_to",
