@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import changed
+from tests import budget, changed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "blobstore"
@@ -157,3 +157,11 @@ def test_what_a_change_runs(file: str, runs: set[str], not_those: set[str]) -> N
     """The tests of its room and of those above, and no others (H2)."""
     found = set(changed.tests_of([file]))
     assert runs <= found and not not_those & found
+
+
+def test_no_room_has_more_lines_than_its_ceiling() -> None:
+    """`make budget ARGUMENTS=--write` brings the numbers of the page up to date; a ceiling is raised by hand."""
+    known, lines = budget.ceilings(), budget.counted()
+    assert set(known) == set(lines), f"the rooms differ; the table is to be:\n{budget.text()}"
+    high = {room: lines[room] - known[room] for room in known if lines[room] > known[room]}
+    assert high == {}, f"these rooms are above their ceilings:\n{budget.text()}"
