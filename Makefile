@@ -3,10 +3,11 @@
 
 PYTHON ?= python3
 VENV := .venv
+BUILD := build/runtime
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site lint tidy format constants install clean
+.PHONY: help demo test test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -17,8 +18,13 @@ demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and
 # A module runs in one process, so its fixtures are made once; as many processes as there are cores.
 PYTEST := $(RUN) -m pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder
 
-test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores
+ifdef CHANGED
+test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores; CHANGED=main: those of what differs, long ones too
+	tests=$$($(RUN) -m tests.changed $(CHANGED)) && if [ "$$tests" ]; then $(PYTEST) -m "not native and not slow" $(ARGUMENTS) $$tests; fi
+else
+test: $(VENV)/.runtime
 	$(PYTEST) -m "not long and not native and not slow" $(ARGUMENTS)
+endif
 
 test-all: $(VENV)/.runtime ## run the tests, without the native and the slow ones
 	$(PYTEST) -m "not native and not slow" $(ARGUMENTS)
@@ -82,6 +88,9 @@ site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning 
 
 NATIVE := $(shell find runtime_bindings examples tests \( -name third_party -o -name build \) -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
 
+budget: ## print the table of lines and ceilings of docs/architecture.md, from the tree; ARGUMENTS=--write replaces it
+	$(PYTHON) -m tests.budget $(ARGUMENTS)
+
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -130,7 +139,7 @@ RUNTIME_SOURCES := $(shell find runtime_bindings -path runtime_bindings/java -pr
 $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
+	  --no-build-isolation -C build-dir=$(BUILD) ./runtime_bindings
 	@touch $@
 
 # The packages of one of the extras in pyproject.toml, for the targets that need them.

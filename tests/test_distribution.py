@@ -1,4 +1,4 @@
-"""One name for pip, everywhere: `blobstore` on PyPI is another package (U5)."""
+"""One name for pip, everywhere: `blobstore` on PyPI is another package (E5)."""
 
 from __future__ import annotations
 

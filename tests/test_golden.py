@@ -1,4 +1,4 @@
-"""What releases left behind: their files stay readable, and the names that their users wrote stay (R3, B5).
+"""What releases left behind: their files stay readable, and the names that their users wrote stay (R3, B5, H1).
 
 Each folder `tests/data/<major>.<minor>` was written by that release, see tests/golden.py. The numbers are in this module
 and come from no code of ours.

@@ -1,4 +1,4 @@
-"""Each package of an extra is missing once: what needs it says so in one line, and everything else works (M1, U5).
+"""Each package of an extra is missing once: what needs it says so in one line, and everything else works (D3, E5).
 
 Which packages there are is read from pyproject.toml, and which commands and names from the package itself. What each of
 them does with all packages is the oracle: without a package it does the same, or names an extra that has the package.

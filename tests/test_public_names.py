@@ -1,4 +1,4 @@
-"""What a user finds by looking: modules, names, defaults (U1, M1)."""
+"""What a user finds by looking: modules, names, defaults."""
 
 from __future__ import annotations
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns.mutants import native
-from campaigns.mutants.copies import FOLDER, ROOT, StaleGuardError, copy, environment, is_pytest, mutated, place, write
+from campaigns.mutants.copies import FOLDER, ROOT, check, copy, environment, is_pytest, mutated, write
 from campaigns.mutants.guard import Guard
 from campaigns.mutants.native_guards import GUARDS as NATIVE
+from campaigns.mutants.places import StaleGuardError
 from campaigns.mutants.python_guards import GUARDS as PYTHON
 
 PATIENCE = 300  # seconds for the tests of one mutant; a hang is a failure, too
@@ -97,7 +98,6 @@ def main() -> None:
     options = parser.parse_args()
     start = time.monotonic()
     numbered = [(number, guard) for number, guard in enumerate((*PYTHON, *NATIVE), 1)]
-    assert len({guard.name for _, guard in numbered}) == len(numbered), "two guards have one name"
     sound = _sound(numbered)
     findings = len(numbered) - len(sound)
     chosen = _chosen(sound, options.only, options.changed)
@@ -169,7 +169,7 @@ def _sound(numbered: list[tuple[int, Guard]]) -> list[tuple[int, Guard]]:
     sound = []
     for number, guard in numbered:
         try:
-            place(guard)
+            check(guard)
             sound.append((number, guard))
         except StaleGuardError as error:
             _say(f"FINDING {guard.name}: {error}")

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from campaigns.mutants import places
 from campaigns.mutants.guard import Guard
+from campaigns.mutants.places import StaleGuardError, span
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutants"
@@ -28,10 +30,6 @@ inline bool blobstore_mutant(int number) {
 }
 #endif
 """
-
-
-class StaleGuardError(Exception):
-    """A guard of the list is no longer in the source, or not clearly."""
 
 
 def sources() -> list[str]:
@@ -67,24 +65,17 @@ def write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def place(guard: Guard) -> tuple[int, int]:
-    """Where the guard is in its source.
+def check(guard: Guard) -> None:
+    """See that a guard is in its source, and that its tests exist.
 
     Raises:
         StaleGuardError: it is not there, or more than once; or a test of it does not exist.
     """
-    try:
-        text = (ROOT / guard.file).read_text(encoding="utf-8")
-    except OSError:
-        raise StaleGuardError(f"{guard.file} does not exist") from None
-    if (count := text.count(guard.text)) != 1:
-        raise StaleGuardError(f"its text occurs {count} times in {guard.file}, expected once: {guard.text!r}")
+    mutated(guard) if not guard.native else span(_source(guard.file), guard)
     for test in guard.tests:
         path = test.partition("::")[0] if is_pytest(test) else f"runtime_bindings/tests/{test}.cpp"
         if not (ROOT / path).exists():
             raise StaleGuardError(f"there is no test {test}")
-    start = text.index(guard.text)
-    return start, start + len(guard.text)
 
 
 def is_pytest(test: str) -> bool:
@@ -94,9 +85,7 @@ def is_pytest(test: str) -> bool:
 
 def mutated(guard: Guard) -> str:
     """The source of a guard in Python, without it."""
-    start, stop = place(guard)
-    text = (ROOT / guard.file).read_text(encoding="utf-8")
-    return text[:start] + guard.mutant + text[stop:]
+    return places.mutated(_source(guard.file), guard)
 
 
 def with_switches(guards: Iterable[tuple[int, Guard]]) -> dict[str, str]:
@@ -105,24 +94,31 @@ def with_switches(guards: Iterable[tuple[int, Guard]]) -> dict[str, str]:
     Raises:
         StaleGuardError: two guards overlap.
     """
-    places: dict[str, list[tuple[int, int, int, Guard]]] = {}
+    spans: dict[str, list[tuple[int, int, int, Guard]]] = {}
     for number, guard in guards:
-        places.setdefault(guard.file, []).append((*place(guard), number, guard))
+        spans.setdefault(guard.file, []).append((*span(_source(guard.file), guard), number, guard))
     changed = {}
-    for file, found in places.items():
-        text = (ROOT / file).read_text(encoding="utf-8")
+    for file, found in spans.items():
+        text = _source(file)
         end = len(text)
         for start, stop, number, guard in sorted(found, key=lambda entry: entry[0], reverse=True):
             if stop > end:
                 raise StaleGuardError(f"{guard.name}: overlaps another guard in {file}")
             if guard.text.rstrip().endswith((";", "}")):
-                switch = f"if (blobstore_mutant({number})) {{ {guard.mutant} }} else {{ {guard.text} }}"
+                switch = f"if (blobstore_mutant({number})) {{ {guard.mutant} }} else {{ {text[start:stop]} }}"
             else:
-                switch = f"(blobstore_mutant({number}) ? ({guard.mutant}) : ({guard.text}))"
+                switch = f"(blobstore_mutant({number}) ? ({guard.mutant}) : ({text[start:stop]}))"
             text = text[:start] + switch + text[stop:]
             end = start
         changed[file] = text
     return changed
+
+
+def _source(file: str) -> str:
+    try:
+        return (ROOT / file).read_text(encoding="utf-8")
+    except OSError:
+        raise StaleGuardError(f"{file} does not exist") from None
 
 
 def environment(tree: Path, packages: Path | None, number: int) -> dict[str, str]:

@@ -7,20 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Guard:
-    """A piece of source without which something bad gets through, and what the mutant has in its place.
+    """An expression without which something bad gets through, and what the mutant has in its place.
+
+    Only guards of trust (data of any origin) and durability (nothing lost, the old or the new one) are in the lists.
 
     Attributes:
         name: what the guard is for; unique.
         file: the source, from the root of the project.
-        text: the piece; it occurs once in the file. In C++ it is an expression, or statements that declare nothing that
-            is used behind them, up to a semicolon or a brace.
-        mutant: what takes its place.
+        function: the function in which it is; in Python `Class.method` or `function`, in C++ the bare name.
+        text: the guard; it occurs once in the function. Its layout does not count. In Python it is an expression, or
+            statements. In C++ it is an expression, or statements that declare nothing that is used behind them, up to a
+            semicolon or a brace.
+        mutant: what takes its place; the same kind of thing.
         tests: what must fail: pytest's ids, of files or tests, and names of programs in runtime_bindings/tests.
         survives: why no test fails; "" if one must.
     """
 
     name: str
     file: str
+    function: str
     text: str
     mutant: str
     tests: tuple[str, ...]

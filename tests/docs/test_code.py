@@ -1,4 +1,4 @@
-"""The code of the documentation runs as it is printed, and prints what the pages say (U1, U2, W1, T1).
+"""The code of the documentation runs as it is printed, and prints what the pages say (U1, U2, W1, T1, F5).
 
 A page's ```python blocks run in order in one namespace; one with a title is written to the file of that name. In a
 ```console block each line after `$ ` is a command, and what follows is its output. A block without a language that

@@ -1,4 +1,4 @@
-"""docs/commands.md lists what the command line has, and the pages name only options that exist (M1)."""
+"""docs/commands.md lists what the command line has, and the pages name only options that exist."""
 
 from __future__ import annotations
 

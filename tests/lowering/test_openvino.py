@@ -1,4 +1,4 @@
-"""OpenVINO inside: its weights lie in its payload, leave holes there, and change by name.
+"""OpenVINO inside: its weights lie in its payload, leave holes there, and change by name (O1).
 
 What ExecuTorch's own lowering for OpenVINO gives, in its own runtime, is what everything is compared with, to the bit.
 """

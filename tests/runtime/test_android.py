@@ -1,4 +1,4 @@
-"""What `make compile-platforms BIONIC=DIR` reads of Android; the files themselves are not in this repository."""
+"""What `make compile-platforms BIONIC=DIR` reads of Android; the files themselves are not in this repository (E3)."""
 
 from __future__ import annotations
 
