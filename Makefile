@@ -18,7 +18,7 @@ demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and
 # A module runs in one process, so its fixtures are made once; as many processes as there are cores.
 PYTEST := $(RUN) -m pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder
 
-ifdef CHANGED
+ifeq ($(origin CHANGED),command line)
 test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores; CHANGED=main: those of what differs, long ones too
 	tests=$$($(RUN) -m tests.changed $(CHANGED)) && if [ "$$tests" ]; then $(PYTEST) -m "not native and not slow" $(ARGUMENTS) $$tests; fi
 else

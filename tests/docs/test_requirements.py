@@ -22,7 +22,7 @@ def listed() -> dict[str, list[str]]:
 
 
 def cited() -> dict[str, set[str]]:
-    """Each requirement that a docstring of a test, or a comment of one in C++ or Java, cites, with the files."""
+    """Each requirement that a docstring of a test in Python cites, with the files."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in sorted((ROOT / "tests").rglob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
