@@ -104,7 +104,8 @@ def test_one_file(write: Callable[[Path], object], calls: Calls, tmp_path: Path)
     calls.check()
 
 
-def test_a_release(calls: Calls, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_release(calls: Calls, tmp_path: Path, plain: bool) -> None:
     """Published, taken, and the next one, of which files are fetched whole and made of parts (F3)."""
     tensors = {f"w{i}": np.full((100, 100), i, np.float32) for i in range(3)}
     store = BlobStore()
@@ -114,7 +115,7 @@ def test_a_release(calls: Calls, tmp_path: Path) -> None:
         (tmp_path / "in/sub").mkdir(parents=True, exist_ok=True)
         store.write_ptd(tmp_path / "in/model.ptd")
         (tmp_path / "in/sub/notes").write_text(version)
-        publish(tmp_path / "in", tmp_path / "releases", name="a", version=version)
+        publish(tmp_path / "in", tmp_path / "releases", name="a", version=version, plain=plain)
         calls.check("index.json")
         pull(tmp_path / "releases/a" / version, tmp_path / "device")
         calls.check("current")

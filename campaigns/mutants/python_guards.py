@@ -42,6 +42,12 @@ _SAFETENSORS = ("tests/formats/test_safetensors.py",)
 _PTN = ("tests/formats/test_ptn.py",)
 _POOL = "blobstore/pool"
 
+_STAGED = """\
+with Staging(force=True, follow=False) as staging:
+    for path, contents in written.items():
+        with staging.open(folder / path, len(contents)) as file:
+            file.write(contents)"""
+
 GUARDS = (
     Guard(
         "a pin is compared",
@@ -184,12 +190,20 @@ GUARDS = (
     ),
     # Releases that are published, swept and collected without a lock
     Guard(
-        "what a release lacks is made again after its index is there",
-        f"{_RELEASES}/publishing/mending.py",
-        "mend",
-        "read is None",
-        "True",
+        "who publishes looks again after the index is there",
+        f"{_RELEASES}/publishing/publish.py",
+        "_Publisher._write",
+        f"{_STAGED}\nmend(self._pool, self._version)",
+        _STAGED,
         ("tests/releases/test_beside_sweeps.py::test_a_sweep_beside_a_publisher",),
+    ),
+    Guard(
+        "a fetched file is synced before it has its name",
+        f"{_RELEASES}/device/assembly.py",
+        "_take_whole",
+        "early.finish()",
+        "None",
+        ("tests/test_sync_order.py",),
     ),
     Guard(
         "a sweep looks again after it removed something",
