@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 from safetensors.numpy import save_file as save_safetensors
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from blobstore.core.tools.compare import Comparison, compare_files
 from blobstore.core.tools.convert import convert
 from blobstore.errors import BlobStoreError
 from tests.formats.pte.oracle import from_json, join, split, to_json
+from tests.formats.test_ptn import package
 
 Json = dict[str, Any]
 
@@ -152,6 +154,15 @@ def test_a_checkpoint_and_its_data_file_hold_the_same_keys_but_are_not_equal(tmp
     result = compare_files(tmp_path / "a.safetensors", tmp_path / "a.ptd")
     assert (result.changes, result.same, result.same_bytes) == ([], 1, 24)
     assert whats(result) == {"format"}
+
+
+def test_packages_of_native_programs_are_compared(tmp_path: Path) -> None:
+    for name, value in (("a", 1), ("b", 2)):
+        (tmp_path / f"{name}.ptn").write_bytes(package({"m.safetensors": save({"w": np.full(3, value, np.float32)})}))
+    result = compare_files(tmp_path / "a.ptn", tmp_path / "b.ptn")
+    assert [(change.key, change.kind) for change in result.changes] == [("w", "bytes")]
+    save_safetensors({"w": np.ones(3, np.float32)}, tmp_path / "a.safetensors")
+    assert compare_files(tmp_path / "a.ptn", tmp_path / "a.safetensors").same == 1
 
 
 def test_shapes_that_a_data_file_cannot_name_are_compared(tmp_path: Path) -> None:

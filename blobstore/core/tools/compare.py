@@ -213,7 +213,7 @@ def compare_files(
         comparison = compare(a, b, progress=progress)
         common = [key for key in a if key in b]
         ours, theirs = _parts(a, common), _parts(b, common)
-        if ours["format"] != theirs["format"]:  # what only one of them can say is no difference of its own
+        if ours.get("format") != theirs.get("format"):  # what only one of them can say is no difference of its own
             both = ours.keys() & theirs.keys()
             ours, theirs = ({what: side[what] for what in side if what in both} for side in (ours, theirs))
         differences = comparison.differences + _differences(ours, theirs)
