@@ -70,8 +70,3 @@ def test_an_option_in_a_sentence_is_one_of_some_command(known: dict[str, set[str
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for option in re.findall(r"`(--[a-z-]+)[^`]*`", text):
             assert option in every, f"{page.name}: {option}"
-
-
-def test_the_readme_names_every_command(known: dict[str, set[str]]) -> None:
-    [row] = re.findall(r"^\| The commands \|(.*)\|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", row)) == {name.split()[0] for name in known}
