@@ -12,7 +12,7 @@ import torch
 from benchmarks.harness import Row, show
 from benchmarks.starting import Application, Process
 from blobstore.lowering.export import lower
-from tests import native_build
+from tests.helpers import native_build
 
 TITLE = "Calls from Java"
 _MOST = 5e-6  # seconds beyond C++

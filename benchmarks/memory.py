@@ -20,7 +20,7 @@ from statistics import median
 from benchmarks.harness import Row, flush, mib, ratio_row, show, without_bar
 from benchmarks.packed import Model, lower_ours, stack
 from benchmarks.starting import Application
-from tests import memory_limits
+from tests.helpers import memory_limits
 
 TITLE = "Weights that are not in memory"
 _LAYERS = 64  # of 4 MiB

@@ -31,8 +31,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 import blobstore
 from blobstore.reporting import Report
 from examples.demo.models import encoder_directory
+from tests.helpers.waiting import until
 from tests.reporting.zoo import write_zoo
-from tests.waiting import until
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 WORK = Path(__file__).parents[1] / "build" / "pictures"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Row
-from tests import machines, native_build
-from tests.native_build import LIBRARY, MOST_BYTES, stripped
+from tests.helpers import machines, native_build
+from tests.helpers.native_build import LIBRARY, MOST_BYTES, stripped
 
 TITLE = "Sizes in bytes"
 

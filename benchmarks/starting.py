@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tests import native_build
+from tests.helpers import native_build
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import sbom
 
-from tests import machines
+from tests.helpers import machines
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))

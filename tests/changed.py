@@ -68,11 +68,11 @@ def tests_of_rooms() -> dict[str, list[str]]:
 
 
 def _tests_of_test(file: str) -> Iterator[str]:
-    """A test is run itself; what tests share means their folder."""
+    """A test is run itself; what the tests of a room share means this room, and what all share means all."""
     path = Path(file)
     if path.name.startswith("test_"):
         yield file
-    elif len(path.parts) > 2:
+    elif len(path.parts) > 2 and path.parts[1] not in {"data", "helpers"}:
         yield f"{path.parts[0]}/{path.parts[1]}/"
     else:
         yield "tests/"

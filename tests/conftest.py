@@ -1,4 +1,4 @@
-"""Fixtures for all tests. The models that they lower are in tests/models.py."""
+"""Fixtures for all tests. The models that they lower are in tests/helpers/models.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from hypothesis import settings
 
 from blobstore.core.memory import distinct
-from tests import lowering_speed, models, native_build
 from tests.cpp.module_runner import ModuleRunner, build
+from tests.helpers import lowering_speed, models, native_build
 
 # No example has a time limit, because the machine may be busy. CI tries the same examples in every run.
 settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
@@ -70,7 +70,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(scope="session")
 def lowered() -> Any:
-    """The module tests.models; each of its functions lowers a small model, once in a session."""
+    """The module tests.helpers.models; each of its functions lowers a small model, once in a session."""
     return models
 
 

@@ -144,12 +144,22 @@ def test_each_test_is_about_something() -> None:
 @pytest.mark.parametrize(
     ("file", "runs", "not_those"),
     [
-        ("blobstore/llm/export.py", {"tests/llm/"}, {"tests/adapters/", "tests/memory/"}),
-        ("blobstore/logical/steps.py", {"tests/logical/", "tests/lowering/", "tests/training/"}, {"tests/memory/"}),
-        ("blobstore/core/store.py", {"tests/formats/", "tests/lowering/", "tests/releases/"}, set()),
-        ("runtime_bindings/src/releases/parts.cpp", {"tests/releases/"}, {"tests/pool/", "tests/memory/"}),
-        ("runtime_bindings/src/os/file.cpp", {"tests/runtime/", "tests/lowering/", "tests/disk/"}, {"tests/memory/"}),
-        ("tests/tools/test_delta.py", {"tests/tools/test_delta.py"}, {"tests/tools/"}),
+        ("blobstore/llm/export.py", {"tests/llm/"}, {"tests/adapters/", "tests/core/"}),
+        (
+            "blobstore/logical/steps.py",
+            {"tests/logical/", "tests/lowering/", "tests/training/"},
+            {"tests/core/"},
+        ),
+        ("blobstore/core/store.py", {"tests/core/", "tests/lowering/", "tests/releases/"}, set()),
+        ("runtime_bindings/src/releases/parts.cpp", {"tests/releases/"}, {"tests/pool/", "tests/core/"}),
+        (
+            "runtime_bindings/src/os/file.cpp",
+            {"tests/runtime/", "tests/lowering/", "tests/core/disk/"},
+            {"tests/core/"},
+        ),
+        ("tests/core/tools/test_delta.py", {"tests/core/tools/test_delta.py"}, {"tests/core/tools/"}),
+        ("tests/pool/gateway.py", {"tests/pool/"}, {"tests/core/"}),
+        ("tests/helpers/models.py", {"tests/"}, set()),
         ("LICENSE", set(), {"tests/"}),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until, until_blocked
+from tests.helpers.waiting import until, until_blocked
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,8 +31,8 @@ def found(pattern: re.Pattern[str], files: str, *, but: str = "") -> Iterator[st
 
 
 def test_no_test_sleeps_to_win_a_race() -> None:
-    """Tests wait for conditions, with tests/waiting.py."""
-    assert list(found(PYTHON_PAUSE, "tests/**/*.py", but="tests/waiting.py")) == []
+    """Tests wait for conditions, with tests/helpers/waiting.py."""
+    assert list(found(PYTHON_PAUSE, "tests/**/*.py", but="tests/helpers/waiting.py")) == []
     assert list(found(CPP_PAUSE, "tests/**/*.cpp")) == []
     assert list(found(CPP_PAUSE, "runtime_bindings/tests/**/*.cpp")) == []
 
@@ -46,7 +46,7 @@ def test_examples_have_no_time_limit() -> None:
 def test_each_module_of_a_low_room_has_tests_of_its_own(room: str) -> None:
     """A defect there would show in the tests of other rooms, far from its cause."""
     modules = {path.stem for path in (ROOT / "blobstore" / "core" / room).glob("*.py")} - {"__init__"}
-    assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")}
+    assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "core" / room).glob("test_*.py")}
 
 
 @pytest.mark.long
@@ -97,6 +97,6 @@ def test_a_thread_that_waits_for_a_lock_is_blocked() -> None:
 
 
 def test_a_condition_that_never_holds_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.waiting.SECONDS", 0)
+    monkeypatch.setattr("tests.helpers.waiting.SECONDS", 0)
     with pytest.raises(TimeoutError, match="never came true"):
         until(lambda: False)

@@ -34,8 +34,8 @@ from blobstore.training import TrainingProgram, lower_training
 from campaigns.fuzz import adapters, chunks, disk, releases
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND
 from campaigns.lowered import lower_embedded, lower_network
-from tests import models
-from tests.formats.pte import oracle
+from tests.core.formats.pte import oracle
+from tests.helpers import models
 from tests.runtime.test_packed import KINDS
 
 ROOT = Path(__file__).parents[2]

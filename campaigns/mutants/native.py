@@ -17,7 +17,7 @@ from campaigns.mutants.guard import Guard
 TREE = FOLDER / "native"
 _BUILD = """
 import sys
-from tests import native_build
+from tests.helpers import native_build
 from tests.runtime import hooks
 packages = hooks.build()
 with native_build.folder("native-tests") as folder:

@@ -8,11 +8,11 @@ _RELEASES = "blobstore/releases"
 _FILES = "blobstore/core/formats"
 _CLIENT = ("tests/releases/test_client.py",)
 _TRUST = ("tests/releases/test_trust.py",)
-_ORDER = ("tests/test_sync_order.py",)
-_JOURNAL = ("tests/disk/test_journal.py", "tests/test_planted_files.py")
-_STAGING = ("tests/disk/test_staging.py", "tests/disk/test_journal.py")
+_ORDER = ("tests/core/test_sync_order.py",)
+_JOURNAL = ("tests/core/disk/test_journal.py", "tests/core/test_planted_files.py")
+_STAGING = ("tests/core/disk/test_staging.py", "tests/core/disk/test_journal.py")
 _PTD = tuple(
-    f"tests/formats/ptd/test_bad_files.py::{test}"
+    f"tests/core/formats/ptd/test_bad_files.py::{test}"
     for test in (
         "test_wrong_identifier",
         "test_impossible_contents",
@@ -29,7 +29,7 @@ _PTD = tuple(
     )
 )
 _PTE = tuple(
-    f"tests/formats/pte/test_bad_files.py::{test}"
+    f"tests/core/formats/pte/test_bad_files.py::{test}"
     for test in (
         "test_header",
         "test_structure",
@@ -38,8 +38,8 @@ _PTE = tuple(
         "test_many_texts_inside_each_other",
     )
 )
-_SAFETENSORS = ("tests/formats/test_safetensors.py",)
-_PTN = ("tests/formats/test_ptn.py",)
+_SAFETENSORS = ("tests/core/formats/test_safetensors.py",)
+_PTN = ("tests/core/formats/test_ptn.py",)
 _POOL = "blobstore/pool"
 
 _STAGED = """\
@@ -203,7 +203,7 @@ GUARDS = (
         "_take_whole",
         "early.finish()",
         "None",
-        ("tests/test_sync_order.py",),
+        ("tests/core/test_sync_order.py",),
     ),
     Guard(
         "a sweep looks again after it removed something",
@@ -295,7 +295,7 @@ GUARDS = (
         "EarlySync.finish",
         "raise self._failure",
         "pass",
-        ("tests/disk/test_output.py",),
+        ("tests/core/disk/test_output.py",),
     ),
     Guard(
         "a failed group is undone",
@@ -409,7 +409,7 @@ GUARDS = (
         "shards_of",
         'not is_plain_path(name) or not name.endswith(".safetensors")',
         "False",
-        ("tests/formats/test_sharded.py",),
+        ("tests/core/formats/test_sharded.py",),
     ),
     Guard(
         "ptn: members do not overlap",
@@ -425,7 +425,7 @@ GUARDS = (
         "Distinct.find",
         "same_bytes(first[0], data)",
         "True",
-        ("tests/memory/test_distinct.py", "tests/test_store.py"),
+        ("tests/core/memory/test_distinct.py", "tests/core/test_store.py"),
     ),
     # A pool
     Guard(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime_bindings.tests import zig
-from tests.native_build import LIBRARY
+from tests.helpers.native_build import LIBRARY
 
 API = 28
 ABI, TRIPLE = "arm64-v8a", "aarch64-linux-android"

@@ -19,7 +19,7 @@ from blobstore import BlobStore, save_file
 from blobstore.adapters import save_adapter
 from blobstore.core.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
-from tests import models
+from tests.helpers import models
 from tests.logical import native_tensors
 from tests.runtime import native_programs
 

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from runtime_bindings.tests import android, zig
-from tests import machines, native_build
-from tests.native_build import LIBRARY, MOST_BYTES, ROOT
+from tests.helpers import machines, native_build
+from tests.helpers.native_build import LIBRARY, MOST_BYTES, ROOT
 
 # What zig calls a target, and the name for people
 COMPILED = {

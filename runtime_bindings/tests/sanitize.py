@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests import native_build
+from tests.helpers import native_build
 
 SANITIZERS = {
     "address,undefined": {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},

@@ -8,8 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests import native_build
-from tests.native_build import LIBRARY, ROOT
+from tests.helpers import native_build
+from tests.helpers.native_build import LIBRARY, ROOT
 
 
 def main() -> None:

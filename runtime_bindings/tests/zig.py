@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.native_build import LIBRARY
+from tests.helpers.native_build import LIBRARY
 
 
 def package(name: str) -> Path:

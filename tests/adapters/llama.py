@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.models import quiet
 from tests.llm.llama import FEED_FORWARD, PROJECTIONS
-from tests.models import quiet
 
 HEAD_DIM, RANK = 8, 4
 TARGETS = [*PROJECTIONS.values(), *FEED_FORWARD.values()]

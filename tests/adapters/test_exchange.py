@@ -24,8 +24,8 @@ from blobstore.errors import (
 from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.adapters.caches import X, eager, open_lora, save
 from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, make, with_adapter
+from tests.helpers.waiting import until
 from tests.lowering.live import close
-from tests.waiting import until
 
 # Exchanging
 

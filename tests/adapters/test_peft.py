@@ -40,8 +40,8 @@ from blobstore.runtime import BlobCache, Program
 from tests.adapters import llama
 from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
 from tests.adapters.nets import adapter_of, write_peft
+from tests.helpers.models import quiet
 from tests.lowering.live import plugin, write
-from tests.models import quiet
 
 PARAMS = {"dim": 32, "n_heads": 4, "n_kv_heads": 2}
 

@@ -19,7 +19,7 @@ from blobstore.errors import InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.runtime import BlobCache
 from tests.adapters.llama import TOKENS, hf_logits
 from tests.adapters.test_peft import check_same, edit, safetensors_of
-from tests.models import quiet
+from tests.helpers.models import quiet
 
 FUSED = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"]
 Q, KV, HIDDEN = 32, 16, 48

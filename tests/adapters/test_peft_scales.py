@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from blobstore import save_file
 from blobstore.adapters import bind_adapter, export_peft, import_peft, read_adapter, save_adapter
 from blobstore.errors import AdapterError, InvalidFileError, LayoutError
-from tests.models import quiet
+from tests.helpers.models import quiet
 
 IN, OUT = 8, 6
 

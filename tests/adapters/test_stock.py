@@ -16,7 +16,7 @@ from blobstore.adapters import import_for_program, read_adapter
 from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, OutputPathError
 from tests.adapters.llama import RANK, TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
 from tests.adapters.nets import LoraLinear, adapter_of, lower_stock, write_peft
-from tests.models import quiet
+from tests.helpers.models import quiet
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from blobstore import open_ptd, save_file
 from blobstore.cli.app import app
 from blobstore.core.formats.pte import read_program
-from tests import models
+from tests.helpers import models
 
 
 @pytest.fixture

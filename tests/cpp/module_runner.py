@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests import native_build
+from tests.helpers import native_build
 
 # numpy's names of ExecuTorch's scalar types. They are written out here, because code that checks files must not share
 # a table with code that writes them.

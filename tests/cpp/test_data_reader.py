@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from blobstore import BlobStore, MergedDataMap, ScalarType, TensorLayout, dedup_programs, open_ptd, save_file
 from blobstore.adapters import bind_adapter, save_adapter
 from blobstore.testing import strategies
-from tests.formats.ptd.test_bad_files import foreign  # noqa: F401 - a fixture
+from tests.core.formats.ptd.test_bad_files import foreign  # noqa: F401 - a fixture
 
 tags = strategies.tags.filter(lambda tag: tag != "adapter.ptd")  # it names one file with "adapter"
 FLOATS = EtLayout(EtScalarType.FLOAT, [4], [0])

@@ -13,7 +13,7 @@ import torch
 from blobstore import dedup_programs, report, save_file
 from blobstore.lowering.export import lower, quiet
 from blobstore.reporting.json_output import to_json
-from tests import models
+from tests.helpers import models
 
 __all__ = ["PAGES"]
 

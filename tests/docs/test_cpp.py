@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_code import blocks, pages
-from tests.native_build import LIBRARY, ROOT, missing
+from tests.helpers.native_build import LIBRARY, ROOT, missing
 
 # What the pages leave to the reader; a block's own variables hide these.
 BEFORE = """

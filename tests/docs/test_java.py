@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native_build import LIBRARY, ROOT
+from tests.helpers.native_build import LIBRARY, ROOT
 
 PAGE = ROOT / "docs" / "java.md"
 

@@ -13,7 +13,7 @@ from blobstore import dedup_programs, open_ptd, report
 from blobstore.adapters import inspect_adapters
 from blobstore.errors import InvalidFileError, MissingDependencyError
 from examples.demo import flow, models, run_demo
-from tests.native_build import ROOT
+from tests.helpers.native_build import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.models import quiet
 from tests.llm import llama
 from tests.llm.llama import FEED_FORWARD, PROJECTIONS
-from tests.models import quiet
 
 DIM, LAYERS, HEADS, KV_HEADS, HIDDEN, VOCAB = 64, 2, 4, 2, 96, 128
 MODULES = [*PROJECTIONS.values(), *FEED_FORWARD.values()]

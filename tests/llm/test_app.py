@@ -21,12 +21,12 @@ from blobstore.adapters import AdapterTags
 from blobstore.releases import publish
 from blobstore.runtime import BlobCache
 from blobstore.training import lower_training
-from tests import native_build
+from tests.helpers import native_build
+from tests.helpers.native_build import ROOT
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.letters import MODEL, TOKENS
 from tests.llm.test_training import LENGTH, RATE, STEPS, module, rotated
-from tests.native_build import ROOT
 from tests.releases.server import serving
 from tests.runtime.application import build
 

@@ -29,10 +29,10 @@ from blobstore.errors import (
 )
 from blobstore.llm import Conversation, Runners, Stop
 from blobstore.runtime import BlobCache
+from tests.helpers.waiting import until
 from tests.llm import letters, llama
 from tests.llm.letters import MODEL, NAMES, TOKENS, eager, weights
 from tests.llm.llama import LORA_ALPHA, RANK
-from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import native_build
+from tests.helpers import native_build
 from tests.llm.letters import eager
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from blobstore.adapters import AdapterTags
 from blobstore.llm import export_llm
 from blobstore.runtime import BlobCache, Program, serving
 from blobstore.training import AdamW, MeZO, TrainingProgram, lower_training
-from tests import native_build
+from tests.helpers import native_build
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.llama import FEED_FORWARD, LORA_ALPHA, MODULES, PROJECTIONS, RANK, Llama

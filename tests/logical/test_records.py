@@ -11,10 +11,10 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import pytest
-from tests.schemas.record import Record as FbRecord
-from tests.schemas.record import Records as FbRecords
-from tests.schemas.record import Source as FbSource
-from tests.schemas.record import Step as FbStep
+from tests.helpers.schemas.record import Record as FbRecord
+from tests.helpers.schemas.record import Records as FbRecords
+from tests.helpers.schemas.record import Source as FbSource
+from tests.helpers.schemas.record import Step as FbStep
 
 from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.formats.data_map import NamedDataMap

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.schemas.payload import Payload as FbPayload
+from tests.helpers.schemas.payload import Payload as FbPayload
 from torch import nn
 from typer.testing import CliRunner
 

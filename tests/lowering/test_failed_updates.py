@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from blobstore.errors import ProgramError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
+from tests.helpers.waiting import until
 from tests.lowering.live import close, inputs, lower_exported, seeded
 from tests.lowering.test_quantized import pt2e, put
-from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

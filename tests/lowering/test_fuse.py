@@ -16,7 +16,7 @@ from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import KeyConflictError, KeyNotFoundError
 from blobstore.runtime import BlobCache, Program
-from tests import models
+from tests.helpers import models
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
 

@@ -18,7 +18,7 @@ from blobstore.lowering import plugin
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program
-from tests import native_build
+from tests.helpers import native_build
 from tests.lowering.live import BlobStorePartitioner
 from tests.lowering.toy import Scale
 

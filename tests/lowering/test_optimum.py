@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import MissingDependencyError
-from tests.native_build import ROOT
+from tests.helpers.native_build import ROOT
 
 # It needs other versions of these than the tests do. None of them is torch, or needs another one.
 PACKAGES = ("optimum-executorch==1.1.0", "optimum==2.3.0", "transformers==5.0.0rc1", "tokenizers==0.22.2")

@@ -21,7 +21,7 @@ BEGIN = """
 import os, sys, threading
 import numpy as np
 from blobstore.runtime import BlobCache, Program
-from tests.waiting import until, until_blocked
+from tests.helpers.waiting import until, until_blocked
 
 pte, ptd, mode, inputs = sys.argv[1:]
 x = np.load(inputs)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from tests.schemas.payload import Constant as FbConstant
-from tests.schemas.payload import Payload as FbPayload
+from tests.helpers.schemas.payload import Constant as FbConstant
+from tests.helpers.schemas.payload import Payload as FbPayload
 from torch import nn
 
 from blobstore.core.formats import payload

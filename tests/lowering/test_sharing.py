@@ -19,9 +19,9 @@ from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from examples.demo.models import Decoder, DecoderConfig
+from tests.helpers.waiting import until, until_blocked
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
-from tests.waiting import until, until_blocked
 
 TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=2, heads=4, kv_heads=2, context=16, prompt=4)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from blobstore.runtime import BlobCache, Program
+from tests.helpers.waiting import until
 from tests.lowering.live import inputs, lower_through, seeded
-from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

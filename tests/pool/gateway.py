@@ -14,7 +14,7 @@ from pathlib import Path
 import obstore
 from obstore.store import S3Store
 
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 PROGRAMS = (
     *("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin"),

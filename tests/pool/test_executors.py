@@ -16,9 +16,9 @@ import pytest
 from blobstore.errors import MissingDependencyError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.executors import open_executor
+from tests.helpers.waiting import until
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
-from tests.waiting import until
 
 
 @pytest.fixture

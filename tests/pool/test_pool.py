@@ -20,7 +20,7 @@ import blobstore
 from blobstore.errors import ClosedError, DataChangedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.packs import Stored
-from tests import models
+from tests.helpers import models
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
 

@@ -22,8 +22,8 @@ from blobstore.errors import ClosedError, IntegrityError, ReleaseError
 from blobstore.releases import Followed, Release, gc, publish, pull
 from blobstore.runtime import BlobCache
 from blobstore.runtime.native import layout_of, native
+from tests.helpers.waiting import give_way
 from tests.releases.models import Weights, inputs, same, weights
-from tests.waiting import give_way
 
 
 class NativeCache:
@@ -356,7 +356,7 @@ def test_a_list_of_parts_that_was_changed_is_not_believed(live: Any, tmp_path: P
 
 def test_programs_need_an_executorch(tmp_path: Path) -> None:
     """The C++ library compares the version that the application gives it (F3)."""
-    from tests import models
+    from tests.helpers import models
 
     models.mlp(external=True).write(inputs(tmp_path / "in", weights()))
     publish(tmp_path / "in", tmp_path / "r", name="a", version="1")

@@ -21,7 +21,7 @@ from blobstore.releases import gc, publish, pull, push
 from blobstore.releases.index.index import Index, schema
 from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import Ways
-from tests.interruptions import forked
+from tests.helpers.interruptions import forked
 from tests.releases.models import NOW, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
@@ -168,7 +168,7 @@ def pulled_by_a_process_that_dies(source: Path, device: Path, number: int) -> in
     """Pull; the process ends before this system call, counted from 1."""
 
     def work() -> None:
-        from tests.interruptions import killed_at_call
+        from tests.helpers.interruptions import killed_at_call
 
         killed_at_call(number, lambda: pull(source, device))
 
@@ -179,7 +179,7 @@ KILLS = """
 import shutil, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.interruptions import KILLED
+from tests.helpers.interruptions import KILLED
 from tests.releases.test_pull import pulled_by_a_process_that_dies
 source, template, place = map(Path, sys.argv[2:5])
 number = 0
@@ -200,7 +200,7 @@ import shutil, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from blobstore.releases import publish
-from tests.interruptions import KILLED, forked, killed_at_call
+from tests.helpers.interruptions import KILLED, forked, killed_at_call
 template, place, inputs = map(Path, sys.argv[2:5])
 code, number = KILLED, 0
 while code == KILLED:

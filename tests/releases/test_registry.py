@@ -24,9 +24,9 @@ from blobstore.errors import InvalidFileError, ReleaseError, TransferError, Trus
 from blobstore.releases import publish, pull, push
 from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
+from tests.helpers.waiting import until
 from tests.releases.models import NOW, found, inputs, read_ways, same, weights
 from tests.releases.wire import answers, free_port, wire_to
-from tests.waiting import until
 
 REGISTRY = shutil.which("docker-registry")
 needs_registry = pytest.mark.skipif(REGISTRY is None, reason="needs docker-registry (apt-get install docker-registry)")

@@ -21,9 +21,9 @@ import pytest
 
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Patience, gc, publish, pull, push
+from tests.helpers.waiting import SECONDS, until
 from tests.releases.models import NOW, found, inputs, published_once, same, weights
 from tests.releases.server import Server, is_object, serving
-from tests.waiting import SECONDS, until
 
 
 @published_once

@@ -14,7 +14,7 @@ from blobstore.errors import FileAccessError
 from blobstore.releases.device.assembly import Recipe, make
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.index.index import Object
-from tests.disk.outputs import fail
+from tests.core.disk.outputs import fail
 
 GOOD = os.urandom(3 << 20)
 WANTED = Object(hashlib.sha256(GOOD).hexdigest(), len(GOOD))

@@ -24,9 +24,9 @@ from blobstore.releases import (
     publish,
     pull,
 )
+from tests.package.wrong_kinds import PublicCallable, check, public_callables
 from tests.releases.models import inputs, weights
 from tests.releases.server import serving
-from tests.wrong_kinds import PublicCallable, check, public_callables
 
 pytestmark = pytest.mark.long
 

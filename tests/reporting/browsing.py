@@ -19,7 +19,7 @@ from textual.pilot import Pilot
 import blobstore
 from blobstore.reporting import Report
 from blobstore.reporting.tui.app import Browser
-from tests import waiting
+from tests.helpers import waiting
 from tests.reporting.zoo import write_zoo
 
 _TEXT = re.compile(r'<text class="[\w-]+" x="([\d.]+)" [^>]*?clip-path="url\(#[\w-]+-line-(\d+)\)">(.*?)</text>')

@@ -12,7 +12,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from safetensors.numpy import save
-from tests.schemas.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
+from tests.helpers.schemas.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
 
 from blobstore.reporting import Finding, Report
 

@@ -18,7 +18,7 @@ import blobstore
 from blobstore.errors import FileAccessError
 from blobstore.reporting import Report, engine, fingerprint
 from blobstore.reporting import cache as cache_module
-from tests.formats.ptd.test_format import DATA
+from tests.core.formats.ptd.test_format import DATA
 from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 

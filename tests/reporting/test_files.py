@@ -15,7 +15,7 @@ import blobstore
 from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.html import to_html
 from blobstore.reporting.json_output import to_json
-from tests.formats.ptd.test_format import DATA
+from tests.core.formats.ptd.test_format import DATA
 from tests.reporting.planted import Payload, Tensor, keys, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 

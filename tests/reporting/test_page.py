@@ -17,10 +17,10 @@ from blobstore.core.text import size
 from blobstore.reporting import FindingKind, Report
 from blobstore.reporting.html import to_html
 from blobstore.reporting.words import COLORS
+from tests.helpers.waiting import until
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE
 from tests.reporting.test_planted import values
-from tests.waiting import until
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 

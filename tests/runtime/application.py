@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import native_build
-from tests.native_build import LIBRARY, ROOT
+from tests.helpers import native_build
+from tests.helpers.native_build import LIBRARY, ROOT
 from tests.runtime import hooks
 
 __all__ = ["ROOT", "build", "install_library"]

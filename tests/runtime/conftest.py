@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="session")
 def hooks() -> Path:
     """The native module of a test build: the folder to put on PYTHONPATH, see tests/runtime/hooks.py."""
-    from tests import native_build
+    from tests.helpers import native_build
     from tests.runtime.hooks import build
 
     if reason := native_build.missing():

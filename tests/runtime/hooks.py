@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from tests import native_build
-from tests.native_build import LIBRARY
+from tests.helpers import native_build
+from tests.helpers.native_build import LIBRARY
 
 
 def build() -> Path:

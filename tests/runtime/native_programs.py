@@ -10,7 +10,7 @@ from torch import nn
 from blobstore import save_programs
 from blobstore.lowering import BlobStorePartitioner, lower, restore_names
 from blobstore.lowering.export import quiet
-from tests import models
+from tests.helpers import models
 
 __all__ = ["write", "write_increment", "write_quantized"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from blobstore.runtime import BlobCache, PackedStore, Program
-from tests.native_build import ROOT
+from tests.helpers.native_build import ROOT
 
 FOOTER, TRAILER = struct.Struct("<QIII"), struct.Struct("<QQ16s8s")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-import tests.formats.ptd.test_bad_files as python_reader
+import tests.core.formats.ptd.test_bad_files as python_reader
 from blobstore.runtime import BlobCache
-from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected again here
+from tests.core.formats.ptd.test_bad_files import (  # noqa: F401 - collected again here
     foreign,
     good,
     test_a_blob_that_is_itself_a_file_with_a_manifest,
@@ -25,7 +25,7 @@ from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected again h
     test_truncated_at_any_byte,
     test_wrong_identifier,
 )
-from tests.formats.ptd.test_format import DATA, golden_store
+from tests.core.formats.ptd.test_format import DATA, golden_store
 
 pytestmark = pytest.mark.long
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.pte.bombs import BOMBS, check_cost
+from tests.core.formats.pte.bombs import BOMBS, check_cost
 
 pytestmark = pytest.mark.long
 
@@ -14,7 +14,7 @@ PREPARE = """
 import numpy as np
 from blobstore import save_file
 from blobstore.runtime import BlobCache, Program
-from tests.formats.pte.bombs import LONG
+from tests.core.formats.pte.bombs import LONG
 save_file({LONG: np.zeros(1, np.float32)}, path + ".ptd")
 cache = BlobCache(path + ".ptd") if KNOWN else BlobCache()
 """

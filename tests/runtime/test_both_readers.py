@@ -14,7 +14,7 @@ from blobstore.core.formats.ptd import table
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.errors import IntegrityError, InvalidFileError
 from blobstore.runtime import BlobCache
-from tests.formats.ptd.test_bad_files import (
+from tests.core.formats.ptd.test_bad_files import (
     BAD_OPAQUE,
     ENTRY,
     SEGMENTS,
@@ -22,7 +22,7 @@ from tests.formats.ptd.test_bad_files import (
     with_manifest,
     with_opaque,
 )
-from tests.formats.ptd.test_format import golden_store
+from tests.core.formats.ptd.test_format import golden_store
 
 pytestmark = pytest.mark.long
 

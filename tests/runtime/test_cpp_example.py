@@ -12,7 +12,7 @@ from torch import nn
 
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
-from tests import models, native_build
+from tests.helpers import models, native_build
 from tests.runtime.application import ROOT, build
 
 pytestmark = pytest.mark.long

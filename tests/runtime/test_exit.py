@@ -20,7 +20,7 @@ import contextlib, sys, threading
 import numpy as np
 from blobstore.errors import LayoutError
 from blobstore.runtime import BlobCache, Program
-from tests.waiting import until_blocked
+from tests.helpers.waiting import until_blocked
 
 pte, ptd, mode = sys.argv[1:]
 cache = BlobCache(ptd, mode)

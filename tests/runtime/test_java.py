@@ -22,8 +22,8 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.lowering.export import quiet
 from blobstore.releases import publish
 from runtime_bindings.tests import inputs as native_inputs
-from tests import native_build
-from tests.native_build import LIBRARY
+from tests.helpers import native_build
+from tests.helpers.native_build import LIBRARY
 from tests.releases import models as releases
 from tests.runtime import native_programs
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from blobstore.training import TrainingProgram
-from tests import native_build
+from tests.helpers import native_build
 from tests.runtime import native_programs
 
 pytestmark = pytest.mark.long

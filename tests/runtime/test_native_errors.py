@@ -4,7 +4,7 @@ import re
 
 from blobstore import errors
 from blobstore.runtime import native
-from tests.native_build import LIBRARY
+from tests.helpers.native_build import LIBRARY
 
 HEADER = LIBRARY / "include" / "blobstore" / "error.h"
 NAMES = LIBRARY / "python" / "errors.cpp"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from blobstore import save_file
-from tests import native_build
-from tests.native_build import LIBRARY, MOST_BYTES, ROOT, stripped
+from tests.helpers import native_build
+from tests.helpers.native_build import LIBRARY, MOST_BYTES, ROOT, stripped
 from tests.runtime.application import install_library
 
 HEADERS = sorted((LIBRARY / "include" / "blobstore").glob("*.h"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import blobstore_runtime._native
 import pytest
 
-from tests.native_build import LIBRARY, missing
+from tests.helpers.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
 SOURCES = LIBRARY / "src"

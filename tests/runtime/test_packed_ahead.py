@@ -17,7 +17,7 @@ import pytest
 from blobstore.errors import InputError
 from blobstore.runtime import BlobCache, PackedStore, Program
 from blobstore.runtime.packed import DEFAULT_READ_AHEAD
-from tests import memory_limits, waiting
+from tests.helpers import memory_limits, waiting
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones
 

@@ -16,8 +16,8 @@ import pytest
 from blobstore import open_ptd
 from blobstore.runtime import BlobCache, PackedStore, delegate_stats, make_working_copy
 from tests.cli.test_exit_codes import run
+from tests.helpers.native_build import ROOT
 from tests.lowering.live import randomize
-from tests.native_build import ROOT
 from tests.runtime import packed_files
 from tests.runtime.hooks import environment
 from tests.runtime.packed_files import MLP_SHAPES, Running, ones, spoil

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.native_build import ROOT
+from tests.helpers.native_build import ROOT
 
 pytestmark = pytest.mark.long
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from blobstore.runtime import PackedStore, make_working_copy
+from tests.helpers.waiting import until
 from tests.lowering import nets
 from tests.lowering.live import lower_through, seeded
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, read, run_child
-from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

@@ -23,10 +23,10 @@ from torch import nn
 from blobstore import dedup_programs
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
+from tests.helpers.native_build import ROOT
 from tests.lowering import nets
 from tests.lowering.live import lower_exported, seeded
 from tests.lowering.test_quantized import pt2e
-from tests.native_build import ROOT
 from tests.runtime import packed_files
 from tests.runtime.application import build
 from tests.runtime.packed_files import Running, ones

@@ -22,14 +22,14 @@ from blobstore.adapters import load_adapter, save_adapter
 from blobstore.errors import BlobStoreError, ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.adapters import nets as lora_nets
+from tests.helpers.native_build import ROOT
+from tests.helpers.waiting import until
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, randomize, seeded
 from tests.lowering.test_threads import Levels, fill
-from tests.native_build import ROOT
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, run_child
 from tests.runtime.test_packed import KINDS
-from tests.waiting import until
 
 INPUT = ones(2, 16)
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
@@ -493,7 +493,7 @@ from pathlib import Path
 import numpy as np
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.runtime.packed_files import Running, anonymous, ones
-from tests.waiting import until, until_blocked
+from tests.helpers.waiting import until, until_blocked
 
 folder, packed = Path(sys.argv[1]), PackedStore(sys.argv[2])
 """

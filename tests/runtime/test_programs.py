@@ -15,7 +15,7 @@ from torch import nn
 from blobstore import BlobStore, errors, open_ptd
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program
-from tests import models
+from tests.helpers import models
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

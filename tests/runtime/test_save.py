@@ -35,8 +35,8 @@ from blobstore.errors import (
 )
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import strategies
-from tests.disk.outputs import files, leftovers
-from tests.formats.ptd.test_bad_files import ENTRY, SEGMENTS, with_manifest
+from tests.core.disk.outputs import files, leftovers
+from tests.core.formats.ptd.test_bad_files import ENTRY, SEGMENTS, with_manifest
 
 BLOBS = st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=12)
 

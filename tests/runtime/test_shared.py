@@ -19,9 +19,9 @@ import xxhash
 from blobstore import BlobStore, errors, open_ptd, save_file
 from blobstore.core.formats.ptd.writer import write_ptd
 from blobstore.runtime import BlobCache, make_working_copy
+from tests.helpers.waiting import until
 from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment
-from tests.waiting import until
 
 SIZE = 200_000
 CRASH_POINTS = {
@@ -561,7 +561,7 @@ def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy, hooks):
         """
 import threading
 from blobstore_runtime import _native
-from tests.waiting import until
+from tests.helpers.waiting import until
 cache = BlobCache(sys.argv[1], "shared")
 print("open", flush=True)
 input()

@@ -14,8 +14,8 @@ from torch import nn
 
 from blobstore import save_file
 from blobstore.runtime import BlobCache, Program, make_working_copy
-from tests import models
-from tests.waiting import until
+from tests.helpers import models
+from tests.helpers.waiting import until
 
 WIDTH = 4096
 

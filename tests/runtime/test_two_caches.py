@@ -19,7 +19,7 @@ import torch
 
 from blobstore.errors import UnsupportedOperationError
 from blobstore.runtime import BlobCache, Program, make_working_copy
-from tests.waiting import until_blocked
+from tests.helpers.waiting import until_blocked
 
 pytestmark = pytest.mark.long  # each test starts a process, which ends with its stacks if it hangs
 SECONDS = 60  # far more than it takes on a busy machine

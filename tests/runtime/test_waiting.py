@@ -12,14 +12,14 @@ import pytest
 
 from blobstore import save_file
 from blobstore.runtime import make_working_copy
-from tests import models
+from tests.helpers import models
 
 BEGIN = """
 import os, sys, threading
 import numpy as np
 from blobstore import errors
 from blobstore.runtime import BlobCache, Program, make_working_copy
-from tests.waiting import until_blocked
+from tests.helpers.waiting import until_blocked
 
 mode, path, pte, ptd = sys.argv[1:]
 

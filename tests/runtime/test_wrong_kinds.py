@@ -31,8 +31,8 @@ from blobstore.runtime.tensors import LogicalTensor, LogicalTensors, Quantized, 
 from blobstore.training import AdamW, MeZO, TrainingProgram
 from tests.adapters import nets as adapter_nets
 from tests.lowering.live import inputs
+from tests.package.wrong_kinds import PublicCallable, check, public_callables
 from tests.training import nets as training_nets
-from tests.wrong_kinds import PublicCallable, check, public_callables
 
 pytestmark = pytest.mark.long
 

@@ -23,9 +23,9 @@ from blobstore import BlobStore, errors, open_ptd
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
+from tests.helpers.waiting import until
 from tests.training import nets
 from tests.training.test_steps import same, sgd, values
-from tests.waiting import until
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blobstore import BlobStore, open_ptd
 from blobstore.training import AdamW, TrainingProgram
-from tests import native_build
+from tests.helpers import native_build
 from tests.runtime import native_programs
 from tests.training.test_adamw import _ExactRoots, fuses
 

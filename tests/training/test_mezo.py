@@ -26,7 +26,7 @@ from blobstore.errors import (
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import MeZO
-from tests import native_build
+from tests.helpers import native_build
 from tests.lowering.live import plugin
 
 pytestmark = pytest.mark.long

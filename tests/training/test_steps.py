@@ -17,7 +17,7 @@ from blobstore import errors
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
-from tests import models
+from tests.helpers import models
 from tests.training import nets
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

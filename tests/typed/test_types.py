@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.native_build import ROOT
+from tests.helpers.native_build import ROOT
 
 pytest.importorskip("mypy")
 pytest.importorskip("pyright")

@@ -1,0 +1,167 @@
+"""After a kill at any point, the next process finishes or removes what was left (B5, D1, W1)."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from blobstore import open_ptd
+from blobstore.core.disk.recovery import ScratchFolder, recover
+from blobstore.programs import dedup_programs
+from tests.core.disk.outputs import leftovers, save
+
+
+def job(name, folder):
+    """The output of a job of tests/helpers/interruptions.py."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.interruptions", name, str(folder)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(process.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["group", "group_elsewhere"])
+def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
+    """From any of its folders; nothing is left behind."""
+    seen = job(name, tmp_path)
+    assert {before for before, *_ in seen} == {"old", "mixed", "new"}, "the kills do not reach the renames"
+    for before, after, end, left in seen:
+        assert after in (("old", "new") if before == "old" else ("new",))
+        assert (end, left) == (after, [])
+
+
+@pytest.mark.long
+def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
+    """It ends all old or all new."""
+    seen = job("group_undone", tmp_path)
+    assert ["mixed", "old", "old", []] in seen and ["mixed", "new", "new", []] in seen
+    assert all(after == end in ("old", "new") and left == [] for _, after, end, left in seen)
+
+
+@pytest.mark.long
+def test_a_recovery_that_is_killed_is_done_again(tmp_path):
+    """However often; in the end the group is new."""
+    found = job("recovery", tmp_path)
+    assert len(found) > 5
+    assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
+
+
+@pytest.mark.long
+def test_data_files_of_several_tags_are_one_group(tmp_path):
+    """After the next write they are all old or all new."""
+    seen = job("tags", tmp_path)
+    assert {before for before, *_ in seen} == {"old", "mixed", "new"}
+    assert all(after in ("old", "new") and left == [] for _, after, left in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
+    """A name gets new bytes, and keys of old programs are pruned: each program computes its old or its new outputs."""
+    (tmp_path / "seen").mkdir()
+    models = {}
+    for state, seed in (("old", 1), ("in", 2)):
+        models[state] = {"a": lowered.mlp(external=True, seed=seed), "b": lowered.mlp(delegated=True, seed=seed)}
+        models[state]["c"] = lowered.mlp(seed=seed + 2)
+        for name, model in models[state].items():
+            model.write(tmp_path / state, name)
+    models["other"] = {"d": lowered.decoder()}
+    models["other"]["d"].write(tmp_path / "other", "d")
+    dedup_programs([tmp_path / "old"], tmp_path / "template")
+    shutil.copytree(tmp_path / "template", tmp_path / "done")
+    result = dedup_programs([tmp_path / "in"], tmp_path / "done", prune=True)
+    assert "first.weight" in result.replaced_keys and len(result.pruned_keys) > 4
+
+    def computes(folder, name):
+        """The model that a program computes."""
+        found = stock_run(folder / f"{name}.pte", models["in"][name].inputs(), data_path=folder / "shared.ptd")
+        (which,) = (
+            state
+            for state in ("old", "in")
+            if all(torch.allclose(x, y, atol=1e-5) for x, y in zip(found, models[state][name].eager(), strict=True))
+        )
+        return which
+
+    between = set()
+    for number, left in job("programs", tmp_path):
+        seen, kept = tmp_path / "seen" / number, tmp_path / "kill" / number
+        between.add("".join(computes(seen, name) for name in "abc"))
+        assert {computes(kept, name) for name in "abc"} in ({"old"}, {"in"})
+        with open_ptd(kept / "shared.ptd", verify=True) as data_map:
+            pruned = not set(result.pruned_keys) & set(data_map)
+        assert pruned == (computes(kept, "a") == "in")
+        assert left == []
+    assert len(between) > 2, "the kills do not reach the renames"
+
+
+def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
+    """Recovery finishes the other files of the group."""
+    code = (
+        "import os, pathlib, sys; from blobstore.core.disk.staging import Staging\n"
+        "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
+        "os.replace = lambda source, target: os._exit(0) if target.name == 'b' else replace(source, target)\n"
+        "with Staging() as staging:\n"
+        "    for name in 'abcd':\n"
+        "        with staging.open(folder / name) as file:\n"
+        "            file.write(b'new')\n"
+    )
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"old")
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    (tmp_path / "c").write_bytes(b"another")
+    recover(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "a": b"new",
+        "b": b"new",
+        "c": b"another",
+        "d": b"new",
+    }
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
+    """Files that another process is writing stay."""
+    code = (
+        "import sys, os, pathlib; from blobstore.core.disk.staging import Staging; from blobstore.core.disk.recovery import ScratchFolder\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / 'a').write_bytes(b'old')\n"
+        "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"
+        "    (scratch / 'x').write_bytes(b'x'); file.write(b'half'); print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        left = leftovers(tmp_path)
+        assert len(left) == 2
+        save(tmp_path / "other.ptd")
+        assert sorted(leftovers(tmp_path)) == sorted(left)
+        process.kill()
+    save(tmp_path / "other.ptd")
+    assert leftovers(tmp_path) == []
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_only_temporary_files_of_the_library_are_removed(tmp_path):
+    """Similar names and links stay."""
+    for name in (".blobstore-notes.tmp", "x.tmp", ".blobstore-0123456789abcdef01234567.tmp.bak"):
+        (tmp_path / name).write_text("a user's")
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".blobstore-0123456789abcdef01234567.tmp").symlink_to(tmp_path / "precious")
+    save(tmp_path / "w.ptd")
+    assert len(list(tmp_path.iterdir())) == 6
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_scratch_folder_is_removed_after_an_error(tmp_path):
+    """With everything in it."""
+    with pytest.raises(KeyError), ScratchFolder(tmp_path) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_bytes(b"x")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,18 @@
+"""Small programs cost the Python reader little (B5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.core.formats.pte.bombs import BOMBS, check_cost
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_programs_cost_little(name: str, tmp_path: Path) -> None:
+    """Below 1 MB: at most 2 s and 300 MB, however often the program refers to the same bytes (R1)."""
+    check_cost(name, tmp_path, "from blobstore.core.formats.pte import read_program", "read_program(path)")

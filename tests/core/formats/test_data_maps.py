@@ -1,0 +1,130 @@
+"""Every data map keeps the contract (R3, R4, R5); ExecuTorch's own serializers plant the blobs."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir._serialize.data_serializer import DataPayload
+from executorch.exir.scalar_type import ScalarType as EtScalarType
+from executorch.exir.tensor_layout import TensorLayout as EtLayout
+from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+from blobstore import (
+    BlobStore,
+    MergedDataMap,
+    PtdDataMap,
+    ScalarType,
+    TensorLayout,
+    open_ptd,
+    open_pte,
+    save_file,
+)
+from blobstore.errors import KeyConflictError
+from blobstore.runtime import BlobCache
+from blobstore.testing import Blob, NamedDataMapContract
+
+
+def executorch_ptd(path, blobs):
+    """Write a .ptd with ExecuTorch."""
+    store = NamedDataStore()
+    for key, (data, layout) in blobs.items():
+        theirs = layout and EtLayout(EtScalarType(int(layout.scalar_type)), list(layout.sizes), list(layout.dim_order))
+        store.add_named_data(key, data, external_tag="x", tensor_layout=theirs)
+    output = store.get_named_data_store_output()
+    path.write_bytes(bytes(FlatTensorSerializer().serialize(DataPayload(output.buffers, output.external_data["x"]))))
+    return path
+
+
+class TestPtdDataMapOverExecuTorchsFile(NamedDataMapContract):
+    def plant(self, folder):
+        return PtdDataMap(executorch_ptd(folder / "theirs.ptd", self.blobs))
+
+
+class TestPtdDataMapOverOurFile(NamedDataMapContract):
+    """Not independent of the writer, but with a manifest; tests/core/formats/ptd checks the bytes."""
+
+    def plant(self, folder):
+        store = BlobStore()
+        for key, blob in self.blobs.items():
+            store.add(key, blob.data, layout=blob.layout, alignment=32)
+        store.write_ptd(folder / "ours.ptd")
+        return open_ptd(folder / "ours.ptd")
+
+
+class TestMergedDataMap(NamedDataMapContract):
+    def plant(self, folder):
+        keys = list(self.blobs)
+        parts = [keys[:3], keys[2:5], keys[5:]]  # one key is in two files, with equal bytes
+        return MergedDataMap(
+            [
+                open_ptd(executorch_ptd(folder / f"{i}.ptd", {key: self.blobs[key] for key in part}))
+                for i, part in enumerate(parts)
+            ]
+        )
+
+
+def test_merged_map_of_nothing():
+    assert list(MergedDataMap([])) == []
+
+
+def test_merged_map_names_both_files(tmp_path):
+    layout = NamedDataMapContract.blobs["linear.weight"].layout
+    a = open_ptd(executorch_ptd(tmp_path / "a.ptd", {"k": Blob(bytes(48), layout), "only here": Blob(b"1", None)}))
+    b = open_ptd(executorch_ptd(tmp_path / "b.ptd", {"k": Blob(bytes(47) + b"\1", layout)}))
+    c = open_ptd(executorch_ptd(tmp_path / "c.ptd", {"k": Blob(bytes(48), None)}))
+    with pytest.raises(KeyConflictError, match=r"'k' has different bytes in .*a\.ptd and in .*b\.ptd"):
+        MergedDataMap([a, b])
+    with pytest.raises(KeyConflictError, match=r"'k' is float\[3, 4\] in .*a\.ptd but None in .*c\.ptd"):
+        MergedDataMap([a, c])
+    merged = MergedDataMap([a])
+    merged.close()
+    assert a.bytes("only here") == b"1"
+
+
+def test_torch_tensors_are_copies_of_read_only_memory(tmp_path):
+    """Torch has no read-only tensors; writing to one changes neither the map nor the file."""
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    save_file({"image": image, "o": b"12", "bf16": torch.ones(2).bfloat16()}, tmp_path / "a.ptd")
+    data_map = open_ptd(tmp_path / "a.ptd")
+    found = data_map.torch("image")
+    assert torch.equal(found, image) and found.stride() == image.stride()
+    found += 1
+    assert torch.equal(data_map.torch("image"), image)
+    assert data_map.torch("o").tolist() == [49, 50]
+    assert data_map.torch("bf16").dtype is torch.bfloat16
+    private = PtdDataMap(tmp_path / "a.ptd", data=memoryview(bytearray((tmp_path / "a.ptd").read_bytes())))
+    private.torch("image").zero_()  # memory that can be written to is shared
+    assert not private.numpy("image").any()
+
+
+def test_reprs(tmp_path, lowered):
+    """One line: what it is, where, how many keys, how many bytes."""
+    save_file({"w": np.zeros(3, np.float32), "t": np.zeros(3, np.float32)}, tmp_path / "a.ptd")
+    size = (tmp_path / "a.ptd").stat().st_size
+    data_map = open_ptd(tmp_path / "a.ptd")
+    assert repr(data_map) == f"<PtdDataMap {tmp_path / 'a.ptd'}: 2 keys, {size} B>"
+    assert repr(data_map.get_tensor_layout("w")) == "TensorLayout(FLOAT, (3,))"
+    assert repr(TensorLayout(ScalarType.CHAR, (2, 3), (1, 0))) == "TensorLayout(CHAR, (2, 3), (1, 0))"
+    assert repr(data_map.digest("w")) == f"<Digest {data_map.digest('w')}>"
+    assert repr(MergedDataMap([data_map])) == f"<MergedDataMap {tmp_path / 'a.ptd'}: 2 keys, 24 B>"
+    others = []
+    for number in range(30):
+        save_file({str(number): np.zeros(3)}, tmp_path / f"{number}.ptd")
+        others.append(open_ptd(tmp_path / f"{number}.ptd"))
+    assert repr(MergedDataMap(others)) == f"<MergedDataMap {tmp_path / '0.ptd'} + 29 others: 30 keys, 720 B>"
+    store = BlobStore()
+    store.merge(data_map)
+    assert repr(store) == "<BlobStore: 2 keys, 1 blob, 12 B>"
+    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
+    program = open_pte(tmp_path / "a.pte")
+    where = f"{tmp_path / 'a.pte'}"
+    assert re.fullmatch(rf"<PteDataMap {where}: [\d.]+ KB, 1 method \(forward\)>", repr(program))
+    count = len(program)
+    assert repr(program).startswith(f"<PteDataMap {where}: {count} key")
+    with BlobCache(tmp_path / "a.ptd") as cache:
+        assert repr(cache.tensors) == f"<LogicalTensors of {tmp_path / 'a.ptd'}: 0 tensors, 0 of them fixed>"
+        with cache.transaction() as transaction:
+            transaction["w"] = np.ones(3, np.float32)
+            assert repr(transaction) == f"<Transaction on {tmp_path / 'a.ptd'}: 1 change>"

@@ -1,0 +1,62 @@
+"""One name for pip, everywhere: `blobstore` on PyPI is another package (E5)."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from blobstore.core.distribution import DISTRIBUTION, install
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [
+    path
+    for pattern in (
+        *("*.md", "docs/**/*.md", "runtime_bindings/*.md", "schema/*.md", "mkdocs.yml", ".github/**/*.*"),
+        *("*.toml", "runtime_bindings/*.toml", "Makefile", ".ci/run", "*.py", "packaging/*.py", "campaigns/**/*.py"),
+        *("blobstore/**/*.py", "blobstore/**/*.js", "blobstore/**/*.html", "examples/**/*.py", "benchmarks/*.py"),
+        *("runtime_bindings/**/CMakeLists.txt", "runtime_bindings/cmake/*", "runtime_bindings/src/**/*.*"),
+        *("runtime_bindings/include/**/*.h", "runtime_bindings/python/*.cpp", "examples/cpp/*"),
+    )
+    for path in sorted(ROOT.glob(pattern))
+    if path.is_file()
+]
+
+
+def project(folder: Path = ROOT) -> dict[str, object]:
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+
+
+def test_the_packages_have_the_name() -> None:
+    assert project()["name"] == DISTRIBUTION == "executorch-blobstore"
+    assert project(ROOT / "runtime_bindings")["name"] == f"{DISTRIBUTION}-runtime"
+    assert metadata.metadata(DISTRIBUTION)["Name"] == DISTRIBUTION
+
+
+def test_the_command_line_and_the_import_keep_theirs() -> None:
+    assert list(project()["scripts"]) == ["blobstore"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_text_installs_another_package(path: Path) -> None:
+    """Neither `blobstore[cli]` nor `pip install blobstore`, which would install a package of 2013."""
+    text = path.read_text()
+    assert re.findall(r"(?<![\w-])blobstore(?:-runtime)?\[\w+", text) == []
+    assert (
+        re.findall(
+            r"pip install [^\n]*?(?<![\w./-])blobstore(?:-runtime)?(?![\w-]|://)", text.replace("blobstore @", "")
+        )
+        == []
+    )
+
+
+def test_the_extras_that_messages_name_exist() -> None:
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    named = {name for path in TEXTS for name in re.findall(r"install\([\"'](\w+)[\"']\)", path.read_text())}
+    assert {"cli", "executorch", "releases", "runtime"} <= named <= set(extras)
+    assert install("cli") == "pip install 'executorch-blobstore[cli]'"

@@ -1,0 +1,241 @@
+"""Runs work repeatedly in forked processes, each killed a step later: `python -m tests.helpers.interruptions JOB FOLDER`.
+
+It is a program of its own, so that the forked processes have no threads. Each job prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from blobstore import BlobStore, BlobStoreError, dedup_programs
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
+
+KILLED = 77
+CALLS = ("link", "replace", "rename", "fsync", "unlink", "rmdir", "mkdir")
+
+
+def main() -> None:
+    sys.stdout.write(json.dumps(JOBS[sys.argv[1]](Path(sys.argv[2]))))
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """The exit code of a process that does the work."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BlobStoreError:
+            os._exit(1)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(2)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at_call(number: int, work: Callable[[], Any]) -> None:
+    """Do the work; the process ends before this call, counted from 1, among those that change a folder."""
+    count = 0
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os._exit(KILLED)
+            return real(*arguments, **options)
+
+        setattr(os, name, watched)
+
+    for name in CALLS:
+        watch(name)
+    work()
+
+
+def kills(folder: Path, template: Path, work: Callable[[Path], Any], code: int = 0) -> Iterator[Path]:
+    """For each call, a copy of the template after the work on it was killed before that call.
+
+    Args:
+        folder: where the copies go.
+        template, work: what is worked on, and the work.
+        code: the exit code of the process that is not killed.
+    """
+    number = 0
+    while True:
+        number += 1
+        place = folder / str(number)
+        shutil.copytree(template, place)
+        ended = forked(lambda place=place, number=number: killed_at_call(number, lambda: work(place)))
+        if ended != KILLED:
+            if ended != code:
+                raise RuntimeError(f"{place} ended with {ended}")
+            return
+        yield place
+
+
+def state(folder: Path) -> dict[str, str]:
+    """The files that users see."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes().hex()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".blobstore-")
+    }
+
+
+def left(folder: Path) -> list[str]:
+    """The hidden files."""
+    return [path.name for path in folder.rglob(".blobstore-*")]
+
+
+# A group of files in several folders: one is replaced, one is new, one is written twice.
+
+
+def _template(folder: Path) -> Path:
+    template = folder / "template"
+    for name in ("out", "out/below", "elsewhere"):
+        (template / name).mkdir(parents=True)
+    (template / "out" / "a").write_bytes(b"old a")
+    (template / "out" / "below" / "twice").write_bytes(b"old twice")
+    (template / "elsewhere" / "b").write_bytes(b"old b")
+    return template
+
+
+def _write_group(place: Path, last: str = "d") -> None:
+    with Staging(folder=place / "out") as group:
+        for name, again in (
+            ("out/a", False),
+            ("out/below/twice", False),
+            ("elsewhere/b", False),
+            ("out/c", False),
+            ("out/below/twice", True),
+            (f"out/{last}", False),
+        ):
+            with group.open(place / name, again=again) as file:
+                file.write(f"new {name} {again}".encode())
+
+
+def _recover(place: Path) -> None:
+    for name in ("out", "out/below", "elsewhere"):
+        recover(place / name)
+
+
+def _fails(place: Path) -> None:
+    """The last rename fails, so all of them are undone."""
+    real, count = os.replace, 0
+
+    def replace(source: Any, target: Any) -> None:
+        nonlocal count
+        count += Path(target).name == "d"
+        if Path(target).name == "d" and count == 1:
+            raise PermissionError(1, "Operation not permitted")
+        real(source, target)
+
+    os.replace = replace  # type: ignore[assignment]
+    _write_group(place)
+
+
+def group(folder: Path) -> Any:
+    template = _template(folder)
+    return [_seen(place, "out") for place in kills(folder / "kill", template, _write_group)]
+
+
+def group_elsewhere(folder: Path) -> Any:
+    """The group is found from another of its folders."""
+    template = _template(folder)
+    places = kills(folder / "kill", template, _write_group)
+    return [_seen(place, "elsewhere") for place in places]
+
+
+def group_undone(folder: Path) -> Any:
+    template = _template(folder)
+    return [_seen(place, "out") for place in kills(folder / "kill", template, _fails, code=1)]
+
+
+def _seen(place: Path, first: str) -> Any:
+    """Whether the files are all old or all new: after the kill, after recovery, and at the end; and the leftovers."""
+    before = _whole(place)
+    recover(place / first)
+    after = _whole(place)
+    _recover(place)
+    return before, after, _whole(place), left(place)
+
+
+def _whole(place: Path) -> str:
+    found = {name: bytes.fromhex(data).decode().split()[0] for name, data in state(place).items()}
+    new = {"out/a": "new", "out/below/twice": "new", "elsewhere/b": "new", "out/c": "new", "out/d": "new"}
+    old = {"out/a": "old", "out/below/twice": "old", "elsewhere/b": "old"}
+    return "old" if found == old else "new" if found == new else "mixed"
+
+
+def recovery(folder: Path) -> Any:
+    """The recovery is killed, too: before each of its calls, after each kill between two renames."""
+    template = _template(folder)
+    found = []
+    for place in kills(folder / "kill", template, _write_group):
+        if _whole(place) == "mixed":
+            number = 0
+            ended = KILLED
+            # In the same folder: the next recovery continues a half finished group.
+            while ended == KILLED:
+                number += 1
+                ended = forked(
+                    lambda place=place, number=number: killed_at_call(number, lambda: recover(place / "out"))
+                )
+            _recover(place)
+            found.append((number, _whole(place), left(place)))
+    return found
+
+
+# A folder of programs, and data files with several tags. FOLDER contains the inputs `in` and the `template`.
+
+
+def programs(folder: Path) -> Any:
+    """Programs with a replaced name and pruned keys; another process extends the folder, which is then all new."""
+
+    def write(place: Path) -> None:
+        dedup_programs([folder / "in"], place, prune=True)
+
+    found = []
+    for place in kills(folder / "kill", folder / "template", write):
+        shutil.copytree(place, folder / "seen" / place.name)
+        dedup_programs([folder / "other"], place)
+        found.append((place.name, left(place)))
+    return found
+
+
+def tags(folder: Path) -> Any:
+    def write(place: Path, value: int) -> None:
+        store = BlobStore()
+        for tag in ("x", "y", "z"):
+            store.add(f"{tag}.weight", bytes([value]) * 1000, tag=tag)
+        store.write(place)
+
+    (folder / "template").mkdir()
+    write(folder / "template", 1)
+    old = state(folder / "template")
+    shutil.copytree(folder / "template", folder / "new")
+    write(folder / "new", 2)
+    known = {"old": old, "new": state(folder / "new")}
+    found = []
+    for place in kills(folder / "kill", folder / "template", lambda place: write(place, 2)):
+        before = next((name for name, one in known.items() if one == state(place)), "mixed")
+        BlobStore().write_ptd(place / "other.ptd")
+        (place / "other.ptd").unlink()
+        after = next((name for name, one in known.items() if one == state(place)), "mixed")
+        found.append((before, after, left(place)))
+    return found
+
+
+JOBS = {job.__name__: job for job in (group, group_elsewhere, group_undone, recovery, programs, tags)}
+
+if __name__ == "__main__":
+    main()

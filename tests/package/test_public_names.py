@@ -1,0 +1,112 @@
+"""What a user finds by looking: modules, names, defaults."""
+
+from __future__ import annotations
+
+import pydoc
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import blobstore
+from blobstore import errors
+from tests.helpers import models
+
+MODULES = [
+    "adapters",
+    "errors",
+    "llm",
+    "lowering",
+    "numpy",
+    "pool",
+    "programs",
+    "releases",
+    "reporting",
+    "runtime",
+    "store",
+    "testing",
+    "torch",
+    "training",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_there_after_importing_the_package(name: str) -> None:
+    """In a process of its own, because another test may have imported it."""
+    code = f"import blobstore; print(blobstore.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"blobstore.{name}", done.stderr
+
+
+def test_dir_lists_public_names_and_no_others() -> None:
+    names = dir(blobstore)
+    assert set(blobstore.__all__) <= set(names) and {"runtime", "lowering", "__version__"} <= set(names)
+    assert not {"annotations", "lazily", "core", "TYPE_CHECKING"} & set(names)
+    for name in names:
+        assert getattr(blobstore, name) is not None
+    modules = [getattr(blobstore, name) for name in MODULES]
+    assert {module.__name__ for module in modules} == {
+        f"blobstore.{name}" for name in names if isinstance(getattr(blobstore, name), types.ModuleType)
+    }
+    for module in modules:
+        assert sorted(dir(module)) == sorted(module.__all__)
+        assert not any(isinstance(getattr(module, name), types.ModuleType) for name in dir(module))
+
+
+def test_help_is_a_page() -> None:
+    page = pydoc.plain(pydoc.render_doc(blobstore))
+    for word in ("save_file, load_file", "dedup_programs", "blobstore.runtime", "https://"):
+        assert word in page
+
+
+def test_a_blob_is_a_tensor(tmp_path: Path) -> None:
+    """Of the framework that is installed; its bytes are asked for by name."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    blobstore.save_file({"w": array, "raw": b"abc"}, tmp_path / "w.ptd")
+    with blobstore.open_ptd(tmp_path / "w.ptd") as data:
+        assert torch.equal(data["w"], torch.from_numpy(array))  # type: ignore[arg-type]
+        assert data["raw"].tolist() == list(b"abc")
+        assert data.bytes("w") == array.tobytes() and isinstance(data.bytes("w"), bytes)
+        assert {key: bytes(view) for key, view in data.views()} == {"w": array.tobytes(), "raw": b"abc"}
+        assert data.get("nothing") is None
+        with pytest.raises(errors.KeyNotFoundError, match="typo"):
+            data.bytes("typo")
+    assert isinstance(blobstore.load_file(tmp_path / "w.ptd")["w"], torch.Tensor)
+    with blobstore.safe_open(tmp_path / "w.ptd") as file:
+        assert isinstance(file.get_tensor("w"), torch.Tensor)
+
+
+def test_without_torch_a_blob_is_an_array(tmp_path: Path) -> None:
+    blobstore.save_file({"w": np.arange(3)}, tmp_path / "w.ptd")
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import blobstore
+path = {str(tmp_path / "w.ptd")!r}
+kinds = type(blobstore.open_ptd(path)["w"]), type(blobstore.load_file(path)["w"]), type(blobstore.safe_open(path).get_tensor("w"))
+print(*(kind.__name__ for kind in kinds))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ndarray"] * 3
+
+
+def test_names_may_be_a_path(tmp_path: Path) -> None:
+    """A checkpoint need not be opened first."""
+    blobstore.save_file({"w": np.ones(3)}, tmp_path / "w.ptd")
+    found = blobstore.report(tmp_path, names=tmp_path / "w.ptd")
+    assert len(found.files) == 1
+    with pytest.raises(errors.FileAccessError, match=r"missing\.ptd"):
+        blobstore.report(tmp_path, names=tmp_path / "missing.ptd")
+    (tmp_path / "m.pte").write_bytes(models.mlp().pte)
+    for call in (blobstore.report, lambda paths, names: blobstore.dedup_programs(paths, tmp_path / "out", names=names)):
+        with pytest.raises(errors.UnsupportedDataError, match="expected a checkpoint or its path, found a int"):
+            call(tmp_path, names=3)  # type: ignore[arg-type]
+        with pytest.raises(
+            errors.UnsupportedDataError, match=r"m\.pte: expected names from a \.safetensors or a \.ptd"
+        ):
+            call(tmp_path, names=tmp_path / "m.pte")

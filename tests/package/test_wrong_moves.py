@@ -1,0 +1,475 @@
+"""Every misuse raises a BlobStoreError and leaves no file behind."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blobstore import (
+    BlobStore,
+    FileSlice,
+    MergedDataMap,
+    ScalarType,
+    TensorLayout,
+    dedup_programs,
+    load_file,
+    open_ptd,
+    open_pte,
+    save_file,
+    save_programs,
+)
+from blobstore.core.disk.staging import Staging
+from blobstore.core.formats.opening import detect_format, open_any
+from blobstore.core.tools.convert import convert
+from blobstore.errors import (
+    BlobStoreError,
+    FileAccessError,
+    IntegrityError,
+    InvalidTagError,
+    KeyNotFoundError,
+    LayoutError,
+    OutputPathError,
+    UnsupportedDataError,
+)
+
+
+@pytest.fixture
+def ptd(tmp_path):
+    path = tmp_path / "in.ptd"
+    save_file({"w": np.arange(100.0)}, path)
+    return path
+
+
+# Paths
+
+
+@pytest.mark.parametrize("path", [None, 3, "a\0b", b"a\0b", "\ud800", ["x"]], ids=ascii)
+def test_not_a_path(path, ptd, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    for use in (
+        open_ptd,
+        open_pte,
+        load_file,
+        detect_format,
+        lambda path: BlobStore(base=[path]),
+        lambda path: BlobStore().add("k", FileSlice(path)),
+        lambda path: BlobStore().write_ptd(path),
+        lambda path: save_file({"k": b"x"}, path),
+        lambda path: open_as_store(ptd).write(path),
+        lambda path: convert(path, tmp_path / "x"),
+        lambda path: convert(ptd, path),
+        lambda path: dedup_programs([path], tmp_path / "out"),
+        lambda path: dedup_programs([ptd], path),
+        lambda path: save_programs({}, path),
+    ):
+        with pytest.raises(FileAccessError, match="not a path"):
+            use(path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def open_as_store(path):
+    store = BlobStore()
+    store.merge(open_ptd(path))
+    return store
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "..", "sub/.."])
+def test_a_folder_as_output(path, tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    (tmp_path / "sub" / "sub").mkdir()
+    with pytest.raises(FileAccessError, match="directory"):
+        BlobStore().write_ptd(path)
+
+
+def test_bytes_are_a_path_too(ptd):
+    assert list(open_ptd(os.fsencode(ptd))) == ["w"]
+
+
+def test_a_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+
+    def look():
+        for use in (detect_format, open_any, open_ptd, open_pte):
+            with pytest.raises(FileAccessError, match="not a regular file") as caught:
+                use(tmp_path / "pipe")
+            found.append(caught)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(found) == 4
+
+
+def test_the_longest_file_name(tmp_path):
+    path = tmp_path / ("n" * 255)
+    BlobStore().write_ptd(path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_slices_of_one_file_share_a_descriptor(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(np.arange(400, dtype=np.uint32).tobytes())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        store = BlobStore()
+        for i in range(400):
+            store.add(str(i), FileSlice(tmp_path / "weights.bin", 4 * i, 4))
+        store.write_ptd(tmp_path / "x.ptd")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with open_ptd(tmp_path / "x.ptd", verify=True) as data_map:
+        assert [int.from_bytes(data_map.get_data(str(i)), "little") for i in range(400)] == list(range(400))
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"old")
+    store = BlobStore()
+    store.add("old", FileSlice(path))
+    (tmp_path / "new").write_bytes(b"new")
+    os.replace(tmp_path / "new", path)
+    store.add("new", FileSlice(path))
+    assert [bytes(entry.data) for entry in store.entries()] == [b"old", b"new"]
+
+
+def as_nobody(code, tmp_path):
+    """Run code in a process that is not root, with this temporary folder."""
+    script = "import os\nos.setgid(65534)\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
+    # imported while it may read the packages
+    script = (
+        "import blobstore, blobstore.core.formats.opening, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
+
+
+def test_no_permission_for_real(ptd, lowered, tmp_path):
+    for parent in [tmp_path, *tmp_path.parents[:2]]:
+        parent.chmod(0o755)
+    (tmp_path / "a.pte").write_bytes(lowered.mlp().pte)
+    (tmp_path / "secret.ptd").write_bytes(ptd.read_bytes())
+    (tmp_path / "secret.ptd").chmod(0)
+    (tmp_path / "shut").mkdir(mode=0o555)
+    before = sorted(tmp_path.rglob("*"))
+    code = f"""
+        from blobstore.errors import FileAccessError
+        folder = {str(tmp_path)!r}
+        store = blobstore.BlobStore()
+        store.add("k", b"x")
+        for use in (
+            lambda: blobstore.open_ptd(folder + "/secret.ptd"),
+            lambda: blobstore.core.formats.opening.open_any(folder + "/secret.ptd"),
+            lambda: store.add("s", blobstore.FileSlice(folder + "/secret.ptd")),
+            lambda: store.write_ptd(folder + "/shut/x.ptd"),
+            lambda: store.write(folder + "/shut"),
+            lambda: blobstore.dedup_programs([folder + "/a.pte"], folder + "/shut"),
+            lambda: blobstore.dedup_programs([folder + "/a.pte"], folder + "/shut/new/deep"),
+            lambda: blobstore.save_programs({{}}, folder + "/shut"),
+        ):
+            try:
+                use()
+            except FileAccessError as error:
+                assert error.errno == 13 and folder in str(error), error
+            else:
+                raise SystemExit("no error")
+        print("all refused")
+    """
+    done = as_nobody(code, tmp_path)
+    assert done.stdout == "all refused\n", done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# Objects of the wrong kind
+
+
+class Refuses(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        raise ValueError("not with me")
+
+
+def closed_views():
+    import mmap
+
+    view = memoryview(b"abc")
+    view.release()
+    mapped = mmap.mmap(-1, 10)
+    mapped.close()
+    return [view, mapped]
+
+
+def odd_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    return [fake, torch.ones(2).as_subclass(Refuses), torch.nn.UninitializedParameter()]
+
+
+@pytest.mark.parametrize("data", [*closed_views(), *odd_tensors(), "text", None], ids=lambda data: type(data).__name__)
+def test_no_bytes_can_be_taken(data):
+    store = BlobStore()
+    with pytest.raises(UnsupportedDataError, match="key 'the key'"):
+        store.add("the key", data)
+    assert len(store) == 0
+
+
+def test_a_tensor_whose_memory_was_given_back():
+    def add():  # a tensor that pytest never prints, because that would crash
+        tensor = torch.ones(4)
+        tensor.untyped_storage().resize_(0)
+        BlobStore().add("k", tensor)
+
+    with pytest.raises(UnsupportedDataError, match="key 'k'"):
+        add()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"), [((2.0,), None), (3, None), ("ab", None), ((2,), (0.0,)), ((2,), "a"), (None, None)]
+)
+def test_layouts_of_no_integers(sizes, order):
+    with pytest.raises(LayoutError):
+        TensorLayout(ScalarType.FLOAT, sizes, order)
+
+
+def test_layouts_of_numpy_integers(tmp_path):
+    store = BlobStore()
+    store.add("k", bytes(8), layout=TensorLayout(ScalarType.FLOAT, (np.int64(2),)))
+    store.write_ptd(tmp_path / "x.ptd")
+    assert open_ptd(tmp_path / "x.ptd").get_tensor_layout("k") == TensorLayout(ScalarType.FLOAT, (2,))
+
+
+def test_what_is_no_layout():
+    with pytest.raises(LayoutError, match="key 'k': expected a TensorLayout"):
+        BlobStore().add("k", b"1234", layout="float")
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a": 1}, {1: "a"}, {"a": None}, {"a": "\ud800"}, {"\ud800": "a"}, ["a"], "ab"], ids=ascii
+)
+def test_metadata_that_is_no_text(metadata, tmp_path):
+    store = BlobStore()
+    store.add("k", b"x")
+    for use in (
+        lambda: store.write_ptd(tmp_path / "x.ptd", metadata=metadata),
+        lambda: store.write(tmp_path, metadata=metadata),
+        lambda: save_file({"k": b"x"}, tmp_path / "x.ptd", metadata=metadata),
+    ):
+        with pytest.raises(UnsupportedDataError, match="metadata must map str to str"):
+            use()
+    assert os.listdir(tmp_path) == []
+
+
+def test_tag_that_no_file_system_has():
+    with pytest.raises(InvalidTagError):
+        BlobStore().add("k", b"x", tag="\ud800")
+
+
+def test_slice_of_no_integers(ptd):
+    for offset, nbytes in (("a", None), (1.0, 2), (0, "b")):
+        with pytest.raises(UnsupportedDataError, match="not an integer"):
+            BlobStore().add("k", FileSlice(ptd, offset, nbytes))
+
+
+def test_keys_that_cannot_be_keys(ptd):
+    data_map = open_ptd(ptd)
+    store = BlobStore()
+    for key in ([], {}):
+        assert key not in store
+        for use in (data_map.get_data, data_map.get_tensor_layout, data_map.alignment, data_map.digest, store.tag):
+            with pytest.raises(KeyNotFoundError):
+                use(key)
+        with pytest.raises(KeyNotFoundError):
+            MergedDataMap([data_map]).alignment(key)
+    for index in ("a", None, 0.0):
+        with pytest.raises(KeyNotFoundError):
+            data_map.get_key(index)
+
+
+def test_what_is_no_mapping_and_no_program(ptd, tmp_path):
+    with pytest.raises(UnsupportedDataError, match="expected tensors by name"):
+        save_file([np.zeros(2)], tmp_path / "x.ptd")
+    with pytest.raises(UnsupportedDataError, match="expected programs by name"):
+        save_programs([3], tmp_path / "out")
+    with pytest.raises(UnsupportedDataError, match="a: expected an ExecutorchProgramManager"):
+        save_programs({"a": 3}, tmp_path / "out")
+    with pytest.raises(InvalidTagError):
+        save_programs({3: 3}, tmp_path / "out")
+    with pytest.raises(UnsupportedDataError, match="names"):
+        dedup_programs([ptd], tmp_path / "out", names=3)
+    with pytest.raises(FileAccessError, match=r"model\.safetensors"):
+        dedup_programs([ptd], tmp_path / "out", names="model.safetensors")
+    with pytest.raises(UnsupportedDataError, match="framework"):
+        load_file(ptd, framework=[])
+    assert os.listdir(tmp_path) == ["in.ptd"]
+
+
+# Copied bytes are checked, and old files stay
+
+
+def damaged(path, key="w"):
+    with open_ptd(path) as data_map:
+        start, _ = data_map.byte_range(key)
+    with path.open("r+b") as file:
+        file.seek(start + 5)
+        file.write(b"\x77")
+    return path
+
+
+def test_a_merge_does_not_copy_damage(ptd):
+    store = BlobStore()
+    for data_map in (open_ptd(damaged(ptd)), MergedDataMap([open_ptd(ptd)])):
+        with pytest.raises(IntegrityError, match=r"in\.ptd: .*'w'.* damaged"):
+            store.merge(data_map)
+    assert len(store) == 0
+
+
+def test_every_rewrite_finds_damage(ptd, tmp_path):
+    damaged(ptd)
+    for use in (
+        lambda: convert(ptd, tmp_path / "x.safetensors"),
+        lambda: dedup_programs([ptd], tmp_path / "out"),
+        lambda: open_as_store(ptd),
+        lambda: open_ptd(ptd, verify=True),
+    ):
+        with pytest.raises(IntegrityError, match=r"in\.ptd: .*'w'"):
+            use()
+    assert os.listdir(tmp_path) == ["in.ptd"]
+
+
+def test_names_are_an_input_too(lowered, tmp_path):
+    (tmp_path / "a.pte").write_bytes(lowered.mlp().pte)
+    (tmp_path / "out").mkdir()
+    names = tmp_path / "out" / "shared.ptd"
+    save_file({"w": np.zeros(3)}, names)
+    before = names.read_bytes()
+    for opened in (open_ptd(names), MergedDataMap([open_ptd(names)])):
+        with pytest.raises(OutputPathError, match=r"shared\.ptd"):
+            dedup_programs([tmp_path / "a.pte"], tmp_path / "out", names=opened)
+    assert names.read_bytes() == before
+    assert os.listdir(tmp_path / "out") == ["shared.ptd"]
+
+
+def test_a_merged_map_names_its_files_as_inputs(ptd, tmp_path):
+    other = tmp_path / "other.ptd"
+    save_file({"v": b"x"}, other)
+    store = BlobStore()
+    store.merge(MergedDataMap([open_ptd(ptd), open_ptd(other)]))
+    for path in (ptd, other):
+        with pytest.raises(OutputPathError, match="one of the inputs"):
+            store.write_ptd(path)
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 4])  # the first one is the journal
+def test_files_that_take_their_places_together(fails, tmp_path, monkeypatch):
+    """If one of the renames fails, those before it are undone."""
+    (tmp_path / "a").write_bytes(b"old a")
+    (tmp_path / "c").write_bytes(b"old c")
+    replace, calls = os.replace, []
+
+    def refuses(source, target):
+        calls.append(target)
+        if len(calls) == fails:
+            raise PermissionError(1, "Operation not permitted")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuses)
+    with pytest.raises(FileAccessError, match="not permitted"), Staging() as staging:
+        for name in "abc":
+            with staging.open(tmp_path / name) as file:
+                file.write(b"new")
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old a", "c": b"old c"}
+
+
+def test_one_output_by_two_ways(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "sub")
+    with pytest.raises(OutputPathError, match="two outputs"), Staging() as staging:
+        with staging.open(tmp_path / "sub" / "x"):
+            pass
+        with staging.open(tmp_path / "link" / "x"):
+            pass
+    assert os.listdir(tmp_path / "sub") == []
+
+
+def test_output_between_the_inputs(lowered, tmp_path):
+    """Through a folder inside that of the inputs, through a link, and to an output that is a link."""
+    source = tmp_path / "a.pte"
+    source.write_bytes(lowered.mlp().pte)
+    (tmp_path / "here").symlink_to(tmp_path)
+    with pytest.raises(OutputPathError):
+        dedup_programs([source], tmp_path / "here")
+    (tmp_path / "elsewhere").write_bytes(b"another")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shared.ptd").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputPathError, match=r"shared\.ptd: this is a file of an unknown format"):
+        dedup_programs([source], tmp_path / "out")
+    assert (tmp_path / "elsewhere").read_bytes() == b"another"
+    assert os.listdir(tmp_path / "out") == ["shared.ptd"]
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    dedup_programs([source], tmp_path / "link")
+    assert sorted(os.listdir(tmp_path / "real")) == ["a.pte", "shared.ptd"]
+
+
+@pytest.mark.long
+def test_padding_takes_no_memory(tmp_path):
+    store = BlobStore()
+    store.add("a", b"1", alignment=1 << 28)
+    store.add("b", b"2", alignment=1 << 28)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    store.write_ptd(tmp_path / "x.ptd")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KB
+    shutil.rmtree(tmp_path)
+
+
+def test_every_error_names_what_it_is_about(ptd):
+    with pytest.raises(BlobStoreError, match=r"key 'k': float\[3\] takes 12 bytes, the data has 4"):
+        BlobStore().add("k", b"1234", layout=TensorLayout(ScalarType.FLOAT, (3,)))
+
+
+# One path instead of several, and objects of other types
+
+
+def test_one_path_is_a_list_of_one(ptd, tmp_path, lowered):
+    pte = tmp_path / "a.pte"
+    pte.write_bytes(lowered.mlp().manager.buffer)
+    for number, path in enumerate((pte, str(pte))):
+        assert len(dedup_programs(path, tmp_path / str(number)).programs) == 1
+    for path in (ptd, str(ptd)):
+        store = BlobStore(base=path)
+        store.add("w", np.arange(100.0))
+        assert store.stats.base_keys == 1
+
+
+def test_what_is_neither_a_path_nor_several(tmp_path):
+    for wrong in (3, None, b"\0", [3]):
+        for use in (lambda x: dedup_programs(x, tmp_path / "out"), lambda x: BlobStore(base=x)):
+            with pytest.raises(FileAccessError):
+                use(wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_cache(ptd, tmp_path):
+    runtime = pytest.importorskip("blobstore.runtime", exc_type=ImportError)
+    for use in (
+        lambda: runtime.BlobCache(ptd, base=3),
+        lambda: runtime.Program(tmp_path / "a.pte", 3),
+        lambda: runtime.BlobCache(3),
+        lambda: runtime.BlobCache(ptd).update(None),
+        lambda: runtime.BlobCache(ptd).update([("w", 1)]),
+        lambda: runtime.Program(3),
+    ):
+        with pytest.raises(BlobStoreError):
+            use()

@@ -1,0 +1,178 @@
+"""The archive for Android that `packaging/aar.py` assembles. Its libraries are made here, by this machine's compiler."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.helpers.native_build import LIBRARY, ROOT, missing
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("javac") is None, reason="needs javac"),
+    pytest.mark.skipif(missing() is not None, reason="needs a C++ compiler"),
+]
+
+ANDROID = "{http://schemas.android.com/apk/res/android}"
+SOURCE = 'extern "C" int used(); extern "C" int JNI_OnLoad() { return used(); }'
+
+
+def link(folder: Path, name: str, source: str, *options: object) -> Path:
+    """A shared library of one function, without anything of this machine."""
+    (folder / "one.cpp").write_text(source, encoding="utf-8")
+    out = folder / name
+    command = ["c++", "-shared", "-fPIC", "-nostdlib", folder / "one.cpp", "-o", out, *options]
+    subprocess.run([str(part) for part in command], check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def x86_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with the marks of one for Android."""
+    folder = tmp_path_factory.mktemp("libraries")
+    libc = link(folder, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
+    return link(folder, "libblobstore_jni.so", SOURCE, "-Wl,-z,max-page-size=16384", libc)
+
+
+@pytest.fixture(scope="module")
+def arm64(x86_64: Path) -> Path:
+    """The same with ELF's number of another machine."""
+    path = x86_64.with_name("arm64.so")
+    data = bytearray(x86_64.read_bytes())
+    struct.pack_into("<H", data, 18, 183)
+    path.write_bytes(data)
+    return path
+
+
+def assemble(out: Path, *libraries: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "packaging" / "aar.py", "--out", out, *libraries]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_an_application_finds_everything(x86_64: Path, arm64: Path, tmp_path: Path) -> None:
+    """The names are those that Gradle looks for, libraries are unchanged, and an application compiles on the classes."""
+    done = assemble(tmp_path / "one.aar", x86_64, arm64)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "one.aar") as archive:
+        assert archive.testzip() is None
+        assert sorted(archive.namelist()) == [
+            "AndroidManifest.xml",
+            "META-INF/LICENSE",
+            "META-INF/com/android/build/gradle/aar-metadata.properties",
+            "R.txt",
+            "classes.jar",
+            "jni/arm64-v8a/libblobstore_jni.so",
+            "jni/x86_64/libblobstore_jni.so",
+            "proguard.txt",
+        ]
+        archive.extractall(tmp_path / "opened")
+    opened = tmp_path / "opened"
+    assert (opened / "jni" / "x86_64" / "libblobstore_jni.so").read_bytes() == x86_64.read_bytes()
+    assert (opened / "jni" / "arm64-v8a" / "libblobstore_jni.so").read_bytes() == arm64.read_bytes()
+    manifest = ElementTree.parse(opened / "AndroidManifest.xml").getroot()  # noqa: S314 - written by this project
+    assert (manifest.tag, manifest.get("package")) == ("manifest", "dev.blobstore")
+    (sdk,) = manifest
+    assert (sdk.tag, sdk.get(f"{ANDROID}minSdkVersion")) == ("uses-sdk", "28")
+    page = (ROOT / "docs" / "java.md").read_text(encoding="utf-8")
+    assert (opened / "proguard.txt").read_text(encoding="utf-8").strip() in page
+    properties = opened / "META-INF" / "com" / "android" / "build" / "gradle" / "aar-metadata.properties"
+    assert properties.read_text(encoding="utf-8").split() == ["aarFormatVersion=1.0", "aarMetadataVersion=1.0"]
+    with zipfile.ZipFile(opened / "classes.jar") as jar:
+        compiled = [name for name in jar.namelist() if name.endswith(".class")]
+        assert {jar.read(name)[:8] for name in compiled} == {b"\xca\xfe\xba\xbe\0\0\0\x37"}  # of Java 11
+    sources = (LIBRARY / "java" / "src").rglob("*.java")
+    assert {f"dev/blobstore/{path.stem}.class" for path in sources} == {name for name in compiled if "$" not in name}
+    application = ROOT / "examples" / "java" / "Device.java"
+    command = ["javac", "-cp", str(opened / "classes.jar"), "-d", str(tmp_path / "application"), str(application)]
+    subprocess.run(command, check=True)
+
+
+def test_the_same_inputs_give_the_same_bytes(x86_64: Path, tmp_path: Path) -> None:
+    for name in ("one.aar", "two.aar"):
+        assert assemble(tmp_path / name, x86_64).returncode == 0
+    assert (tmp_path / "one.aar").read_bytes() == (tmp_path / "two.aar").read_bytes()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def text(path: Path) -> None:
+    path.write_text("no library", encoding="utf-8")
+
+
+def of_32_bits(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4] = 1
+    path.write_bytes(data)
+
+
+def of_another_machine(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<H", data, 18, 243)
+    path.write_bytes(data)
+
+
+def for_small_pages(path: Path) -> None:
+    libc = path.with_name("libc.so")
+    link(path.parent, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
+    link(path.parent, path.name, SOURCE, "-Wl,-z,max-page-size=4096", libc)
+
+
+def for_linux(path: Path) -> None:
+    link(path.parent, path.name, SOURCE.replace("return used()", "return 0"), "-Wl,-z,max-page-size=16384")
+
+
+def without_java(path: Path) -> None:
+    libc = path.with_name("libc.so")
+    link(path.parent, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
+    link(path.parent, path.name, SOURCE.replace("JNI_OnLoad", "other"), "-Wl,-z,max-page-size=16384", libc)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (cut, "not whole"),
+        (text, "not a shared library for a 64-bit system"),
+        (of_32_bits, "not a shared library for a 64-bit system"),
+        (of_another_machine, "for machine 243; expected 183 (arm64-v8a) or 62 (x86_64)"),
+        (for_small_pages, "aligned to 4096 bytes; phones have pages of 16384: link with -z max-page-size=16384"),
+        (for_linux, "does not use Android's libc.so"),
+        (without_java, "has no JNI_OnLoad, so it is not libblobstore_jni.so"),
+        (Path.unlink, "No such file or directory"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_phone_would_not_load_is_refused(
+    spoil: Callable[[Path], None], reason: str, x86_64: Path, tmp_path: Path
+) -> None:
+    """By its name and the reason; an archive that was there stays."""
+    library = tmp_path / "library.so"
+    shutil.copy(x86_64, library)
+    spoil(library)
+    out = tmp_path / "there.aar"
+    out.write_bytes(b"before")
+    done = assemble(out, library)
+    assert (done.returncode, done.stderr) == (1, f"{library}: {reason}\n")
+    assert out.read_bytes() == b"before"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_two_libraries_for_one_abi_are_refused(x86_64: Path, tmp_path: Path) -> None:
+    done = assemble(tmp_path / "one.aar", x86_64, x86_64)
+    assert (done.returncode, done.stderr) == (1, f"{x86_64}: there is another library for x86_64\n")
+
+
+def test_an_archive_that_cannot_be_written_is_one_line(x86_64: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    done = assemble(file / "one.aar", x86_64)
+    assert (done.returncode, done.stderr) == (1, f"{file}: File exists\n")
