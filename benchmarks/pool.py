@@ -19,8 +19,8 @@ import torch
 from benchmarks.harness import Row, flush, side_by_side
 from benchmarks.release_peers import COMPRESSING
 from blobstore import save_file
+from blobstore.core.codec.blobs import CHUNK, cut, decode, encode
 from blobstore.pool import Pool
-from blobstore.pool.codec import CHUNK, cut, decode, encode
 from blobstore.pool.packs import Stored
 from blobstore.pool.scan import sketched
 from blobstore.pool.tables import BLOBS, EVENTS, PARTS

@@ -26,8 +26,8 @@ from benchmarks.lowered import in_process, plugin
 from benchmarks.pool import checkpoints
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
+from blobstore.core.codec.blobs import decode, encode, near_encodings, sample
 from blobstore.pool import Pool
-from blobstore.pool.codec import decode, encode, near_encodings, sample
 from blobstore.pool.packs import Stored
 from blobstore.pool.tables import BLOBS, EVENTS, PARTS
 from blobstore.releases import Release, publish, pull, push

@@ -15,13 +15,13 @@ from blobstore.cli.output import out, print_error, progress_bar, say
 from blobstore.core.disk.kinds import Format, check_replaceable
 from blobstore.core.distribution import install
 from blobstore.core.errors import FileAccessError, InputError, MissingDependencyError
+from blobstore.core.regions.reading import SUFFIXES
 from blobstore.core.text import size
 from blobstore.reporting import making
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
-from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.view import Report
 

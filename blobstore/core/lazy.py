@@ -14,7 +14,8 @@ def lazily(
 
     Args:
         package: its name.
-        home: for each name, the module below the package that defines it.
+        home: for each name, the module below the package that defines it; a dot at its front leads to a neighbour of the
+            package.
         name: the one that is looked up.
         moved: for each deprecated name, the one that replaced it and the warning; each use of such a name warns.
 
@@ -31,6 +32,6 @@ def lazily(
         warn(message, stacklevel=3)  # this function, `__getattr__`, and the user
     if name not in home:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{package}.{home[name]}"), name)
+    value = getattr(import_module(f".{home[name]}", package), name)
     setattr(sys.modules[package], name, value)
     return value

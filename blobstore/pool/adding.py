@@ -24,12 +24,12 @@ from typing import Any
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
-from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.relations import stored_rows, with_bases
 from blobstore.pool.scan import Part, ScannedFile, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
+from blobstore.storage.objects import Objects
 
 __all__ = ["Added", "add_version", "refuse_existing"]
 

@@ -42,9 +42,9 @@ from typing import Any
 from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
-from blobstore.pool.objects import FULL, TEMPORARY, Objects
 from blobstore.pool.packs import Reader, Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
+from blobstore.storage.objects import FULL, TEMPORARY, Objects
 
 __all__ = ["UNUSED", "Collected", "collect"]
 

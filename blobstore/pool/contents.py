@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from blobstore.core.codec.blobs import cut
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.disk.folders import check_room
 from blobstore.core.disk.kinds import by_name
@@ -20,12 +21,11 @@ from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError,
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import leads_into, named
-from blobstore.pool.codec import cut
-from blobstore.pool.objects import PARALLEL, REQUEST, Objects
 from blobstore.pool.packs import Range, Reader, Rooms, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
+from blobstore.storage.objects import PARALLEL, REQUEST, Objects
 
 __all__ = ["Blobs", "PoolDataMap", "files_of", "parts_of", "restore"]
 

@@ -15,11 +15,11 @@ from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import named
-from blobstore.pool.objects import PARALLEL, Objects
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.scan import Part, ScannedFile, Source
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import described_files
+from blobstore.storage.objects import PARALLEL, Objects
 
 __all__ = ["BucketFile", "bucket_files", "fetched", "files_read_before", "is_url"]
 

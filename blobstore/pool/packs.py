@@ -20,9 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
-from blobstore.core.memory.mapped_file import map_file, named
-from blobstore.pool.codec import (
+from blobstore.core.codec.blobs import (
     CHUNK,
     ENOUGH,
     DecodeError,
@@ -34,10 +32,12 @@ from blobstore.pool.codec import (
     plane_encodings,
     sample,
 )
+from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
+from blobstore.core.memory.mapped_file import map_file, named
 from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
-from blobstore.pool.objects import Objects, write_spooled
 from blobstore.pool.scan import SEED, Source, checked, element
 from blobstore.pool.tables import short_key
+from blobstore.storage.objects import Objects, write_spooled
 
 __all__ = [
     "Job",

@@ -23,11 +23,11 @@ from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.executors import open_executor
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
-from blobstore.pool.objects import Objects
 from blobstore.pool.promises import try_new
 from blobstore.pool.scan import SKETCHED, ScannedFile
 from blobstore.pool.tables import BLOBS, DESCRIPTION, EVENTS, MARKS, PARTS, Tables
 from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
+from blobstore.storage.objects import Objects
 
 __all__ = ["Pool", "PoolStats", "Shared"]
 

@@ -12,7 +12,7 @@ import os
 import uuid
 
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
-from blobstore.pool.objects import TEMPORARY, Objects
+from blobstore.storage.objects import TEMPORARY, Objects
 
 __all__ = ["try_new", "try_writing"]
 

@@ -18,9 +18,9 @@ from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import map_file, named, read_pieces
-from blobstore.reporting.model import Region, RegionKind
-from blobstore.reporting.regions import read_regions
-from blobstore.reporting.source import open_source
+from blobstore.core.regions.reading import read_regions
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.regions.source import open_source
 
 __all__ = ["SEED", "SKETCHED", "Part", "ScannedFile", "Source", "checked", "element", "scan", "sketched"]
 

@@ -38,9 +38,9 @@ from blobstore.core.errors import (
 )
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
-from blobstore.pool.objects import Objects
 from blobstore.pool.promises import try_writing
-from blobstore.pool.reasons import of_system, reason, refused
+from blobstore.storage.objects import Objects
+from blobstore.storage.reasons import of_system, reason, refused
 
 try:
     import deltalake
@@ -67,7 +67,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "size": _NUMBER,
         "dtype": _TEXT,  # "float", "bfloat16", ...; empty for opaque bytes
         "shape": _TEXT,  # "384,1536"
-        "encoding": _TEXT,  # as in blobstore/pool/codec.py; before it, and a "+", steps of derived.py
+        "encoding": _TEXT,  # as in blobstore/core/codec/blobs.py; before it, and a "+", steps of derived.py
         "base": _BYTES,  # the digest of another blob, or null
         "pack": _BYTES,  # the name of the object that has it
         "offset": _NUMBER,

@@ -13,13 +13,13 @@ from blobstore.core.lazy import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from blobstore.publishing.publish import Published, publish
+    from blobstore.publishing.push import Pushed, push
+    from blobstore.publishing.sweep import Swept, sweep
     from blobstore.releases.device.installed import Collected
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.plan import Fetch, Plan, commit, plan
     from blobstore.releases.device.pull import Pulled, gc, pull
-    from blobstore.releases.publishing.publish import Published, publish
-    from blobstore.releases.publishing.push import Pushed, push
-    from blobstore.releases.publishing.sweep import Swept, sweep
     from blobstore.releases.sources.patience import Patience
 
 __all__ = [
@@ -48,18 +48,18 @@ _HOME = {
     "Followed": "device.live",
     "Patience": "sources.patience",
     "Plan": "device.plan",
-    "Published": "publishing.publish",
+    "Published": ".publishing.publish",
     "Pulled": "device.pull",
-    "Pushed": "publishing.push",
+    "Pushed": ".publishing.push",
     "Release": "device.live",
-    "Swept": "publishing.sweep",
+    "Swept": ".publishing.sweep",
     "commit": "device.plan",
     "gc": "device.pull",
     "plan": "device.plan",
-    "publish": "publishing.publish",
+    "publish": ".publishing.publish",
     "pull": "device.pull",
-    "push": "publishing.push",
-    "sweep": "publishing.sweep",
+    "push": ".publishing.push",
+    "sweep": ".publishing.sweep",
 }
 
 

@@ -6,11 +6,12 @@ for finding in found.findings:
     print(finding.kind, finding.saves, list(found.names(finding)), finding.command)
 """
 
+from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.causes import Cause
 from blobstore.reporting.json_output import load_report
 from blobstore.reporting.making import report
-from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
+from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, Problem
 from blobstore.reporting.report_data import Folder
 from blobstore.reporting.view import Report
 

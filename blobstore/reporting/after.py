@@ -10,8 +10,9 @@ from pathlib import Path
 
 from blobstore.core.programs.inputs import output_places
 from blobstore.core.programs.options import DATA_NAME
+from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.families import left_out
-from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.reporting.model import FindingKind
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.savings import attribute
 

@@ -25,10 +25,10 @@ import xxhash
 from blobstore.core.errors import FileAccessError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.regions.source import Identity
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
-from blobstore.reporting.model import Region, RegionKind
-from blobstore.reporting.source import Identity
 
 __all__ = ["Cache", "default_path", "is_another_file"]
 

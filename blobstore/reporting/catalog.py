@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.fingerprint import Fingerprint
-from blobstore.reporting.model import FileReport, Region, RegionKind
+from blobstore.reporting.model import FileReport
 
 __all__ = ["Catalog", "Content", "Place", "Spot"]
 

@@ -12,9 +12,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from blobstore.core.regions.region import RegionKind
 from blobstore.core.reprs import fields_line
 from blobstore.reporting.matching import Content, content_of, match_contents, match_files, names_of_region
-from blobstore.reporting.model import DUPLICATES, CauseKind, Finding, FindingKind, RegionKind
+from blobstore.reporting.model import DUPLICATES, CauseKind, Finding, FindingKind
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Cause", "Compared", "Place", "explain_waste", "grouped"]

@@ -18,11 +18,12 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from blobstore.core.groups import Groups
+from blobstore.core.regions.region import RegionKind
+from blobstore.core.regions.source import is_url
 from blobstore.reporting.families import Family, can_be_delta, find_families, left_out
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, delta_command, writing
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind
 from blobstore.reporting.savings import measure
-from blobstore.reporting.source import is_url
 
 __all__ = ["CONNECTING", "unite"]
 

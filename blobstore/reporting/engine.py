@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from blobstore.core.errors import BlobStoreError, InvalidFileError
+from blobstore.core.regions.reading import read_regions
+from blobstore.core.regions.region import Region
+from blobstore.core.regions.source import Identity, identify, open_source
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.fingerprint import Fingerprint, Wanted, fingerprint
-from blobstore.reporting.model import FileReport, Problem, Region
-from blobstore.reporting.regions import read_regions
-from blobstore.reporting.source import Identity, identify, open_source
+from blobstore.reporting.model import FileReport, Problem
 
 __all__ = ["Engine", "Prints", "Read", "default_executor"]
 

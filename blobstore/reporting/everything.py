@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.core.programs.inputs import checkpoints_beside
+from blobstore.core.regions.source import is_url
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import unite
 from blobstore.reporting.engine import Engine, Prints
@@ -24,7 +25,6 @@ from blobstore.reporting.named import (
     names_in,
 )
 from blobstore.reporting.savings import count
-from blobstore.reporting.source import is_url
 
 __all__ = ["Options", "find_all"]
 

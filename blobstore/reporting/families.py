@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from blobstore.reporting.model import FileReport, Region, RegionKind
-from blobstore.reporting.source import is_url
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.regions.source import is_url
+from blobstore.reporting.model import FileReport
 
 __all__ = ["Family", "can_be_delta", "find_families", "left_out"]
 

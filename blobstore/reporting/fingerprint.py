@@ -24,7 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from blobstore.core.memory.layout import ScalarType
-from blobstore.reporting.source import CHUNK, Source
+from blobstore.core.regions.source import CHUNK, Source
 
 __all__ = ["MIN_BYTES", "Fingerprint", "Wanted", "fingerprint", "fold_for"]
 

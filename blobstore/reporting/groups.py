@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.core.regions.region import RegionKind
+from blobstore.reporting.model import FindingKind
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Group", "common_bytes", "find_groups"]

@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import printable, size
 from blobstore.reporting.after import after
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.changes_html import changes_section
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
-from blobstore.reporting.model import Finding, FindingKind, RegionKind
+from blobstore.reporting.model import Finding, FindingKind
 from blobstore.reporting.named import is_nameless
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import (

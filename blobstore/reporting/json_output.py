@@ -11,10 +11,11 @@ from typing import Any
 from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.causes import Cause
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
-from blobstore.reporting.model import ALIGNMENT, Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem
 from blobstore.reporting.view import Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]

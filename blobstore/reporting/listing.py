@@ -12,9 +12,9 @@ from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError
 from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.mapped_file import Paths, as_path, listed
+from blobstore.core.regions.reading import SUFFIXES
+from blobstore.core.regions.source import is_url, needs_package
 from blobstore.reporting.model import Problem
-from blobstore.reporting.regions import SUFFIXES
-from blobstore.reporting.source import is_url, needs_package
 
 __all__ = ["Listing", "list_files", "names_of_paths"]
 

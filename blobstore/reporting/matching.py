@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 
-from blobstore.reporting.model import Region, RegionKind
+from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.words import short_paths
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.reporting.model import FileReport, Region, RegionKind
-from blobstore.reporting.source import is_url
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.regions.source import is_url
+from blobstore.reporting.model import FileReport
 
 __all__ = [
     "NamesByContent",

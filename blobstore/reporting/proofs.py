@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.regions.source import CHUNK, open_source
 from blobstore.reporting.catalog import Spot
-from blobstore.reporting.source import CHUNK, open_source
 
 __all__ = ["count_differences", "find_order", "search_payload"]
 

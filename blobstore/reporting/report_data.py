@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
+from blobstore.core.regions.region import Region
 from blobstore.core.reprs import fields_line
-from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem, Region
+from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem
 from blobstore.reporting.savings import attribute
 
 __all__ = ["Folder", "ReportData"]

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import printable, size
 from blobstore.reporting.baseline import Changes, change_lines
 from blobstore.reporting.causes import Cause, grouped
-from blobstore.reporting.model import DUPLICATES, Finding, RegionKind
+from blobstore.reporting.model import DUPLICATES, Finding
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths, shortener
 

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from blobstore.core.groups import Groups
+from blobstore.core.regions.region import Region
 from blobstore.reporting.causes import Cause, Compared, Place
 from blobstore.reporting.matching import Content, content_of, names_of_region
-from blobstore.reporting.model import CauseKind, FindingKind, Region
+from blobstore.reporting.model import CauseKind, FindingKind
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["explain_unshared"]

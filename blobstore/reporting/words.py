@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.regions.source import is_url
 from blobstore.core.text import printable, size
-from blobstore.reporting.model import CauseKind, FindingKind, Region, RegionKind
+from blobstore.reporting.model import CauseKind, FindingKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.source import is_url
 
 __all__ = [
     "CAUSES",

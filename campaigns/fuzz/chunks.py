@@ -6,8 +6,8 @@ from types import ModuleType
 
 from blobstore_runtime import _codec
 
+from blobstore.core.codec import chunks
 from blobstore.core.errors import PoolError
-from blobstore.pool import chunks
 from campaigns.fuzz.answers import agree
 
 ENCODINGS = (

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from blobstore import save_file
+from blobstore.core.codec.blobs import DecodeError, decode
 from blobstore.core.errors import BlobStoreError, ReleaseError
-from blobstore.pool.codec import DecodeError, decode
 from blobstore.releases import Patience, plan, publish, pull
 from blobstore.releases.index.index import File, Index, Object, encode, parse_index
 from blobstore.releases.index.needs import check_time

@@ -16,6 +16,8 @@ from torch import nn
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
+from blobstore.core.codec.blobs import encode
+from blobstore.core.codec.chunks import encode_chunk
 from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.disk.journal import Journal, Move, identity
 from blobstore.core.formats.keys import KEY_PREFIX
@@ -24,8 +26,6 @@ from blobstore.core.formats.payload import split, wrap
 from blobstore.core.formats.pte import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
-from blobstore.pool.chunks import encode_chunk
-from blobstore.pool.codec import encode
 from blobstore.releases import publish, pull, push
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json

@@ -191,7 +191,7 @@ GUARDS = (
     # Releases that are published, swept and collected without a lock
     Guard(
         "who publishes looks again after the index is there",
-        f"{_RELEASES}/publishing/publish.py",
+        "blobstore/publishing/publish.py",
         "_Publisher._write",
         f"{_STAGED}\nmend(self._pool, self._version)",
         _STAGED,
@@ -207,7 +207,7 @@ GUARDS = (
     ),
     Guard(
         "a sweep looks again after it removed something",
-        f"{_RELEASES}/publishing/sweep.py",
+        "blobstore/publishing/sweep.py",
         "sweep",
         "rounds[-1].changed",
         "False",
@@ -215,7 +215,7 @@ GUARDS = (
     ),
     Guard(
         "a sweep makes again what releases lack",
-        f"{_RELEASES}/publishing/sweep.py",
+        "blobstore/publishing/sweep.py",
         "_Round.__init__",
         "not digests <= found",
         "False",
@@ -223,7 +223,7 @@ GUARDS = (
     ),
     Guard(
         "what is stored again is new for a sweep",
-        f"{_RELEASES}/publishing/sweep.py",
+        "blobstore/publishing/sweep.py",
         "_Round._remove",
         "max(noted.get(digest, int(now)), entry.stored)",
         "noted.get(digest, int(now))",
@@ -231,7 +231,7 @@ GUARDS = (
     ),
     Guard(
         "no release leads to a condemned pack",
-        f"{_RELEASES}/publishing/mending.py",
+        "blobstore/publishing/mending.py",
         "Renewal.is_condemned",
         'one.folder == "packs" and one.sha256 in self._condemned',
         "False",
@@ -239,7 +239,7 @@ GUARDS = (
     ),
     Guard(
         "a push looks again after the manifest is there",
-        f"{_RELEASES}/publishing/push.py",
+        "blobstore/publishing/push.py",
         "push",
         "sent += sum(map(put, there))",
         "pass",
@@ -558,7 +558,7 @@ GUARDS = (
     ),
     Guard(
         "pool: a link in the place of a new file is not followed",
-        f"{_POOL}/objects.py",
+        "blobstore/storage/objects.py",
         "write_spooled",
         'flags | getattr(os, "O_NOFOLLOW", 0)',
         "flags",

@@ -1,4 +1,4 @@
-// How blobs are stored: what blobstore.pool.codec uses for chunks where this module is there.
+// How blobs are stored: what blobstore.core.codec.blobs uses for chunks where this module is there.
 #include <optional>
 #include <string>
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from blobstore.cli.app import app
 from blobstore.errors import BlobStoreError, IntegrityError, PoolError, TransferError
 from blobstore.pool import Pool
-from blobstore.pool.objects import REQUEST, Objects
 from blobstore.pool.tables import BLOBS, PARTS
+from blobstore.storage.objects import REQUEST, Objects
 from tests.pool import places
 from tests.pool.gateway import Gateway
 from tests.pool.models import halves, tensors, tuned, write

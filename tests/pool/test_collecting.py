@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from blobstore.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.pool import Pool, PoolDataMap, collecting
-from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
+from blobstore.storage.objects import Objects
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
 from tests.pool.worlds import NEVER, World, Worlds

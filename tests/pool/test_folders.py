@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from blobstore.errors import BlobStoreError, FileAccessError, OutputPathError, PoolError
 from blobstore.pool import Pool
-from blobstore.pool.objects import Objects
+from blobstore.storage.objects import Objects
 from tests.pool.models import Tensors, tensors, write
 
 OLD = 1_000_000_000

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blobstore.core.codec.blobs import encode
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.errors import IntegrityError, InvalidFileError, PoolError
 from blobstore.pool import Pool
-from blobstore.pool.codec import encode
 from blobstore.pool.contents import Blobs
 from blobstore.pool.inputs import BucketFile, files_read_before
-from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Job, Reader, Rooms, Stored, pack_path, write_pack
 from blobstore.pool.scan import scan
+from blobstore.storage.objects import Objects
 from tests.pool.models import tensors, write
 
 PACK = b"\1" * 32
@@ -195,7 +195,7 @@ def test_a_row_that_asks_for_more_than_its_object_has(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(objects, "_range", ranged)
     monkeypatch.setattr(objects, "size", lambda _: len(data))
-    monkeypatch.setattr("blobstore.pool.objects.bytearray", Room, raising=False)
+    monkeypatch.setattr("blobstore.storage.objects.bytearray", Room, raising=False)
     for start, length in ((100, 9_000_000), (100, 1 << 50), (len(data) + 5, 1 << 50)):
         found = objects.read("p", start, length)
         assert found is not None and bytes(found) == data[start : start + length]

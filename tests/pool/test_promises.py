@@ -11,7 +11,7 @@ import pytest
 
 from blobstore.errors import BlobStoreError, DataChangedError, FileAccessError, PoolError, TransferError
 from blobstore.pool import Pool
-from blobstore.pool.objects import Objects
+from blobstore.storage.objects import Objects
 from tests.pool.models import tensors, write
 from tests.pool.small_store import Store, serving
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
+from blobstore.storage.objects import Objects
 
 STEPS = ((Tables, "append"), (Tables, "delete"), (Tables, "_update"), (Objects, "place"), (Objects, "delete"))
 """What others see, or what sees others: each is a look at one table, or a change of one, or of the packs."""

@@ -17,10 +17,10 @@ import zstandard
 
 from blobstore.errors import ReleaseError
 from blobstore.pool import Pool
-from blobstore.pool.objects import Objects
+from blobstore.publishing import publish as publishing
 from blobstore.releases import publish, pull, push, sweep
-from blobstore.releases.publishing import publish as publishing
 from blobstore.releases.sources.oci_layout import LayoutTarget
+from blobstore.storage.objects import Objects
 from tests.releases.models import found, inputs, published_once, same, weights
 
 KEEP = 3600.0

@@ -13,9 +13,9 @@ import pytest
 
 from blobstore.errors import ReleaseError, TransferError
 from blobstore.pool import Pool
+from blobstore.publishing import sweep as sweeping
+from blobstore.publishing.publish import _Publisher
 from blobstore.releases import publish, pull, sweep
-from blobstore.releases.publishing import sweep as sweeping
-from blobstore.releases.publishing.publish import _Publisher
 from tests.pool import places
 from tests.pool.conftest import gateway  # noqa: F401 - a fixture
 from tests.releases.models import found, inputs, same, weights

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blobstore.core.codec import blobs
 from blobstore.core.disk.locks import Lock
 from blobstore.errors import (
     BlobStoreError,
@@ -29,7 +30,6 @@ from blobstore.errors import (
     TransferError,
     TrustError,
 )
-from blobstore.pool import codec
 from blobstore.releases import Release, commit, gc, plan, publish, pull
 from blobstore.releases.index.index import check_file_name, parse_index
 from blobstore.releases.index.parts import parse_parts
@@ -376,10 +376,10 @@ def test_what_python_encodes_is_decoded(size: int) -> None:
         near[at] = (near[at] + 1) % 256
     codes = [f"{letter}{width}" for letter, widths in (("u", "1248"), ("f", "248")) for width in widths]
     for encoding in ["raw", *(f"planes:{width}" for width in "1248")]:
-        stored = b"".join(codec.encode(memoryview(data), encoding))
+        stored = b"".join(blobs.encode(memoryview(data), encoding))
         assert native.decoded(encoding, size, stored) == data
     for encoding in [f"near:{code}:{bits}" for code in codes for bits in "024"]:
-        stored = b"".join(codec.encode(memoryview(data), encoding, memoryview(bytes(near))))
+        stored = b"".join(blobs.encode(memoryview(data), encoding, memoryview(bytes(near))))
         assert native.decoded(encoding, size, stored, bytes(near)) == data
 
 
@@ -390,7 +390,7 @@ def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     blob, base = (rng.integers(0, 4, size, np.uint8).tobytes() for _ in range(2))
     encoding = data.draw(st.sampled_from(["planes:1", "planes:2", "near:u1:2", "near:f2:0", "near:u4:4", "near:f8:2"]))
-    stored = bytearray(b"".join(codec.encode(memoryview(blob), encoding, memoryview(base))))
+    stored = bytearray(b"".join(blobs.encode(memoryview(blob), encoding, memoryview(base))))
     for _ in range(data.draw(st.integers(0, 3))):
         if stored:
             stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
@@ -399,8 +399,8 @@ def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
     if b"\x28\xb5\x2f\xfd" in stored:  # what a damaged frame gives is up to the version of zstd
         return
     try:
-        decoded = b"".join(map(bytes, codec.decode(encoding, size, memoryview(bytes(stored)), memoryview(base))))
-    except codec.DecodeError:
+        decoded = b"".join(map(bytes, blobs.decode(encoding, size, memoryview(bytes(stored)), memoryview(base))))
+    except blobs.DecodeError:
         with pytest.raises(ValueError):
             native.decoded(encoding, size, bytes(stored), base)
     else:

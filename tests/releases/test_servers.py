@@ -227,7 +227,7 @@ def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
 
 PROCESSES = """
 import os, sys
-import blobstore.releases.device.assembly, blobstore.pool.codec, blobstore.releases.sources.web
+import blobstore.releases.device.assembly, blobstore.core.codec.blobs, blobstore.releases.sources.web
 from blobstore.releases import pull
 ready, go = os.pipe()
 results, result = os.pipe()

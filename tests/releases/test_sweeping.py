@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blobstore.core.codec.blobs import check_encoding
 from blobstore.errors import PoolError, ReleaseError
 from blobstore.pool import Pool
-from blobstore.pool.codec import check_encoding
 from blobstore.releases import gc, publish, pull, sweep
 from tests.releases.models import NOW, Weights, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving

@@ -17,12 +17,13 @@ from typer.testing import CliRunner, Result
 
 import blobstore
 from blobstore.cli.app import app
+from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import size
 from blobstore.errors import InvalidFileError
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import SCHEMA, from_json, load_report, to_json
 from blobstore.reporting.limits import Limit
-from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.reporting.model import FindingKind
 from blobstore.reporting.terminal import print_report
 from blobstore.reporting.words import COLORS, FINDINGS, REGIONS
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors

@@ -157,7 +157,7 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
 
 def _decoded(step: Step, read: Callable[[int], bytes], descriptor: int | None) -> Iterator[memoryview]:
     """The bytes of a part, chunk by chunk as they arrive; `descriptor` is the file that has its base."""
-    from blobstore.pool.codec import CHUNK, LARGEST_CHUNK, decode
+    from blobstore.core.codec.blobs import CHUNK, LARGEST_CHUNK, decode
 
     assert step.way is not None  # noqa: S101 - the caller checked
     for start in range(0, step.part.size, CHUNK):

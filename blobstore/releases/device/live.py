@@ -26,8 +26,7 @@ from blobstore.releases.device.installed import Installed
 from blobstore.releases.index.index import Index
 from blobstore.releases.index.needs import check_executorch
 from blobstore.releases.index.overlay import replaceable
-from blobstore.runtime.cache import BlobCache
-from blobstore.runtime.packed import PackedStore
+from blobstore.runtime import BlobCache, PackedStore
 
 __all__ = ["Followed", "Release"]
 

@@ -317,14 +317,14 @@ def _readable(way: Way) -> bool:
     """Whether this way can be decoded here, and its encoding fits to its base."""
     if way.encoding == "raw":
         return way.base < 0
-    from blobstore.pool.codec import check_encoding
+    from blobstore.core.codec.blobs import check_encoding
 
     return check_encoding(way.encoding) and way.encoding.startswith("near") == (way.base >= 0)
 
 
 def _can_decode() -> bool:
     try:
-        import blobstore.pool.codec  # noqa: F401
+        import blobstore.core.codec.blobs  # noqa: F401
     except MissingDependencyError:
         return False
     return True

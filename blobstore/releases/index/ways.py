@@ -35,7 +35,7 @@ class Way(Struct, frozen=True, array_like=True):
     """One form in which a content can be fetched.
 
     Attributes:
-        encoding: see `blobstore.pool.codec`. A reader leaves out ways with an encoding that it does not know.
+        encoding: see `blobstore.core.codec.blobs`. A reader leaves out ways with an encoding that it does not know.
         object: which of the objects holds it.
         at, stored: where it lies there: first byte, and number of bytes.
         base: which content it is a difference to; -1 for none.

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from blobstore.core.errors import TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE
-from blobstore.pool.objects import Objects
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.patience import GoneError
 from blobstore.releases.sources.source import INDEX, SIGNATURES, Body, Found, Source, check_pin
+from blobstore.storage.objects import Objects
 
 __all__ = ["BucketSource"]
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from blobstore.core.regions.region import RegionKind
+from blobstore.core.regions.source import is_url
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.engine import Engine
 from blobstore.reporting.findings.building import make, whole
-from blobstore.reporting.model import Claim, Finding, FindingKind, RegionKind
+from blobstore.reporting.model import Claim, Finding, FindingKind
 from blobstore.reporting.proofs import search_payload
-from blobstore.reporting.source import is_url
 
 __all__ = ["find"]
 

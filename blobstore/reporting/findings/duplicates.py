@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.catalog import Catalog, Content, Place
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, make, whole
-from blobstore.reporting.model import Finding, FindingKind, RegionKind
+from blobstore.reporting.model import Finding, FindingKind
 
 __all__ = ["find"]
 

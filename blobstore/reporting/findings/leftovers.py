@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.findings.building import dedup_command, make, whole
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind
 
 __all__ = ["LEAST_PADDING", "find"]
 

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from rich.text import Text
 
+from blobstore.core.regions.region import Region
 from blobstore.core.text import printable, size
-from blobstore.reporting.model import Finding, Region
+from blobstore.reporting.model import Finding
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.tree import Kinds, Place
 from blobstore.reporting.tui.cells import FAINT, fit, shown, wastes

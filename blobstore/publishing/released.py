@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.memory.digest import sha256
 from blobstore.pool import Pool
-from blobstore.pool.objects import Objects, write_spooled
 from blobstore.pool.versions import Version, live_versions
 from blobstore.releases.index.index import Index, Object, parse_index
 from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Ways, parse_ways
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST
+from blobstore.storage.objects import Objects, write_spooled
 
 __all__ = [
     "Released",

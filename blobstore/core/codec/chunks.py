@@ -1,6 +1,6 @@
-"""Chunks of encoded blobs, made and read with numpy: what `codec` uses where the native module is not there.
+"""Chunks of encoded blobs, made and read with numpy: what `blobs` uses where the native module is not there.
 
-`codec` has the format.
+`blobs` has the format.
 """
 
 from __future__ import annotations

@@ -42,20 +42,20 @@ from blobstore.core.text import size
 from blobstore.pool import Pool
 from blobstore.pool.collecting import UNUSED
 from blobstore.pool.versions import Version, live_versions
-from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
-from blobstore.releases.index.needs import check_time
-from blobstore.releases.index.parts import encode_parts, parse_parts
-from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
-from blobstore.releases.publishing.forms import Forms, parts_of_release
-from blobstore.releases.publishing.mending import mend, whole_release
-from blobstore.releases.publishing.predicting import predicted
-from blobstore.releases.publishing.released import (
+from blobstore.publishing.forms import Forms, parts_of_release
+from blobstore.publishing.mending import mend, whole_release
+from blobstore.publishing.predicting import predicted
+from blobstore.publishing.released import (
     Released,
     lead_to_newest,
     released_before,
     store_bytes,
     store_pieces,
 )
+from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
+from blobstore.releases.index.needs import check_time
+from blobstore.releases.index.parts import encode_parts, parse_parts
+from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of, sha256_of
 

@@ -25,8 +25,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
+from blobstore.core.codec import chunks
 from blobstore.core.version import __version__
-from blobstore.pool import chunks
 
 try:
     from blobstore_runtime import _codec

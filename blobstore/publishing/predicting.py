@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.core.memory.digest import sha256
+from blobstore.publishing.released import Released
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import Index, Object, parse_index
 from blobstore.releases.index.ways import EARLIER, WAYS
-from blobstore.releases.publishing.released import Released
 from blobstore.releases.sources.source import Body, Found, Source
 
 __all__ = ["predicted"]

@@ -15,20 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blobstore.core.codec.blobs import check_encoding, decode, encode
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool import Pool
-from blobstore.pool.codec import check_encoding, decode, encode
 from blobstore.pool.contents import Blobs, parts_of
-from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Stored, best_difference, best_planes, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
+from blobstore.publishing.released import Released, store_pieces
 from blobstore.releases.index.index import File, Object
 from blobstore.releases.index.parts import Part, Parts
 from blobstore.releases.index.ways import Way, Ways
-from blobstore.releases.publishing.released import Released, store_pieces
+from blobstore.storage.objects import Objects
 
 __all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_release", "store_forms"]
 

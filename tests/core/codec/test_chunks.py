@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore.pool import chunks, codec
-from tests.pool.test_codec import NEAR, PLAIN
+from blobstore.core.codec import blobs, chunks
+from tests.core.codec.test_blobs import NEAR, PLAIN
 
 native = pytest.importorskip("blobstore_runtime._codec")
 BOTH = pytest.mark.parametrize("module", [chunks, native], ids=["numpy", "C++"])
@@ -140,7 +140,7 @@ def test_an_empty_stream_is_no_frame(module: ModuleType) -> None:
 def test_large_chunks(encoding: str) -> None:
     """Streams that are tried by a piece, and stored either way."""
     random = np.random.default_rng(5)
-    base = (random.standard_normal(codec.CHUNK // 4) * 0.02).astype("<f4").view(np.uint8)[:-3]
+    base = (random.standard_normal(blobs.CHUNK // 4) * 0.02).astype("<f4").view(np.uint8)[:-3]
     data = base.copy()
     data[:: random.integers(3, 40)] += np.uint8(1)
     other = base.tobytes() if encoding.startswith("near") else None
@@ -176,18 +176,18 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="a base of another size"):
         native.decode_chunk(b"1234", "near:u1:2", b"123", bytearray(4))
     with pytest.raises(ValueError, match="at most"):
-        native.encode_chunk(bytes(codec.CHUNK + 1), "planes:1", None)
+        native.encode_chunk(bytes(blobs.CHUNK + 1), "planes:1", None)
     with pytest.raises(BufferError):
         native.decode_chunk(b"1234", "planes:1", None, bytes(4))
 
 
 CHOICE = """
 import sys
-from blobstore.pool import codec
-assert codec._chunks.__name__ == {chosen!r}, codec._chunks
+from blobstore.core.codec import blobs
+assert blobs._chunks.__name__ == {chosen!r}, blobs._chunks
 assert not {{"torch", "executorch", "blobstore_runtime._native"}} & set(sys.modules)
-stored = b"".join(codec.encode(memoryview(bytes(range(256)) * 20), "planes:2"))
-assert b"".join(map(bytes, codec.decode("planes:2", 5120, memoryview(stored)))) == bytes(range(256)) * 20
+stored = b"".join(blobs.encode(memoryview(bytes(range(256)) * 20), "planes:2"))
+assert b"".join(map(bytes, blobs.decode("planes:2", 5120, memoryview(stored)))) == bytes(range(256)) * 20
 """
 
 
@@ -195,8 +195,8 @@ assert b"".join(map(bytes, codec.decode("planes:2", 5120, memoryview(stored)))) 
     ("before", "chosen"),
     [
         ("", "blobstore_runtime._codec"),
-        ("import sys; sys.modules['blobstore_runtime'] = None", "blobstore.pool.chunks"),
-        ("from blobstore_runtime import _codec; _codec.version = '0.0.1'", "blobstore.pool.chunks"),
+        ("import sys; sys.modules['blobstore_runtime'] = None", "blobstore.core.codec.chunks"),
+        ("from blobstore_runtime import _codec; _codec.version = '0.0.1'", "blobstore.core.codec.chunks"),
     ],
     ids=["there", "not installed", "another version"],
 )

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.pool.codec import CHUNK, DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings
+from blobstore.core.codec.blobs import (
+    CHUNK,
+    DecodeError,
+    check_encoding,
+    decode,
+    encode,
+    near_encodings,
+    plane_encodings,
+)
 
 PLAIN = ("raw", "planes:1", "planes:2", "planes:4", "planes:8")
 NEAR = tuple(f"near:{kind}:{bits}" for kind in ("u1", "u2", "u4", "u8", "f2", "f4", "f8") for bits in (0, 2, 4))

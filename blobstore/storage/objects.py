@@ -25,7 +25,7 @@ from blobstore.core.errors import (
     TransferError,
 )
 from blobstore.core.memory.mapped_file import as_path, map_file, named
-from blobstore.pool.reasons import may_succeed, no_bucket, of_system, reason
+from blobstore.storage.reasons import may_succeed, no_bucket, of_system, reason
 
 try:
     import obstore

@@ -26,8 +26,8 @@ from blobstore.core.formats.ptn import ALIASES, PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.deployed import weights_among
-from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
-from blobstore.reporting.source import CHUNK, Source, is_url
+from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
+from blobstore.core.regions.source import CHUNK, Source, is_url
 
 __all__ = ["SUFFIXES", "read_regions"]
 

@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container
 
+from blobstore.core.codec.blobs import check_encoding, encode
 from blobstore.core.errors import InvalidFileError, PoolError
 from blobstore.core.memory.digest import sha256
 from blobstore.pool import Pool
-from blobstore.pool.codec import check_encoding, encode
 from blobstore.pool.contents import Blobs
-from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Stored, best_planes
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
+from blobstore.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, store_forms
+from blobstore.publishing.released import Released, read_index, read_released, store_bytes, store_pieces
 from blobstore.releases.index.index import File, Index, Object
 from blobstore.releases.index.parts import Parts, encode_parts
 from blobstore.releases.index.ways import EARLIER, WAYS, Ways, encode_ways, parse_ways
-from blobstore.releases.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, store_forms
-from blobstore.releases.publishing.released import Released, read_index, read_released, store_bytes, store_pieces
 from blobstore.releases.sources.caching import cache_control
+from blobstore.storage.objects import Objects
 
 __all__ = ["Renewal", "mend", "whole_release"]
 

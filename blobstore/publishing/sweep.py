@@ -22,16 +22,16 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
 from blobstore.pool.collecting import UNUSED, collect
-from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version, live_versions
+from blobstore.publishing.mending import Renewal, mend, whole_release
+from blobstore.publishing.publish import opened
+from blobstore.publishing.released import Released, lead_to_newest, read_index
 from blobstore.releases.index.index import Index
 from blobstore.releases.index.ways import EARLIER, WAYS, Ways, encode_ways
-from blobstore.releases.publishing.mending import Renewal, mend, whole_release
-from blobstore.releases.publishing.publish import opened
-from blobstore.releases.publishing.released import Released, lead_to_newest, read_index
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST, SIGNATURES
+from blobstore.storage.objects import Objects
 
 __all__ = ["Swept", "sweep"]
 

@@ -1,0 +1,1 @@
+"""Objects in a folder or a bucket, and why a store refused."""
