@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,96 +92,98 @@ def import_peft(
     folder, output = adapter_path(source), as_path(target)
     files = as_paths(foundation)
     refuse_inputs([output], [*files, *([] if like is None else [as_path(like)])])
-    given = {name.removeprefix(PREFIX): module for name, module in check_texts(names, "names").items()}
-    told = None if params is None else params_head_dim(params)
+    given = check_texts(names, "names")
+    told = None if params is None else params_head_dim(params)  # here, as it may be refused before anything is read
     config, pairs = read_peft(folder)
-    known = {name for pair in pairs for name in (pair.module, *fused_parts(pair.module))}
-    if unknown := given.keys() - known:
-        raise KeyNotFoundError(f"{folder}: names has '{min(unknown)}', but {MODEL_NAME} has no such module")
-    base = _Base(files)
-    template = None if like is None else _Template(read_adapter(like))
-    modules_of_program = Names(
-        base.modules if template is None else template.pairs, base.name if template is None else template.name
-    )
+    given = _without_prefix(given, pairs, folder)
+    base = _Base(files, told)
+    room = base if like is None else _Template(read_adapter(like))
     # The file of an adapter has one scale; what other modules need goes into their lora_b.
     scale, factors = common_scale(pair.scale for pair in pairs)
     record = Record.from_config(config.fields)
-
-    def size_of_head() -> int | None:
-        return base.head_dim if params is None else told
-
     tensors: dict[str, Plain] = {}
-    rows_of = base.rows_of if template is None else template.rows_of
-    for module, pair, first in _placed(pairs, given, modules_of_program, rows_of, folder):
+    for module, pair, first in _placed(pairs, given, room, folder):
         # Two modules of PEFT may be tied in the program, and only one adapter can be there.
         if module in record.modules:
             raise AdapterError(
                 f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'"
             )
-        base.check_product(folder, module, pair, known=template is not None)
-        head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], size_of_head, base.name)
+        base.check_product(folder, module, pair, known=room is not base)
+        head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], lambda: base.head_dim, base.name)
         factor = factors[pair.scale]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim, first)
-        b = pair.ordered(head_dim, folder)
-        product = multiplied(b, factor, rounded=round_values) if factor else None
-        if product is None:
+        b = multiplied(pair.ordered(head_dim, folder), factor, rounded=round_values) if factor else None
+        if b is None:
+            way_out = "; allow that with round_values=True (--round)" if factor else ", which is out of range"
             raise AdapterError(
                 f"{folder}: '{pair.b_key}': rank_pattern and alpha_pattern give module '{pair.module}' the scale "
                 f"{pair.scale!r}, others have {scale!r}; an adapter's file has one scale, and numbers would be rounded if "
-                "they made up for the quotient"
-                + ("; allow that with round_values=True (--round)" if factor else ", which is out of range")
+                f"they made up for the quotient{way_out}"
             )
-        b = product
-        if template is None:
-            tensors[f"{module}.lora_a.weight"], tensors[f"{module}.lora_b.weight"] = pair.a, b
-        else:
-            tensors.update(template.filled(folder, module, pair, b, round_values))
-    if template is not None:
-        tensors = template.complete(tensors)
-    return save_plain(output, tensors, foundation=files, scale=scale, metadata={RECORD: record.to_json()})
+        tensors |= room.filled(folder, module, pair, b, round_values)
+    metadata = {RECORD: record.to_json()}
+    return save_plain(output, room.complete(tensors), foundation=files, scale=scale, metadata=metadata)
+
+
+def _without_prefix(names: Mapping[str, str], pairs: Iterable[PeftPair], source: Path) -> dict[str, str]:
+    """The names that the user gives for modules of PEFT, all of which must be there."""
+    given = {name.removeprefix(PREFIX): module for name, module in names.items()}
+    known = {name for pair in pairs for name in (pair.module, *fused_parts(pair.module))}
+    if unknown := given.keys() - known:
+        raise KeyNotFoundError(f"{source}: names has '{min(unknown)}', but {MODEL_NAME} has no such module")
+    return given
 
 
 def _placed(
-    pairs: Iterable[PeftPair],
-    given: Mapping[str, str],
-    names: Names,
-    rows_of: Callable[[str], int],
-    source: Path,
+    pairs: Iterable[PeftPair], given: Mapping[str, str], room: _Base | _Template, source: Path
 ) -> Iterator[tuple[str, PeftPair, int]]:
     """The modules of the program, each with its pair, and where its rows begin in a fused module of PEFT."""
+    names = Names(room.modules, room.name)
+
+    def in_program(module: str) -> str:
+        return given[module] if module in given else names.find(module)
+
     for pair in pairs:
-        parts = () if pair.module in given or names.has(pair.module) else fused_parts(pair.module)
-        if not parts:
-            yield given[pair.module] if pair.module in given else names.find(pair.module), pair, 0
+        parts = fused_parts(pair.module)
+        # A program that has the fused module itself takes it whole.
+        if not parts or pair.module in given or names.has(pair.module):
+            yield in_program(pair.module), pair, 0
             continue
-        modules = [given[part] if part in given else names.find(part) for part in parts]
-        rows, together = [rows_of(module) for module in modules], pair.b[0].shape[0]
+        modules = [in_program(part) for part in parts]
+        rows, together = [room.rows_of(module) for module in modules], pair.b[0].shape[0]
         if sum(rows) != together:
             listed = " + ".join(map(str, rows))
             raise LayoutError(
                 f"{source}: '{pair.b_key}' gives {together} features, and its parts in the program {listed}"
             )
-        first = 0
-        for module, part, count in zip(modules, parts, rows, strict=True):
-            yield module, replace(pair.part(first, count), module=part), first
-            first += count
+        for module, part, count, end in zip(modules, parts, rows, itertools.accumulate(rows), strict=True):
+            yield module, replace(pair.part(end - count, count), module=part), end - count
 
 
 class _Base:
-    """What a foundation says about the weights of its modules."""
+    """What a foundation says about the weights of its modules; `told` is the size of a head, if the user gave it.
 
-    def __init__(self, files: list[Path]) -> None:
+    Without a template, an adapter gets its tensors as PEFT has them.
+    """
+
+    def __init__(self, files: list[Path], told: int | None) -> None:
         info = inspect_adapters(files, []).foundation
         self.name = " + ".join(map(str, files))
-        self.files = files
+        self._files, self._told = files, told
         self.modules: dict[str, NamedTensor] = {}
         for tensor in info.tensors:
             for name, end in itertools.product((tensor.name, *tensor.aliases), _WEIGHTS):
                 # LoRA of convolutions is written in another shape, and is not supported.
                 if name.endswith(end) and len(tensor.sizes) == 2:
                     self.modules.setdefault(name.removesuffix(end), tensor)
-        self._rotary = [tensor for tensor in info.tensors if re.search(r"(^|\.)freqs_cos$", tensor.name)]
+        # One position, or one pair of elements, looks the same in both layouts, so such a table says nothing.
+        self._rotary = [
+            tensor
+            for tensor in info.tensors
+            if re.search(r"(^|\.)freqs_cos$", tensor.name) and tensor.scalar_type is ScalarType.FLOAT
+            if len(tensor.sizes) == 2 and min(tensor.sizes) > 1
+        ]
 
     def rows_of(self, module: str) -> int:
         """How many features a module gives; 0 if its weight is not here."""
@@ -203,24 +205,30 @@ class _Base:
 
     @functools.cached_property
     def head_dim(self) -> int | None:
-        """What the tables of the rotary embedding say, as `params_head_dim`; None without tables.
+        """What the user or the tables of the rotary embedding say, as `params_head_dim`; None without tables.
 
         Hugging Face's have the cosines of all elements of a head, twice the same half. Llama's have one for each two
         neighbours. The first row is that of position 0, where all are 1, so later ones are compared.
         """
+        if self._told is not None:
+            return self._told
         dimensions = set()
-        for tensor in self._rotary:
-            for path in self.files:
-                data_map = open_ptd(path)
-                if tensor.name in data_map and tensor.scalar_type is ScalarType.FLOAT and len(tensor.sizes) == 2:
-                    table = np.frombuffer(data_map.get_data(tensor.name), np.float32).reshape(tensor.sizes)
-                    # One position, or one pair of elements, looks the same in both layouts.
-                    if table.shape[0] < 2 or table.shape[1] < 2:
-                        continue
-                    half = table.shape[1] // 2
-                    twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
-                    dimensions.add(0 if twice else 2 * table.shape[1])
+        for tensor, path in itertools.product(self._rotary, self._files):
+            data_map = open_ptd(path)
+            if tensor.name in data_map:
+                table = np.frombuffer(data_map.get_data(tensor.name), np.float32).reshape(tensor.sizes)
+                half = table.shape[1] // 2
+                twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
+                dimensions.add(0 if twice else 2 * table.shape[1])
         return dimensions.pop() if len(dimensions) == 1 else None
+
+    def filled(self, _source: Path, module: str, pair: PeftPair, b: Plain, _round_values: bool) -> dict[str, Plain]:
+        """The tensors of a module."""
+        return {f"{module}.lora_a.weight": pair.a, f"{module}.lora_b.weight": b}
+
+    def complete(self, tensors: dict[str, Plain]) -> dict[str, Plain]:
+        """All tensors of the adapter."""
+        return tensors
 
 
 class _Template:
@@ -229,7 +237,7 @@ class _Template:
     def __init__(self, adapter: Adapter) -> None:
         adapter.check()
         self.name = str(adapter.path)
-        self.pairs: dict[str, Pair] = {pair.module: pair for pair in adapter.pairs}
+        self.modules: dict[str, Pair] = {pair.module: pair for pair in adapter.pairs}
         self._kinds = {name: tensor.scalar_type for name, tensor in adapter.contents.items()}
         halves = {name for pair in adapter.pairs for name in (pair.a, pair.b)}
         if others := [name for name in adapter.contents if name not in halves]:
@@ -241,13 +249,13 @@ class _Template:
 
     def rows_of(self, module: str) -> int:
         """How many features a module gives; 0 if the programs have no adapter there."""
-        return self.pairs[module].out_features if module in self.pairs else 0
+        return self.modules[module].out_features if module in self.modules else 0
 
     def filled(self, source: Path, module: str, pair: PeftPair, b: Plain, round_values: bool) -> dict[str, Plain]:
         """The tensors of a module, with zeros up to the rank that the programs have."""
-        if module not in self.pairs:
+        if module not in self.modules:
             raise AdapterError(f"{source}: module '{pair.module}': the programs have no adapter at '{module}'")
-        room = self.pairs[module]
+        room = self.modules[module]
         have = (pair.a[0].shape[1], b[0].shape[0])
         if have != (room.in_features, room.out_features):
             raise LayoutError(
@@ -268,7 +276,7 @@ class _Template:
     def complete(self, tensors: Mapping[str, Plain]) -> dict[str, Plain]:
         """All tensors that the programs take, in the order of the template; missing ones are zero."""
         complete: dict[str, Plain] = {}
-        for room in self.pairs.values():
+        for room in self.modules.values():
             shapes = {room.a: (room.rank, room.in_features), room.b: (room.out_features, room.rank)}
             for name, sizes in shapes.items():
                 complete[name] = tensors[name] if name in tensors else _zeros(sizes, self._kinds[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -148,35 +149,47 @@ def _as_imported(adapter: Adapter, pair: Pair, origin: Origin, rank: int) -> _Pi
 
 
 def _joined(adapter: Adapter, pieces: list[_Piece]) -> _Piece:
-    """The pieces of one module of PEFT. If they were trained apart since, their ranks lie behind each other.
+    """The pieces of one module of PEFT as one. If they were trained apart since, it has the ranks of all.
 
     Raises:
         InvalidFileError: they are not all of its rows.
     """
-    from blobstore.logical.steps import cast
-
     pieces = sorted(pieces, key=lambda piece: piece.origin.first)
-    row = 0
-    for piece in pieces:
-        if piece.origin.first != row:
+    ends = list(itertools.accumulate(piece.b[0].shape[0] for piece in pieces))
+    for piece, before in zip(pieces, [0, *ends[:-1]], strict=True):
+        if piece.origin.first != before:
             raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{piece.module}'")
-        row += piece.b[0].shape[0]
-    exact = [piece.divided() for piece in pieces]
-    pieces = [piece for piece in exact if piece is not None] if None not in exact else pieces
-    if len({piece.b[1] for piece in pieces}) > 1:  # rounding nothing took more bits in some of them
-        pieces = [replace(piece, b=cast(piece.b, ScalarType.DOUBLE)) for piece in pieces]
+    pieces = _divided(pieces)
     first = pieces[0]
     if all(same_tensors(piece.a, first.a) for piece in pieces):
         return replace(first, b=(np.concatenate([piece.b[0] for piece in pieces]), first.b[1]))
     if len({(piece.a[0].shape[1], piece.a[1]) for piece in pieces}) != 1:
         raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{first.module}'")
-    wide = np.zeros((row, sum(piece.a[0].shape[0] for piece in pieces)), first.b[0].dtype)
+    return _with_all_ranks(pieces)
+
+
+def _divided(pieces: list[_Piece]) -> list[_Piece]:
+    """The pieces with the `lora_b` that were imported, in one dtype; as they are if that would round numbers."""
+    from blobstore.logical.steps import cast
+
+    exact = [piece for piece in map(_Piece.divided, pieces) if piece is not None]
+    if len(exact) < len(pieces):
+        exact = pieces
+    if len({piece.b[1] for piece in exact}) > 1:  # rounding nothing took more bits in some of them
+        exact = [replace(piece, b=cast(piece.b, ScalarType.DOUBLE)) for piece in exact]
+    return exact
+
+
+def _with_all_ranks(pieces: list[_Piece]) -> _Piece:
+    """The pieces as one with the ranks of all: `lora_a` below each other, `lora_b` in blocks with zeros around them."""
+    first, last = pieces[0], pieces[-1]
+    a = np.concatenate([piece.a[0] for piece in pieces])
+    wide = np.zeros((last.origin.first + last.b[0].shape[0], a.shape[0]), first.b[0].dtype)
     column = 0
     for piece in pieces:
         rows, rank = piece.b[0].shape
         wide[piece.origin.first : piece.origin.first + rows, column : column + rank] = piece.b[0]
         column += rank
-    a = np.concatenate([piece.a[0] for piece in pieces])
     return replace(first, a=(a, first.a[1]), b=(wide, first.b[1]))
 
 
@@ -201,7 +214,7 @@ def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
 
 
 def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> Origin:
-    module = _program_name(pair.module)
+    module = pair.module.removeprefix(PREFIX)
     name = hf_name(module)
     head_dim = 0
     if name != module and is_rotated(module):
@@ -217,10 +230,6 @@ def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | Non
             )
     kinds = adapter.value(pair.a)[1], adapter.value(pair.b)[1]
     return Origin(f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", rank, kinds, 1.0, head_dim)
-
-
-def _program_name(module: str) -> str:
-    return module.removeprefix(PREFIX)
 
 
 def _config(path: Path, used: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
@@ -281,7 +290,6 @@ def _tidy(number: float) -> float | int:
 
 
 def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain], adapter: Adapter) -> int:
-
     layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
     if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:
         raise UnsupportedDataError(f"{adapter.path}: a .safetensors cannot name {unknown[0]}")

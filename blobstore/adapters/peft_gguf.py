@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,35 +138,40 @@ def _plain(path: Path, tensor: Any) -> Plain:
 
 
 def _config(path: Path, halves: Halves, alpha: Any) -> PeftConfig:
-    ranks: dict[str, int] = {}
-    for module, both in halves.items():
-        for half, other in ("AB", "BA"):
-            if half not in both:
-                raise AdapterError(f"{path}: module '{module}' has lora_{other.lower()}, and no lora_{half.lower()}")
-        a, b = both["A"][0], both["B"][0]
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-            raise LayoutError(
-                f"{path}: the tensors of '{module}', {list(a.shape)} and {list(b.shape)}, must be matrices with one rank"
-            )
-        ranks[module] = int(a.shape[0])
+    ranks = {module: _rank(path, module, both) for module, both in halves.items()}
     most = Counter(ranks.values()).most_common(1)[0][0]
     pattern = {f"^{re.escape(module)}": rank for module, rank in ranks.items() if rank != most}
     # Without an alpha, which 0 stands for, too, llama.cpp takes the products as they are.
     unscaled = alpha is None or (isinstance(alpha, float) and alpha == 0)
     if unscaled:
         alpha = most
+    elif isinstance(alpha, float) and alpha.is_integer():
+        alpha = int(alpha)
     fields = {
         "peft_type": "LORA",
         "base_model_name_or_path": None,
         "r": most,
-        "lora_alpha": int(alpha) if isinstance(alpha, float) and alpha.is_integer() else alpha,
+        "lora_alpha": alpha,
         "target_modules": sorted(halves),
         "bias": "none",
         "inference_mode": True,
-        **({"rank_pattern": pattern} if pattern else {}),
-        **({"alpha_pattern": pattern} if pattern and unscaled else {}),
+        "rank_pattern": pattern,
+        "alpha_pattern": pattern if unscaled else {},
     }
     return PeftConfig.of(fields, path)
+
+
+def _rank(path: Path, module: str, both: Mapping[str, Plain]) -> int:
+    """The rank of a module, whose two tensors must be there and fit each other."""
+    for half, other in ("AB", "BA"):
+        if half not in both:
+            raise AdapterError(f"{path}: module '{module}' has lora_{other.lower()}, and no lora_{half.lower()}")
+    a, b = both["A"][0], both["B"][0]
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise LayoutError(
+            f"{path}: the tensors of '{module}', {list(a.shape)} and {list(b.shape)}, must be matrices with one rank"
+        )
+    return int(a.shape[0])
 
 
 def key_of(module: str, half: str) -> str:

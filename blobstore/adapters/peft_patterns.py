@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = ["MOST_FORMS", "Patterns"]
 
@@ -53,15 +53,18 @@ class Patterns:
 
     def number(self, module: str) -> float | None:
         """The number of a module: that of the first expression that is the end of its name, behind a dot, or all of it."""
-        found: list[tuple[int, float]] = []
-        for start in (0, *(match.end() for match in re.finditer(r"\.", module))):
-            same_length = self._forms.get(len(module) - start)
-            bits = _bits(module[start:]) if same_length else 0
-            for compared, table in (same_length or {}).items():
-                for at_start in (False, True) if start == 0 else (False,):
-                    if (bits & compared, at_start) in table:
-                        found.append(table[bits & compared, at_start])
+        found = [*self._matching(module, True), *self._matching(module, False)]
+        for dot in re.finditer(r"\.", module):
+            found += self._matching(module[dot.end() :], False)
         return min(found)[1] if found else None
+
+    def _matching(self, text: str, at_start: bool) -> Iterator[tuple[int, float]]:
+        """The position and the number of each expression that matches a text wholly."""
+        if same_length := self._forms.get(len(text)):
+            bits = _bits(text)
+            for compared, table in same_length.items():
+                if match := table.get((bits & compared, at_start)):
+                    yield match
 
 
 def _bits(text: str) -> int:

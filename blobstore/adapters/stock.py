@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,38 +99,41 @@ def import_for_program(
 
 
 def _keys(
-    program: ProgramFile, folder: Path, pairs: Iterable[PeftPair]
+    program: ProgramFile, folder: Path, pairs: Sequence[PeftPair]
 ) -> dict[str, tuple[tuple[str, ScalarType], tuple[str, ScalarType]]]:
     """For each module the keys of its two tensors in the program, with the dtypes that they have there."""
-    from blobstore.logical.steps import cast
-
-    digests: dict[str, list[tuple[str, ScalarType]]] = {}
-    for pair in pairs:
-        for name, tensor in ((pair.a_key, pair.a), (pair.b_key, pair.b)):
-            digests[name] = [(hashlib.sha256(raw(cast(tensor, kind)[0])).hexdigest(), kind) for kind in _KINDS]
-    wanted = {key for made in digests.values() for key, _ in made}
-    looked_up = set()
+    halves = [half for pair in pairs for half in ((pair.a_key, pair.a), (pair.b_key, pair.b))]
+    digests = {name: _digests(tensor) for name, tensor in halves}
+    wanted = {key for keys in digests.values() for key in keys}
+    looked_up: set[str] = set()
     for delegate in program.delegates:
         looked_up |= mentioned(program.data[delegate.span.start : delegate.span.stop], wanted)
     users: dict[str, str] = {}
-    keys = {}
-    for pair in pairs:
-        both = []
-        for name in (pair.a_key, pair.b_key):
-            taken = next(((key, kind) for key, kind in digests[name] if key in looked_up), None)
-            if taken is None:
-                raise AdapterError(
-                    f"{program.path}: the program does not look up '{name}' of {folder}: it was exported with another "
-                    "adapter, or stores it quantized"
-                )
-            if taken[0] in users:
-                raise AdapterError(
-                    f"{program.path}: '{users[taken[0]]}' and '{name}' have one key, because their bytes were equal at "
-                    "export (lora_b of an untrained adapter is zero); export the program with a trained adapter"
-                )
-            users[taken[0]] = name
-            both.append(taken)
-        keys[pair.module] = (both[0], both[1])
+    taken: dict[str, tuple[str, ScalarType]] = {}
+    for name, keys in digests.items():
+        key = next((key for key in keys if key in looked_up), None)
+        if key is None:
+            raise AdapterError(
+                f"{program.path}: the program does not look up '{name}' of {folder}: it was exported with another "
+                "adapter, or stores it quantized"
+            )
+        if key in users:
+            raise AdapterError(
+                f"{program.path}: '{users[key]}' and '{name}' have one key, because their bytes were equal at "
+                "export (lora_b of an untrained adapter is zero); export the program with a trained adapter"
+            )
+        users[key] = name
+        taken[name] = key, keys[key]
+    return {pair.module: (taken[pair.a_key], taken[pair.b_key]) for pair in pairs}
+
+
+def _digests(tensor: Plain) -> dict[str, ScalarType]:
+    """The keys that the exporter may have given a tensor, by the dtype that it stored."""
+    from blobstore.logical.steps import cast
+
+    keys: dict[str, ScalarType] = {}
+    for kind in _KINDS:
+        keys.setdefault(hashlib.sha256(raw(cast(tensor, kind)[0])).hexdigest(), kind)
     return keys
 
 
