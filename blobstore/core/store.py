@@ -36,13 +36,15 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
 from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
+from blobstore.core.formats.ptd.header import HeaderError
+from blobstore.core.formats.ptd.manifest import ManifestError, peek_metadata
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.core.memory.buffers import address_of, same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
 from blobstore.core.memory.tensors import FileSlice, as_bytes
 from blobstore.core.reprs import count, fields_line, line
 from blobstore.core.text import size
@@ -430,12 +432,22 @@ def _refuse_data_of_programs(path: Path) -> None:
     Raises:
         OutputPathError: the path is such a file.
     """
-    with suppress(FileAccessError, InvalidFileError), open_ptd(path) as old:
-        if OF_PROGRAMS.items() <= old.metadata.items():
+    with suppress(FileAccessError, HeaderError, ManifestError):
+        # The table of a large file takes longer to read than a small one to write, and one that is malformed may be
+        # replaced. So the manifest comes first, and the table only if the answer may be no.
+        if OF_PROGRAMS.items() <= peek_metadata(map_file(path)).items() and _is_whole(path):
             raise OutputPathError(
                 f"{path}: this data file was written together with programs, which would not find their weights any "
                 "more; choose another name, or use force (--force)"
             )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        open_ptd(path).close()
+    except (FileAccessError, InvalidFileError):
+        return False
+    return True
 
 
 def check_tag(tag: str) -> None:
@@ -505,19 +517,23 @@ def _contents(
         for key in other:
             yield key, other.get_data(key), other.alignment(key), None, other.get_tensor_layout(key)
     elif hasattr(other, "pte_data") and hasattr(other, "external_data"):
-        tagged: list[tuple[str | None, Any]] = [(None, other.pte_data), *other.external_data.items()]
-        for tag, named in tagged:
-            for key, entry in named.items():
-                data = other.buffers[entry.buffer_index]
-                if not isinstance(data, bytes):
-                    data = data.to_bytes()
-                layout = entry.tensor_layout and TensorLayout(
-                    ScalarType(int(entry.tensor_layout.scalar_type)),
-                    tuple(entry.tensor_layout.sizes),
-                    tuple(entry.tensor_layout.dim_order),
-                )
-                yield key, data, entry.alignment or 1, tag, layout
+        yield from _contents_of_output(other)
     else:
         raise UnsupportedDataError(
             f"cannot merge {type(other).__qualname__}: expected a BlobStore, a NamedDataMap or a NamedDataStoreOutput"
         )
+
+
+def _contents_of_output(output: NamedDataOutput) -> Iterator[tuple[str, Any, int, str | None, TensorLayout | None]]:
+    tagged: list[tuple[str | None, Any]] = [(None, output.pte_data), *output.external_data.items()]
+    for tag, named in tagged:
+        for key, entry in named.items():
+            data = output.buffers[entry.buffer_index]
+            if not isinstance(data, bytes):
+                data = data.to_bytes()
+            layout = entry.tensor_layout and TensorLayout(
+                ScalarType(int(entry.tensor_layout.scalar_type)),
+                tuple(entry.tensor_layout.sizes),
+                tuple(entry.tensor_layout.dim_order),
+            )
+            yield key, data, entry.alignment or 1, tag, layout

@@ -22,7 +22,8 @@ from blobstore.core.programs.folder import output_folder
 from blobstore.core.programs.namespaces import namespaces
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DedupResult
-from blobstore.core.programs.run import DataInput, ProgramInput, run
+from blobstore.core.programs.run import run
+from blobstore.core.programs.targets import DataInput, ProgramInput
 from blobstore.core.store import check_tag, file_name
 
 if TYPE_CHECKING:

@@ -34,14 +34,22 @@ def recover(folder: Path) -> None:
         return
     # A list, so that each is tried.
     busy = [path for path in hidden if JOURNAL.fullmatch(path.name) and not _finish(path)]
-    # While another process finishes its group, the temporary files of that group have no lock: leave them to it.
-    for path in [] if busy else hidden:
+    if (
+        busy
+    ):  # the temporary files of another process's group have no lock while it finishes the group: leave them to it
+        return
+    for path in hidden:
         if TEMPORARY.fullmatch(path.name):
-            with contextlib.suppress(OSError), _abandoned(path) as abandoned:
-                if abandoned and path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                elif abandoned:
-                    path.unlink()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a temporary file or folder, unless a process uses it."""
+    with contextlib.suppress(OSError), _abandoned(path) as abandoned:
+        if abandoned and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif abandoned:
+            path.unlink()
 
 
 def _finish(path: Path) -> bool:

@@ -153,27 +153,30 @@ def _members(data: memoryview, path: Path) -> tuple[Member, ...]:
         raise InvalidFileError(path, f"not a well-formed zip: {error}") from None
     if len(listed) > _MOST:
         raise InvalidFileError(path, f"{len(listed)} members, at most {_MOST} are read")
-    members: list[tuple[int, Member]] = []
-    for info in listed:
-        at = info.header_offset
-        if not 0 <= at <= len(data) - _LOCAL.size - 4:
-            raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not within the file")
-        magic, flags, method, name, extra = _LOCAL.unpack_from(data, at)
-        start = at + 30 + name + extra
-        stop = start + info.compress_size
-        if magic != b"PK\3\4" or method != info.compress_type or stop > len(data):
-            raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not what the directory says")
-        is_stored = method == zipfile.ZIP_STORED and not flags & _ENCRYPTED
-        if is_stored and info.file_size != info.compress_size:
-            raise InvalidFileError(
-                path, f"the member {info.filename!r} is stored in {info.compress_size} bytes, and has {info.file_size}"
-            )
-        members.append((at, Member(info.filename, start, stop, is_stored)))
+    members = [(info.header_offset, _member(info, data, path)) for info in listed]
     members.sort(key=lambda placed: (placed[0], placed[1].stop))
     for (_, before), (at, after) in itertools.pairwise(members):
         if at < before.stop:
             raise InvalidFileError(path, f"the members {before.name!r} and {after.name!r} overlap")
     return tuple(member for _, member in members)
+
+
+def _member(info: zipfile.ZipInfo, data: memoryview, path: Path) -> Member:
+    """A member as the directory lists it. What stands before its bytes must say the same, as other readers go by that."""
+    at = info.header_offset
+    if not 0 <= at <= len(data) - _LOCAL.size - 4:
+        raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not within the file")
+    magic, flags, method, name, extra = _LOCAL.unpack_from(data, at)
+    start = at + 30 + name + extra
+    stop = start + info.compress_size
+    if magic != b"PK\3\4" or method != info.compress_type or stop > len(data):
+        raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not what the directory says")
+    is_stored = method == zipfile.ZIP_STORED and not flags & _ENCRYPTED
+    if is_stored and info.file_size != info.compress_size:
+        raise InvalidFileError(
+            path, f"the member {info.filename!r} is stored in {info.compress_size} bytes, and has {info.file_size}"
+        )
+    return Member(info.filename, start, stop, is_stored)
 
 
 class _File(io.RawIOBase):

@@ -116,18 +116,7 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     """
     if layout is not None and not isinstance(layout, TensorLayout):
         raise LayoutError(f"expected a TensorLayout, found {layout!r}")
-    torch_module = sys.modules.get("torch")
-    if torch_module is not None and isinstance(data, torch_module.Tensor):
-        try:
-            view, of_tensor = _from_torch(data)
-        except BlobStoreError:
-            raise
-        except Exception as error:  # from code of a subclass, such as fake and nested tensors
-            raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
-    elif isinstance(data, np.ndarray | np.generic):
-        view, of_tensor = _from_numpy(np.asarray(data))
-    else:
-        view, of_tensor = bytes_of(data), None
+    view, of_tensor = _tensor_bytes(data) or (bytes_of(data), None)
     if of_tensor is None:
         if layout is not None and layout.nbytes != len(view):
             raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
@@ -135,6 +124,22 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     if layout is not None and layout != of_tensor:
         raise LayoutError(f"the tensor is {of_tensor}, not {layout}")
     return view, of_tensor
+
+
+def _tensor_bytes(data: Any) -> tuple[memoryview, TensorLayout | None] | None:
+    """The bytes of a tensor of torch or of an array of numpy; None for anything else."""
+    if isinstance(data, np.ndarray | np.generic):
+        return _from_numpy(np.asarray(data))
+    # Whoever has a tensor has imported torch; others do not wait for it.
+    torch_module = sys.modules.get("torch")
+    if torch_module is None or not isinstance(data, torch_module.Tensor):
+        return None
+    try:
+        return _from_torch(data)
+    except BlobStoreError:
+        raise
+    except Exception as error:  # from code of a subclass, such as fake and nested tensors
+        raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
 
 
 def bytes_of(data: Any) -> memoryview:

@@ -1,7 +1,7 @@
 """The main job: several programs that contain the same weights become slim programs and one shared data file.
 
-`inputs` finds the files, `deployed` what an earlier run left in the folder; `run` is one run over the folder, in which
-`planning` decides what leaves the programs. `series` has the data files of a folder that is only appended to.
+`inputs` finds the files, `found` and `deployed` what an earlier run left in the folder; `run` is one run over the folder, in
+which `planning` decides what leaves the programs, and `targets` where it goes. `series` has the data files of a folder that is only appended to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from blobstore.core.programs.folder import output_folder
 from blobstore.core.programs.inputs import checkpoints_beside, expand, output_places
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
-from blobstore.core.programs.run import DataInput, ProgramInput, run
+from blobstore.core.programs.run import run
+from blobstore.core.programs.targets import DataInput, ProgramInput
 
 __all__ = ["DATA_NAME", "DataResult", "DedupResult", "KeyResult", "ProgramResult", "data_files", "dedup_programs"]
 

@@ -209,17 +209,10 @@ def _names(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict
 
 def _keys_of_application(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict[str, str]]:
     """For each program the keys that no delegate looks up, with their new keys; "" for what is left out."""
-    keys = [{blob.key: blob.key for blob in program.named_data} for program in programs]
     weights = [weights_among(program) for program in programs]
+    keys = [{blob.key: blob.key for blob in program.named_data} for program in programs]
     for what, new in renamed.items():
-        called = _called(programs, what)
-        found = [(number, key) for number, key in called if key in keys[number]]
-        if len(found) != 1:
-            raise KeyNotFoundError(
-                f"{what!r} names named data of {len(found)} of the programs {_listed(programs)}; it is called PROGRAM:KEY "
-                "(--named-data PROGRAM:KEY=NAME)"
-            )
-        ((number, key),) = found
+        number, key = _find_named_data(programs, keys, what)
         if key in weights[number]:
             raise UnsupportedDataError(
                 f"{programs[number].path}: a delegate looks for the key {key!r}, so it must stay"
@@ -228,6 +221,17 @@ def _keys_of_application(programs: list[ProgramFile], renamed: Mapping[str, str]
             check_key(new)
         keys[number][key] = new
     return [{key: new for key, new in own.items() if key not in of} for own, of in zip(keys, weights, strict=True)]
+
+
+def _find_named_data(programs: list[ProgramFile], keys: list[dict[str, str]], what: str) -> tuple[int, str]:
+    """The program and the key of its named data that are called so."""
+    found = [(number, key) for number, key in _called(programs, what) if key is not None and key in keys[number]]
+    if len(found) != 1:
+        raise KeyNotFoundError(
+            f"{what!r} names named data of {len(found)} of the programs {_listed(programs)}; it is called PROGRAM:KEY "
+            "(--named-data PROGRAM:KEY=NAME)"
+        )
+    return found[0]
 
 
 def _called(programs: list[ProgramFile], what: str) -> list[tuple[int, str | None]]:
@@ -279,26 +283,16 @@ def _missing(
     keep_external: bool,
 ) -> list[str]:
     """The keys that methods need and that are neither in their program nor in a data file, if that is allowed."""
-    missing: dict[str, ProgramFile] = {}
+    needed: dict[str, ProgramFile] = {}
     inside: dict[str, ProgramFile] = {}
     for program, chosen, renamed in zip(programs, names, keys, strict=True):
-        own = {blob.key: program for blob in program.named_data} if chosen else {}
-        needed = [one.key for one in program.externals if one.use.method in chosen]
-        needed += [key for key in _looked_up(program, chosen) if key not in own]
-        missing |= {key: program for key in needed if key not in blobs and key not in missing}
-        inside |= {renamed.get(key, key): program for key in own}
+        for key in _needed(program, chosen):
+            needed.setdefault(key, program)
+        if chosen:
+            inside |= {renamed.get(blob.key, blob.key): program for blob in program.named_data}
+    missing = {key: program for key, program in needed.items() if key not in blobs}
     if missing and not keep_external:
-        key, program = next(iter(missing.items()))
-        more = f" and {len(missing) - 1} more key{'s' if len(missing) > 2 else ''}" if len(missing) > 1 else ""
-        where = (
-            f"none of the data files that were given has it: {', '.join(map(str, given))}"
-            if given
-            else "no data file was given with the programs"
-        )
-        raise KeyNotFoundError(
-            f"{program.path}: {key!r}{more} must come from a data file, and {where}; "
-            "to keep it outside, use keep_external (--keep-external)"
-        )
+        raise _not_given(missing, given)
     for key, program in missing.items():
         if key in inside:  # the runtime would take these bytes, whatever the data file has
             raise KeyConflictError(
@@ -306,6 +300,29 @@ def _missing(
                 f"because {inside[key].path} has bytes under this key; give the data file, too"
             )
     return list(missing)
+
+
+def _needed(program: ProgramFile, methods: Collection[str]) -> list[str]:
+    """The keys that some methods of a program take from data files."""
+    own = {blob.key for blob in program.named_data}
+    tensors = [one.key for one in program.externals if one.use.method in methods]
+    return tensors + [key for key in _looked_up(program, methods) if key not in own]
+
+
+def _not_given(missing: Mapping[str, ProgramFile], given: list[Path]) -> KeyNotFoundError:
+    """The error for keys that are in none of the data files that were given."""
+    key, program = next(iter(missing.items()))
+    others = len(missing) - 1
+    more = f" and {others} more key{'s' if others > 1 else ''}" if others else ""
+    where = (
+        f"none of the data files that were given has it: {', '.join(map(str, given))}"
+        if given
+        else "no data file was given with the programs"
+    )
+    return KeyNotFoundError(
+        f"{program.path}: {key!r}{more} must come from a data file, and {where}; "
+        "to keep it outside, use keep_external (--keep-external)"
+    )
 
 
 def _looked_up(program: ProgramFile, methods: Collection[str]) -> dict[str, None]:

@@ -29,19 +29,21 @@ def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
     files: dict[str, tuple[Path, Path]] = {}
     for path in paths:
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
-            inside = [(file, file.relative_to(path)) for file in tree(path, (".pte", ".ptd"))]
-            new = [
-                (file, place)
-                for file, place in inside
-                if output == os.path.realpath(path) or not Path(os.path.realpath(file)).is_relative_to(output)
-            ]
-            if not new:
-                raise FileAccessError(path, "there is neither a .pte nor a .ptd in this folder")
+            for file in _files_in(path, output):
+                files.setdefault(os.path.realpath(file), (file, file.relative_to(path)))
         else:
-            new = [(path, Path(path.name))]
-        for file, place in new:
-            files.setdefault(os.path.realpath(file), (file, place))
+            files.setdefault(os.path.realpath(path), (path, Path(path.name)))
     return list(files.values())
+
+
+def _files_in(folder: Path, output: str) -> list[Path]:
+    """The programs and data files in a folder and below it, without those in the output folder below it."""
+    files = tree(folder, (".pte", ".ptd"))
+    if output != os.path.realpath(folder):
+        files = [file for file in files if not Path(os.path.realpath(file)).is_relative_to(output)]
+    if not files:
+        raise FileAccessError(folder, "there is neither a .pte nor a .ptd in this folder")
+    return files
 
 
 def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:

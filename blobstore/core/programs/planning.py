@@ -108,22 +108,28 @@ class Plan:
         for key in _candidates(item, self.by_content):
             if key in (self.inside if item.kind == "named_data" else self.reserved):
                 continue
-            if key in self.earlier:
-                if has(self.earlier[key], key, item.data, item.layout, item.alignment):
-                    return key
-                if item.kind == "named_data":
-                    raise _of_program(item, clash_with(self.earlier[key], key, item.program.path, delegate=True))
-                continue
-            store = own if key in own else self.shared
             try:
-                tag = store.tag(key) if key in store else self.data_name
-                store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
-            except KeyConflictError as error:
+                self._add_as(key, item, own)
+            except ClashError as clash:
+                # A tensor can have another key. What a delegate looks up cannot.
                 if item.kind == "named_data":
-                    raise _of_program(item, ClashError(key, item.program.path, error, delegate=True)) from None
+                    raise _of_program(item, clash) from None
             else:
                 return key
         return None
+
+    def _add_as(self, key: str, item: Movable, own: BlobStore) -> None:
+        """Put an item under a key, unless a data file that stays has it; ClashError if the key has other bytes."""
+        if key in self.earlier:
+            if not has(self.earlier[key], key, item.data, item.layout, item.alignment):
+                raise clash_with(self.earlier[key], key, item.program.path, delegate=True)
+            return
+        store = own if key in own else self.shared
+        tag = store.tag(key) if key in store else self.data_name
+        try:
+            store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
+        except KeyConflictError as error:
+            raise ClashError(key, item.program.path, error, delegate=True) from None
 
 
 def has(data_map: PtdDataMap, key: str, data: memoryview, layout: TensorLayout | None, alignment: int) -> bool:

@@ -17,6 +17,7 @@ from blobstore.core.formats.pte.data_map import PteDataMap
 from blobstore.core.formats.pte.description import describe
 from blobstore.core.formats.safetensors import CheckpointDataMap
 from blobstore.core.memory.buffers import first_difference, same_bytes
+from blobstore.core.memory.digest import Digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import as_path, map_file
 from blobstore.core.tools.folders import files_of
@@ -133,47 +134,55 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     Raises:
         UnsupportedDataError: one of them is not a data map.
     """
-    for side in (left, right):
-        if not isinstance(side, NamedDataMap):
-            raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
+    _check_opened(left)
+    _check_opened(right)
     check_progress(progress)
-    total, done = sum(len(data) for _, data in left.views()) if progress else 0, 0
-    new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
+    sizes = {key: len(data) for key, data in left.views()}
+    total, done = sum(sizes.values()), 0
+    added = [key for key in right if key not in left]
+    new = {(right.digest(key), right.get_tensor_layout(key)): key for key in added}
     changes: list[Change] = []
-    renamed: set[str] = set()
-    same = same_size = 0
-    for key, data in left.views():
-        layout = left.get_tensor_layout(key)
-        done += len(data)
+    for key, size in sizes.items():
+        done += size
         if progress:
             progress("comparing", done, total)
-        if key in right:
-            change = _change(key, (data, layout), (right.get_data(key), right.get_tensor_layout(key)))
-            if change is None:
-                same, same_size = same + 1, same_size + len(data)
-            else:
-                changes.append(change)
-            continue
-        other = new.pop((left.digest(key), layout), None)
-        if other is not None and same_bytes(data, right.get_data(other)):
-            renamed.add(other)
-            changes.append(Change(key, "renamed", layout, layout, len(data), len(data), other))
-        else:
-            changes.append(Change(key, "removed", layout, None, len(data), 0))
-    for key in right:
-        if key not in left and key not in renamed:
-            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(right.get_data(key))))
-    return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
+        change = _changed(left, right, key) if key in right else _gone(left, right, key, new)
+        if change is not None:
+            changes.append(change)
+    same = sizes.keys() - {change.key for change in changes}
+    renamed = {change.other for change in changes}
+    changes += [
+        Change(key, "added", None, right.get_tensor_layout(key), 0, len(right.get_data(key)))
+        for key in added
+        if key not in renamed
+    ]
+    same_size = sum(sizes[key] for key in same)
+    return Comparison(changes, len(same), same_size, _differences(_keys(left, right), _keys(right, left)))
 
 
-def _change(
-    key: str, left: tuple[memoryview, TensorLayout | None], right: tuple[memoryview, TensorLayout | None]
-) -> Change | None:
+def _check_opened(side: object) -> None:
+    if not isinstance(side, NamedDataMap):
+        raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
+
+
+def _changed(left: NamedDataMap, right: NamedDataMap, key: str) -> Change | None:
     """The change of a key that both sides have; None if it is the same."""
-    (data, layout), (other, its) = left, right
+    data, layout = left.get_data(key), left.get_tensor_layout(key)
+    other, its = right.get_data(key), right.get_tensor_layout(key)
     if not same_bytes(data, other):
         return Change(key, "bytes", layout, its, len(data), len(other))
     return None if layout == its else Change(key, "layout", layout, its, len(data), len(other))
+
+
+def _gone(
+    left: NamedDataMap, right: NamedDataMap, key: str, new: dict[tuple[Digest, TensorLayout | None], str]
+) -> Change:
+    """The change of a key that only the left has. It takes the new key that has its content, so that no other gets it."""
+    data, layout = left.get_data(key), left.get_tensor_layout(key)
+    other = new.pop((left.digest(key), layout), None)
+    if other is not None and same_bytes(data, right.get_data(other)):
+        return Change(key, "renamed", layout, layout, len(data), len(data), other)
+    return Change(key, "removed", layout, None, len(data), 0)
 
 
 def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:
@@ -212,11 +221,7 @@ def compare_files(
     with open_any(left) as a, open_any(right) as b:
         comparison = compare(a, b, progress=progress)
         common = [key for key in a if key in b]
-        ours, theirs = _parts(a, common), _parts(b, common)
-        if ours.get("format") != theirs.get("format"):  # what only one of them can say is no difference of its own
-            both = ours.keys() & theirs.keys()
-            ours, theirs = ({what: side[what] for what in side if what in both} for side in (ours, theirs))
-        differences = comparison.differences + _differences(ours, theirs)
+        differences = comparison.differences + _other_differences(_parts(a, common), _parts(b, common))
     if not comparison.changes and not differences:
         sides = [f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)]
         differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
@@ -259,15 +264,7 @@ def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]
     """What a file holds beside its blobs, as lines by subject, and only for the keys that both files have."""
     parts: dict[str, list[str]] = {}
     if isinstance(data_map, PtdDataMap):
-        parts["format"] = ["ptd"]
-        parts["metadata"] = _pairs(data_map.metadata)
-        parts["digests"] = ["recorded" if data_map.has_digests else "none"]
-        first: dict[int, str] = {}
-        homes = [(key, first.setdefault(data_map.segment_of(key), key)) for key in common]
-        parts["keys that share their bytes"] = [f"{key} with {home}" for key, home in homes if home != key]
-        used = {data_map.segment_of(key) for key in data_map}
-        unused = [data_map.extents[i] for i in range(len(data_map.extents)) if i not in used]
-        parts["segments without a key"] = [f"{stop - start:,} bytes" for start, stop in unused]
+        parts = _parts_of_ptd(data_map, common)
     elif isinstance(data_map, CheckpointDataMap):
         parts["format"] = ["safetensors" if len(data_map.sources) == 1 else "safetensors in shards"]
         parts["metadata"] = _pairs(data_map.metadata)
@@ -278,8 +275,30 @@ def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]
     return parts
 
 
+def _parts_of_ptd(data_map: PtdDataMap, common: Sequence[str]) -> dict[str, list[str]]:
+    first: dict[int, str] = {}
+    homes = [(key, first.setdefault(data_map.segment_of(key), key)) for key in common]
+    used = {data_map.segment_of(key) for key in data_map}
+    unused = [extent for number, extent in enumerate(data_map.extents) if number not in used]
+    return {
+        "format": ["ptd"],
+        "metadata": _pairs(data_map.metadata),
+        "digests": ["recorded" if data_map.has_digests else "none"],
+        "keys that share their bytes": [f"{key} with {home}" for key, home in homes if home != key],
+        "segments without a key": [f"{stop - start:,} bytes" for start, stop in unused],
+    }
+
+
 def _pairs(metadata: Mapping[str, str]) -> list[str]:
     return [f"{key}: {value}" for key, value in sorted(metadata.items())]
+
+
+def _other_differences(left: dict[str, list[str]], right: dict[str, list[str]]) -> list[Difference]:
+    """The subjects beside the blobs in which the two sides differ."""
+    if left.get("format") != right.get("format"):  # what only one format can say is no difference of its own
+        left = {what: lines for what, lines in left.items() if what in right}
+        right = {what: lines for what, lines in right.items() if what in left}
+    return _differences(left, right)
 
 
 def _differences(left: Mapping[str, list[str]], right: Mapping[str, list[str]]) -> list[Difference]:

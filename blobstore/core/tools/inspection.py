@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from blobstore.core.formats.delegate_keys import keys_of
 from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.data_map import PteDataMap
+from blobstore.core.formats.pte.parts import DelegatePayload
 from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import CheckpointDataMap
@@ -171,33 +172,37 @@ def _externals(program: ProgramFile) -> list[ExternalInfo]:
         sizes[external.key] = None if external.layout is None else external.layout.nbytes
     own = {blob.key for blob in program.named_data}
     for delegate in program.delegates:
-        data = program.data[delegate.span.start : delegate.span.stop]
-        looked_up: dict[str, int | None] = {}
-        with suppress(InvalidFileError):  # damaged, or of a later version
-            looked_up = keys_of(delegate.backend, data) or {}
-        for key, nbytes in looked_up.items():
+        name = f"{delegate.method}/{delegate.index} {delegate.backend}"
+        for key, nbytes in _looked_up(program, delegate).items():
             if key not in own:
-                name = f"{delegate.method}/{delegate.index} {delegate.backend}"
                 takers.setdefault((key, "delegate"), {})[name] = None
                 sizes.setdefault(key, nbytes)
-    beside: dict[str, tuple[int, str]] = {}
-    for path in sorted(program.path.parent.glob("*.ptd")) if takers else ():
-        if beside.keys() >= {key for key, _ in takers}:
+    beside = _beside(program.path, {key for key, _ in takers})
+    externals = []
+    for (key, kind), by in takers.items():
+        nbytes, found_in = beside.get(key, (None, ""))
+        nbytes = nbytes if sizes[key] is None else sizes[key]
+        externals.append(ExternalInfo(key, kind, tuple(by), layouts.get(key), nbytes, found_in))
+    return externals
+
+
+def _looked_up(program: ProgramFile, delegate: DelegatePayload) -> Mapping[str, int | None]:
+    """The keys that a delegate looks up, with their sizes where its payload has them."""
+    with suppress(InvalidFileError):  # damaged, or of a later version
+        return keys_of(delegate.backend, program.data[delegate.span.start : delegate.span.stop]) or {}
+    return {}
+
+
+def _beside(program: Path, keys: Set[str]) -> dict[str, tuple[int | None, str]]:
+    """The keys of data files beside a program, each with its size and the first such file; at least all of `keys`, if found."""
+    beside: dict[str, tuple[int | None, str]] = {}
+    for path in sorted(program.parent.glob("*.ptd")) if keys else ():
+        if beside.keys() >= keys:
             break
         status = path.stat()
         for key, nbytes in _sizes_in(path, status.st_size, status.st_mtime_ns).items():
             beside.setdefault(key, (nbytes, path.name))
-    return [
-        ExternalInfo(
-            key,
-            kind,
-            tuple(by),
-            layouts.get(key),
-            sizes[key] if sizes[key] is not None else beside.get(key, (None, ""))[0],
-            beside.get(key, (0, ""))[1],
-        )
-        for (key, kind), by in takers.items()
-    ]
+    return beside
 
 
 @functools.lru_cache(maxsize=256)

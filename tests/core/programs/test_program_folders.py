@@ -424,6 +424,32 @@ def test_the_data_file_of_programs_is_not_replaced_by_another_one(lowered, tmp_p
         assert list(data_map) == ["w"]
 
 
+@pytest.mark.parametrize("place", ["table", "blob", "manifest", "end"])
+def test_a_damaged_data_file_of_programs_is_replaced_unless_programs_still_load_with_it(lowered, tmp_path, place):
+    """B5: no program loads with a file whose table or manifest is damaged, so nothing is lost with it."""
+    lowered.mlp().write(tmp_path / "in", "a")
+    dedup_programs(tmp_path / "in", tmp_path / "out")
+    target = tmp_path / "out" / "shared.ptd"
+    with open_ptd(target) as data_map:
+        at = {
+            "table": data_map.head_size - 8,
+            "blob": data_map.extents[0][0],
+            "manifest": data_map.manifest_extent[0] + 8,
+            "end": target.stat().st_size - 1,
+        }[place]
+    damaged = bytearray(target.read_bytes())
+    damaged[at] ^= 1
+    target.write_bytes(damaged)
+    if place == "blob":
+        with pytest.raises(OutputPathError, match="written together with programs"):
+            save_file({"w": np.ones(4, np.float32)}, target)
+        assert target.read_bytes() == damaged
+    else:
+        save_file({"w": np.ones(4, np.float32)}, target)
+        with open_ptd(target) as data_map:
+            assert list(data_map) == ["w"]
+
+
 def test_the_same_run_saves_as_much_a_second_time(lowered, tmp_path):
     """What the first run left is not counted as if it could be saved again."""
     for name in ("a", "b"):

@@ -30,6 +30,7 @@ __all__ = [
     "Manifest",
     "ManifestError",
     "find_manifest",
+    "peek_metadata",
 ]
 
 
@@ -106,11 +107,7 @@ class Manifest:
         Raises:
             ManifestError: it is damaged, has a later version, or belongs to another file.
         """
-        body = data[: -DIGEST.width]
-        if xxhash.xxh3_128_digest(body) != data[-DIGEST.width :]:
-            raise ManifestError("the manifest is damaged: its digest differs")
-        if body[4:8] != FILE_IDENTIFIER:
-            raise ManifestError(f"the manifest is malformed: its identifier is {bytes(body[4:8])!r}")
+        body = _checked(data)
         try:
             return cls._parse(Columns(body), segments, keys)
         except (ColumnsError, UnicodeDecodeError) as error:
@@ -144,6 +141,16 @@ class Manifest:
         )
 
 
+def _checked(data: memoryview) -> memoryview:
+    """The flatbuffer of a manifest, whose digest and identifier are right."""
+    body = data[: -DIGEST.width]
+    if xxhash.xxh3_128_digest(body) != data[-DIGEST.width :]:
+        raise ManifestError("the manifest is damaged: its digest differs")
+    if body[4:8] != FILE_IDENTIFIER:
+        raise ManifestError(f"the manifest is malformed: its identifier is {bytes(body[4:8])!r}")
+    return body
+
+
 def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
     vectors = [columns.vectors(fields, 1) for fields in pairs]
     if sum(int(counts.sum()) for _, counts in vectors) > columns.size:  # many fields may refer to one text
@@ -152,6 +159,24 @@ def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
     if any(left >= right for left, right in itertools.pairwise(keys)):
         raise ColumnsError("the keys of the metadata do not ascend")
     return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+
+
+def peek_metadata(data: memoryview) -> Mapping[str, str]:
+    """The metadata of a .ptd by its manifest alone, if the whole file is well-formed; empty without a manifest.
+
+    Raises:
+        HeaderError, ManifestError: the file is not well-formed.
+    """
+    place = find_manifest(data, Header.parse(data))
+    if place is None:
+        return {}
+    body = _checked(place)
+    try:
+        columns = Columns(body)
+        (metadata,) = columns.fields(columns.root(), {4: 4})
+        return _metadata(columns, columns.fields(columns.tables(metadata), {0: 4, 1: 4}))
+    except (ColumnsError, UnicodeDecodeError) as error:
+        raise ManifestError(f"the manifest is malformed: {error}") from None
 
 
 def find_manifest(data: memoryview, header: Header) -> memoryview | None:

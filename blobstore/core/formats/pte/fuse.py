@@ -141,23 +141,13 @@ class Fusion:
         program = part.program
         plans = _plans(part)
         excerpt = Excerpt([plan for plan, _ in plans])
-        for item in program.tensors:
-            uses = [use for use in item.uses if use.method in part.methods]
-            if not uses:
-                continue
-            contents = self._states if item.kind == "state" else self._constants
-            index = 1 + contents.add(_taken(program, item, item.nbytes_of(uses)))  # entry 0 stands for no data
-            for use in uses:
-                excerpt.write(use.table.slot("data_buffer_idx"), struct.pack("<I", index))
-                if item.kind == "state":
-                    _use_first_group(excerpt, use.table)
+        self._number_tensors(part, excerpt)
         internal: set[int] = set()
         for external in program.externals:
             blob_of_key = part.tensors.get(external.key)
-            if blob_of_key is None or external.use.method not in part.methods:
-                continue
-            if external.use.table.position not in internal:
-                internal.add(external.use.table.position)
+            position = external.use.table.position
+            if blob_of_key is not None and external.use.method in part.methods and position not in internal:
+                internal.add(position)  # values may share one table
                 self._internalize(excerpt, program, external, blob_of_key)
         alignment = _alignment(program)
         spans = {(one.method, one.index): one.span for one in program.delegates}
@@ -172,6 +162,19 @@ class Fusion:
             excerpt.open(slot)
             self._names.append((excerpt, slot, _text(part.methods[name], program)))
         return excerpt
+
+    def _number_tensors(self, part: Part, excerpt: Excerpt) -> None:
+        """Give each constant and each initial state its number in the one segment of its kind."""
+        for item in part.program.tensors:
+            uses = [use for use in item.uses if use.method in part.methods]
+            if not uses:
+                continue
+            contents = self._states if item.kind == "state" else self._constants
+            index = 1 + contents.add(_taken(part.program, item, item.nbytes_of(uses)))  # entry 0 stands for no data
+            for use in uses:
+                excerpt.write(use.table.slot("data_buffer_idx"), struct.pack("<I", index))
+                if item.kind == "state":
+                    _use_first_group(excerpt, use.table)
 
     def _internalize(self, excerpt: Excerpt, program: ProgramFile, external: ExternalTensor, blob: Blob) -> None:
         """Make a tensor of a data file one of the program."""

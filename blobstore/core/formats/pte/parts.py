@@ -62,6 +62,14 @@ class TensorData:
         """Bytes that some of its uses need."""
         return max((self.span.size if use.layout is None else use.layout.nbytes for use in uses), default=0)
 
+    def by_layout(self, least: int) -> dict[tuple[TensorLayout, str | None], list[TensorUse]]:
+        """Its uses with a known layout of at least so many bytes, by layout and name."""
+        uses: dict[tuple[TensorLayout, str | None], list[TensorUse]] = {}
+        for use in self.uses:
+            if use.layout is not None and use.layout.nbytes >= least:
+                uses.setdefault((use.layout, use.name), []).append(use)
+        return uses
+
 
 @dataclass(frozen=True, eq=False)
 class Offsets:

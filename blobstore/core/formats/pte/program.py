@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -136,14 +136,15 @@ class ProgramFile:
         self.inline: list[Span | None] = []
         self._states: list[int] = []  # index into offsets of each mutable_data_segments entry
         self._read_offsets()
-        self.methods: list[str] = []
+        plans = self._plans()
+        self.methods = list(plans)
         self._layouts: dict[tuple[int, bytes, bytes], TensorLayout] = {}  # the same few occur again and again
         self.externals: list[ExternalTensor] = []
         self.delegates: list[DelegatePayload] = []
         self.tensors: list[TensorData] = []
         self._taken: set[tuple[int | None, int, TensorLayout | None, str | None]] = set()  # tensors counted so far
         self._left = _OVERLAP * len(data) + (1 << 16)  # bytes that other tensors may still take
-        self._read_methods()
+        self._read_methods(plans)
         self.named_data = self._read_named_data()
 
     def __repr__(self) -> str:
@@ -158,19 +159,15 @@ class ProgramFile:
         Args:
             keep_small: leave out everything with fewer bytes than this.
         """
+        least = max(keep_small, 1)
         alignments = {group: self.alignment_of(group) for group in {item.group for item in self.tensors}}
         for item in self.tensors:
-            if item.kind == "state" and item.group != self._states[0]:
-                continue
-            groups: dict[tuple[TensorLayout, str | None], list[TensorUse]] = {}
-            for use in item.uses:
-                if use.layout is not None and use.layout.nbytes >= max(keep_small, 1):
-                    groups.setdefault((use.layout, use.name), []).append(use)
-            for (layout, name), uses in groups.items():
-                data = self.data[item.span.start : item.span.start + layout.nbytes]
-                yield Movable(item.kind, self, data, layout, name, alignments[item.group], tuple(uses))
+            if item.kind == "constant" or item.group == self._states[0]:
+                for (layout, name), uses in item.by_layout(least).items():
+                    data = self.data[item.span.start : item.span.start + layout.nbytes]
+                    yield Movable(item.kind, self, data, layout, name, alignments[item.group], tuple(uses))
         for blob in self.named_data:
-            if blob.span.size >= max(keep_small, 1):
+            if blob.span.size >= least:
                 data = self.data[blob.span.start : blob.span.stop]
                 yield Movable("named_data", self, data, None, blob.key, self.segment_alignment, (blob,))
 
@@ -205,37 +202,41 @@ class ProgramFile:
             span = table.span("storage")
             self.inline.append(span if span and span.size else None)
         constants = root.table("constant_segment")
-        groups: list[tuple[Literal["constant", "state"], Table]] = (
-            [] if constants is None else [("constant", constants)]
-        )
-        groups += [("state", table) for table in root.tables("mutable_data_segments")]
-        for kind, table in groups:
-            values = table.numbers("offsets")
-            index = table.scalar("segment_index")
-            name = "constants" if kind == "constant" else f"initial state {len(self._states)}"
-            # Without tensors the index may be out of range.
-            segment = self._segment(index, name) if len(values) > 1 else None
-            if segment is not None and max(values) > segment.span.size:
-                raise self.fail(f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes")
-            if kind == "state":
-                self._states.append(len(self.offsets))
-            self.offsets.append(Offsets(kind, index if segment else -1, values, table))
-        if self.inline and constants is not None and self.offsets[0].segment >= 0:
-            raise self.fail("constants both inside the flatbuffer and in a segment")
+        if constants is not None:
+            self.offsets.append(self._offsets_of("constant", constants, "constants"))
+            if self.inline and self.offsets[0].segment >= 0:
+                raise self.fail("constants both inside the flatbuffer and in a segment")
+        for number, table in enumerate(root.tables("mutable_data_segments")):
+            self._states.append(len(self.offsets))
+            self.offsets.append(self._offsets_of("state", table, f"initial state {number}"))
 
-    def _read_methods(self) -> None:
-        uses: dict[_Place, list[TensorUse]] = {}
-        spans: dict[_Place, Span] = {}
-        payloads = [table.span("data") for table in self.root.tables("backend_delegate_data")]
-        named: set[str] = set()
+    def _offsets_of(self, kind: Literal["constant", "state"], table: Table, name: str) -> Offsets:
+        values = table.numbers("offsets")
+        index = table.scalar("segment_index")
+        if len(values) <= 1:  # entry 0 stands for no data, so there are no tensors, and the index may be out of range
+            return Offsets(kind, -1, values, table)
+        segment = self._segment(index, name)
+        if max(values) > segment.span.size:
+            raise self.fail(f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes")
+        return Offsets(kind, index, values, table)
+
+    def _plans(self) -> dict[str, Table]:
+        """The methods by name."""
+        plans: dict[str, Table] = {}
         for plan in self.root.tables("execution_plan"):
             method = plan.string("name")
             if not method:
-                raise self.fail(f"method {len(self.methods)} has no name")
-            if method in named:
+                raise self.fail(f"method {len(plans)} has no name")
+            if method in plans:
                 raise self.fail(f"two methods have the name {method!r}")
-            named.add(method)
-            self.methods.append(method)
+            plans[method] = plan
+        return plans
+
+    def _read_methods(self, plans: Mapping[str, Table]) -> None:
+        uses: dict[_Place, list[TensorUse]] = {}
+        spans: dict[_Place, Span] = {}
+        payloads = self._inline_payloads()
+        for method, plan in plans.items():
             for index, value in enumerate(plan.tables("values")):
                 tensor = value.union("val")
                 if tensor is not None and tensor.kind.name == "Tensor":
@@ -245,10 +246,14 @@ class ProgramFile:
         for (group, index), span in sorted(spans.items(), key=lambda item: (item[0][0] or 0, item[0][1])):
             kind = "constant" if group is None else self.offsets[group].kind
             self.tensors.append(TensorData(kind, group, index, span, tuple(uses[group, index])))
+
+    def _inline_payloads(self) -> list[Span | None]:
+        """The payloads inside the flatbuffer, which overlap neither each other nor the constants there."""
+        payloads = [table.span("data") for table in self.root.tables("backend_delegate_data")]
         inside = sorted(span for span in (*self.inline, *payloads) if span and span.size)
-        for left, right in pairwise(inside):
-            if left.stop > right.start:
-                raise self.fail("constants or payloads inside the flatbuffer overlap")
+        if any(left.stop > right.start for left, right in pairwise(inside)):
+            raise self.fail("constants or payloads inside the flatbuffer overlap")
+        return payloads
 
     def _read_tensor(
         self, method: str, value: int, tensor: Table, uses: dict[_Place, list[TensorUse]], spans: dict[_Place, Span]

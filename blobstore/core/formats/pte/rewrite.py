@@ -251,17 +251,17 @@ class Rewrite:
         gone = {item.index for item in items if moved.issuperset(item.uses)}
         if not gone:
             return
+        inline = {index: span for index, span in enumerate(program.inline) if span}
         payloads = [table.span("data") for table in program.root.tables("backend_delegate_data")]
-        stay = [span for index, span in enumerate(program.inline) if span and index not in gone]
-        stay += [span for span in payloads if span and span.size]
-        leave = [span for index, span in enumerate(program.inline) if span and index in gone]
+        leave = [inline[index] for index in gone & inline.keys()]
+        stay = [inline[index] for index in inline.keys() - gone] + [span for span in payloads if span and span.size]
         shift = 0
         for span, need in _needs(leave, stay):
             left = (shift + span.size) % need
             self._editor.write(span.start - 4, bytes(4))
             self._editor.cut(span, left)
             shift += span.size - left
-        if len(gone) == len(items) and len(leave) == sum(span is not None for span in program.inline):
+        if len(gone) == len(items) and len(leave) == len(inline):
             self._use_empty_constant_segment()
 
     def _use_empty_constant_segment(self) -> None:

@@ -1,0 +1,85 @@
+"""What a run finds in its folder: data files, and programs that are not part of the run but take weights from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.programs.deployed import old_data, old_programs, other_data, taken_from
+
+__all__ = ["Found", "find"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What earlier runs left.
+
+    Attributes:
+        old: those of the data files of this run that exist, by file name.
+        neighbours: the other data files that were written with programs.
+        staying: the programs that this run does not replace, with the keys that they take from each of `old`. They cannot be
+            rewritten, so these keys must keep their bytes.
+    """
+
+    old: Mapping[str, PtdDataMap]
+    neighbours: Mapping[str, PtdDataMap]
+    staying: Mapping[ProgramFile, Mapping[str, set[str]]]
+
+    @cached_property
+    def takers(self) -> dict[str, Path]:
+        """For each key that programs take which stay, one of them."""
+        return {key: program.path for program, of in self.staying.items() for keys in of.values() for key in keys}
+
+    @cached_property
+    def inside(self) -> dict[str, Path]:
+        """The keys that programs which stay have in themselves, each with one of these programs.
+
+        The runtime refuses a key that it finds in two places.
+        """
+        return {blob.key: program.path for program in self.staying for blob in program.named_data}
+
+    def held(self, tag: str) -> set[str]:
+        """The keys that programs which stay take from one of `old`."""
+        return set().union(*(files.get(tag, ()) for files in self.staying.values()))
+
+    def bytes_held(self, inputs: Collection[Path]) -> int:
+        """The bytes that programs which stay take from `old`, but for those of `inputs`.
+
+        What only replaced programs took is not counted, because it is in the inputs, too: the same run a second time saves as
+        much as the first.
+        """
+        return sum(
+            len(data_map.get_data(key))
+            for tag, data_map in self.old.items()
+            if data_map.path not in inputs
+            for key in self.held(tag)
+        )
+
+
+def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, force: bool) -> Found:
+    """Read a folder.
+
+    Args:
+        directory: the folder.
+        tags: the file names of the data files of this run.
+        outputs: the programs of this run.
+        force: as for `old_data`.
+
+    Raises:
+        OutputPathError, FileAccessError, InvalidFileError: as `old_data` and `old_programs`.
+    """
+    paths = [directory / tag for tag in tags]
+    old = {data_map.path.name: data_map for data_map in old_data(paths, force=force)}
+    neighbours = {data_map.path.name: data_map for data_map in other_data(directory, paths)}
+    staying: dict[ProgramFile, Mapping[str, set[str]]] = {}
+    # Where no data file will be written over, no program can lose anything, so none is read.
+    for program in old_programs(directory, outputs) if old else ():
+        taken = taken_from(program, {**neighbours, **old}, directory)
+        of_old = {tag: keys for tag, keys in taken.items() if tag in old}
+        if any(of_old.values()):
+            staying[program] = of_old
+    return Found(old, neighbours, staying)

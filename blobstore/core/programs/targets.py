@@ -1,0 +1,189 @@
+"""Where the contents of a run go: its data files, and the programs whose weights move there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import Entry
+from blobstore.core.formats.pte.program import Movable, ProgramFile
+from blobstore.core.programs.conflicts import ClashError
+from blobstore.core.programs.deployed import taken_by
+from blobstore.core.programs.options import Options
+from blobstore.core.programs.series import Series
+from blobstore.core.store import BlobStore, file_name
+
+__all__ = ["DataInput", "Given", "Job", "ProgramInput", "Slim", "Targets"]
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """A program to write.
+
+    Attributes:
+        program: the program as it is.
+        place: its path below the folder.
+        namespace: the number of its namespace of keys.
+    """
+
+    program: ProgramFile
+    place: Path
+    namespace: int = 0
+
+
+@dataclass(frozen=True)
+class DataInput:
+    """A data file that the programs take already.
+
+    Attributes:
+        data_map: the data file.
+        tag: the file that its contents go to.
+        namespace: the number of the namespace of its keys.
+    """
+
+    data_map: PtdDataMap
+    tag: str
+    namespace: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program of a run: as it is, the path of the slim one, and the store of its namespace."""
+
+    program: ProgramFile
+    output: Path
+    own: BlobStore
+
+    @property
+    def externals(self) -> set[str]:
+        """The keys of the tensors that it takes from data files already."""
+        return {external.key for external in self.program.externals}
+
+
+@dataclass(frozen=True)
+class Slim:
+    """A program with what leaves it, and the keys under which that does."""
+
+    job: Job
+    moves: Mapping[Movable, str]
+
+    @property
+    def asked(self) -> set[str]:
+        """The keys of the tensors that it will take from data files."""
+        return {*self.moves.values(), *self.job.externals}
+
+    def takes_any_of(self, keys: Set[str]) -> bool:
+        """Whether it will look up one of these keys."""
+        return not keys.isdisjoint(self.asked) or bool(taken_by(self.job.program, keys))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A data file that the programs take already, with the name of the file that it goes to and the store of its namespace."""
+
+    data_map: PtdDataMap
+    tag: str
+    store: BlobStore
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where the contents of a run go.
+
+    Attributes:
+        directory: the folder.
+        data_name: the data file for what leaves a program.
+        given: the data files that the programs take already.
+        home: the store of each data file that may be written, by file name. Files of one namespace have one store.
+        earlier: for each key of the data files that this run leaves as they are, its file.
+    """
+
+    directory: Path
+    data_name: str
+    given: Sequence[Given]
+    home: Mapping[str, BlobStore]
+    earlier: Mapping[str, PtdDataMap]
+
+    @classmethod
+    def of(
+        cls, data: Sequence[DataInput], stores: Mapping[int, BlobStore], directory: Path, options: Options
+    ) -> Targets:
+        """Those of a run with a store for each namespace.
+
+        Raises:
+            OutputPathError: one of the files must not be extended, because the folder was appended to.
+        """
+        data_name, earlier = file_name(options.data_name), dict[str, PtdDataMap]()
+        if options.append:
+            series = Series(directory, data_name, force=options.force)
+            earlier, data_name = series.by_key(), series.next_name()
+        given = [
+            Given(
+                one.data_map,
+                data_name if one.tag == options.data_name else file_name(one.tag),
+                stores[one.namespace],
+            )
+            for one in data
+        ]
+        home = {one.tag: one.store for one in given}
+        # Programs of one namespace can find a key in any of their files, so one store keeps each blob of them once.
+        # With several, what is shared belongs to none of them.
+        home.setdefault(data_name, next(iter(stores.values())) if len(stores) == 1 else BlobStore())
+        return cls(directory, data_name, given, home, earlier)
+
+    @property
+    def shared(self) -> BlobStore:
+        """The store for what leaves a program."""
+        return self.home[self.data_name]
+
+    @property
+    def tags(self) -> list[str]:
+        """The file names, that of the shared data first."""
+        return list(dict.fromkeys([self.data_name, *self.home]))
+
+    def stores(self) -> list[BlobStore]:
+        """The stores, each once."""
+        return list({id(store): store for store in self.home.values()}.values())
+
+    def others_with(self, clash: ClashError) -> list[tuple[Path, list[str]]]:
+        """The other given data files that have the key of a clash with other bytes, each with all keys of which that holds."""
+        sources = [one.data_map for one in self.given if one.data_map.path == clash.source]
+        return [
+            (other.data_map.path, differing)
+            for source in sources
+            for other in self.given
+            if clash.key in (differing := _differing(source, other.data_map))
+        ]
+
+    def contents(
+        self, old: Mapping[str, PtdDataMap], pruned: Mapping[str, BlobStore] | None = None
+    ) -> dict[str, list[Entry]]:
+        """The contents of each data file. Keys that a file has already keep their order; new ones follow.
+
+        Args:
+            old: the files that are there.
+            pruned: what each file will lose, if it is to have that still.
+        """
+        files: dict[str, list[Entry]] = {tag: [] for tag in old}
+        for store in self.stores():
+            for entry in store.entries():
+                files.setdefault(store.tag(entry.key) or "", []).append(entry)
+        for tag, dropped in (pruned or {}).items():
+            files[tag] += [replace(entry, blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
+        for tag, data_map in old.items():
+            # Without this, a second run with the same inputs would write other bytes.
+            order = {key: number for number, key in enumerate(data_map)}
+            files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
+        return files
+
+
+def _differing(one: PtdDataMap, other: PtdDataMap) -> list[str]:
+    """The keys that two data files have with different bytes or layouts."""
+    return [
+        key
+        for key in one
+        if key in other
+        and (one.digest(key), one.get_tensor_layout(key)) != (other.digest(key), other.get_tensor_layout(key))
+    ]
