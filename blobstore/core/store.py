@@ -432,7 +432,7 @@ def _refuse_data_of_programs(path: Path) -> None:
     Raises:
         OutputPathError: the path is such a file.
     """
-    with suppress(FileAccessError, HeaderError, ManifestError):
+    with suppress(FileAccessError, InvalidFileError, HeaderError, ManifestError):
         # The table of a large file takes longer to read than a small one to write, and one that is malformed may be
         # replaced. So the manifest comes first, and the table only if the answer may be no.
         if OF_PROGRAMS.items() <= peek_metadata(map_file(path)).items() and _is_whole(path):

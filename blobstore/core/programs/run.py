@@ -54,7 +54,9 @@ def run(
     Raises:
         As `dedup_programs`.
     """
-    stores = {one.namespace: BlobStore() for one in (*programs, *data)}
+    stores = {
+        number: BlobStore() for number in [*(one.namespace for one in programs), *(one.namespace for one in data)]
+    }
     targets = Targets.of(data, stores, directory, options)
     jobs = [Job(one.program, directory / one.place, stores[one.namespace]) for one in programs]
     outputs = [job.output for job in jobs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -136,15 +136,14 @@ class ProgramFile:
         self.inline: list[Span | None] = []
         self._states: list[int] = []  # index into offsets of each mutable_data_segments entry
         self._read_offsets()
-        plans = self._plans()
-        self.methods = list(plans)
+        self.methods: list[str] = []
         self._layouts: dict[tuple[int, bytes, bytes], TensorLayout] = {}  # the same few occur again and again
         self.externals: list[ExternalTensor] = []
         self.delegates: list[DelegatePayload] = []
         self.tensors: list[TensorData] = []
         self._taken: set[tuple[int | None, int, TensorLayout | None, str | None]] = set()  # tensors counted so far
         self._left = _OVERLAP * len(data) + (1 << 16)  # bytes that other tensors may still take
-        self._read_methods(plans)
+        self._read_methods()
         self.named_data = self._read_named_data()
 
     def __repr__(self) -> str:
@@ -220,23 +219,24 @@ class ProgramFile:
             raise self.fail(f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes")
         return Offsets(kind, index, values, table)
 
-    def _plans(self) -> dict[str, Table]:
-        """The methods by name."""
-        plans: dict[str, Table] = {}
+    def _plans(self) -> Iterator[tuple[str, Table]]:
+        """The methods, with their names."""
+        named: set[str] = set()
         for plan in self.root.tables("execution_plan"):
             method = plan.string("name")
             if not method:
-                raise self.fail(f"method {len(plans)} has no name")
-            if method in plans:
+                raise self.fail(f"method {len(named)} has no name")
+            if method in named:
                 raise self.fail(f"two methods have the name {method!r}")
-            plans[method] = plan
-        return plans
+            named.add(method)
+            self.methods.append(method)
+            yield method, plan
 
-    def _read_methods(self, plans: Mapping[str, Table]) -> None:
+    def _read_methods(self) -> None:
         uses: dict[_Place, list[TensorUse]] = {}
         spans: dict[_Place, Span] = {}
         payloads = self._inline_payloads()
-        for method, plan in plans.items():
+        for method, plan in self._plans():
             for index, value in enumerate(plan.tables("values")):
                 tensor = value.union("val")
                 if tensor is not None and tensor.kind.name == "Tensor":
