@@ -269,15 +269,7 @@ def native_tensors(tensors: Mapping[str, Any]) -> list[tuple[str, memoryview, in
 
 
 def check_scale(scale: Any, what: str = "scale") -> float:
-    """A factor for weights as a float.
-
-    Args:
-        scale: the factor.
-        what: what messages call it.
-
-    Raises:
-        AdapterError: it is not a finite number.
-    """
+    """A factor for weights as a float, which errors call `what`; AdapterError if it is not a finite number."""
     try:
         number = float(scale)
     except (TypeError, ValueError, OverflowError):

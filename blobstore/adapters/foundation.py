@@ -66,15 +66,7 @@ def is_text(value: object) -> bool:
 
 
 def check_texts(texts: Mapping[str, str] | None, what: str) -> dict[str, str]:
-    """A mapping from names to names; None is an empty one.
-
-    Args:
-        texts: the mapping.
-        what: what messages call it.
-
-    Raises:
-        UnsupportedDataError: it is something else.
-    """
+    """A mapping from names to names, which errors call `what`, or UnsupportedDataError; None is an empty one."""
     if texts is None:
         return {}
     if not isinstance(texts, Mapping):

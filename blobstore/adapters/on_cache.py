@@ -11,12 +11,8 @@ __all__ = ["native_tensors_of"]
 
 
 def native_tensors_of(cache: BlobCache) -> Any:
-    """The native module's tensors of a cache.
-
-    Raises:
-        UnsupportedDataError: the argument is not a `BlobCache`.
-        ClosedError: it is closed.
-    """
+    """The native module's tensors of a cache; UnsupportedDataError for anything but a `BlobCache`, ClosedError for a closed
+    one."""
     from blobstore.runtime.cache import check_cache  # here, because adapter files alone need no cache
 
     check_cache(cache, "cache")

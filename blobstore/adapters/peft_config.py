@@ -149,23 +149,12 @@ class PeftConfig:
 
 
 def read_config(path: Path) -> PeftConfig:
-    """Read and check a configuration.
-
-    Raises:
-        FileAccessError: the file cannot be opened.
-        InvalidFileError: it is not a configuration.
-        AdapterError: a field of it cannot be honoured.
-    """
+    """Read a configuration; AdapterError names a field that cannot be honoured."""
     return PeftConfig.of(read_json(path), path)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """A small JSON file.
-
-    Raises:
-        FileAccessError: it cannot be opened.
-        InvalidFileError: it is not JSON, has a key twice in one object, is nested more than 200 deep, or larger than 16 MiB.
-    """
+    """A small JSON file: at most 16 MiB, nested at most 200 deep, and no key twice in one object."""
     path = as_path(path)
     data = map_file(path)
     if len(data) > _MOST:

@@ -119,11 +119,8 @@ def _pieces(adapter: Adapter, record: Record | None, head_dim: int | None) -> di
 class _Piece:
     """The two tensors of a module of the program on their way out, or of several that are fused in PEFT's model.
 
-    Attributes:
-        module: the module of the program.
-        origin: where they came from.
-        a, b: the tensors, in the rank and the order of rows that they came in.
-        factor: what they must still be multiplied with, beside the scale of the adapter.
+    `a` and `b` are in the rank and the order of rows that they came in. They must still be multiplied with `factor`, beside
+    the scale of the adapter.
     """
 
     module: str
@@ -233,17 +230,10 @@ def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | Non
 
 
 def _config(path: Path, used: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
-    """What PEFT needs to compute with the tensors.
+    """What PEFT needs to compute with the tensors, of the rank and the scale of each of its modules.
 
     PEFT takes the first entry of a pattern that matches a module, and sorts them when it saves an adapter again. So each
     entry here matches one module only.
-
-    Args:
-        path: the adapter, for messages.
-        used: for each module of PEFT its rank and its scale.
-
-    Raises:
-        AdapterError: an alpha would be too large.
     """
     alphas = {module: _alpha(path, module, scale, rank) for module, (rank, scale) in used.items()}
     most_ranks = Counter(rank for rank, _ in used.values()).most_common(1)[0][0]

@@ -63,12 +63,7 @@ class PeftPair:
     def ordered(self, head_dim: int, source: Path) -> Plain:
         """The second tensor with its rows as a program needs them.
 
-        Args:
-            head_dim: the size of a head if the program rotates neighbouring elements and this is its q or k; otherwise 0.
-            source: the adapter, for messages.
-
-        Raises:
-            AdapterError: the size of a head would be needed to bring the rows back into Hugging Face's order.
+        `head_dim` is the size of a head if the program rotates neighbouring elements and this is its q or k; otherwise 0.
         """
         if self.reordered and not head_dim and self.module.endswith(("q_proj", "k_proj")):
             raise AdapterError(

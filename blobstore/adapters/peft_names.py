@@ -169,14 +169,9 @@ def rotary_head_dim(
     size_of_head: Callable[[], int | None],
     what: object,
 ) -> int:
-    """The size of a head if the rows of a module are reordered, else 0.
+    """The size of a head if the rows of a module, called `name` by PEFT, are reordered, else 0.
 
-    Args:
-        source: PEFT's folder, for messages.
-        module, name: what the program and PEFT call it.
-        rows: how many rows its product has.
-        size_of_head: called for q and k only; returns what `params_head_dim` does, or None if it is not known.
-        what: the program's files, for messages.
+    `size_of_head` is called for q and k only; it returns what `params_head_dim` does, or None if that is not known.
 
     Raises:
         AdapterError: the order is not known.
@@ -201,12 +196,7 @@ def are_heads(rows: int, head_dim: int) -> bool:
 
 
 def rows_as_llama(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
-    """Rows in Hugging Face's order (for each head: first halves, second halves) as neighbours, for Llama's own code.
-
-    Args:
-        rows: of shape (heads x head_dim, anything).
-        head_dim: the size of a head.
-    """
+    """Rows in Hugging Face's order (for each head: first halves, second halves) as neighbours, for Llama's own code."""
     return np.ascontiguousarray(rows.reshape(-1, 2, head_dim // 2, rows.shape[1]).swapaxes(1, 2)).reshape(rows.shape)
 
 

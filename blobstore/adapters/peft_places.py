@@ -19,11 +19,8 @@ _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 
 
 def adapter_path(source: str | os.PathLike[str]) -> Path:
-    """The path of an adapter.
-
-    Args:
-        source: a path; or `user/name`, or `user/name@revision`, if there is no such path. Then the adapter is looked for in
-            the cache of `huggingface_hub`. Nothing is downloaded.
+    """The path of an adapter: `source` itself; or, if nothing is there, that of `user/name` or `user/name@revision` in the
+    cache of `huggingface_hub`. Nothing is downloaded.
 
     Raises:
         FileAccessError: a name of the Hub is not in the cache, or `huggingface_hub` is not installed.

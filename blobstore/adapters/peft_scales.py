@@ -25,15 +25,9 @@ _SHORT = 1 << 16  # a factor with a numerator below this is taken as exact; prod
 
 
 def common_scale(scales: Iterable[float]) -> tuple[float, dict[float, float]]:
-    """The scale that most modules have, and for each scale the factor that makes up for it.
-
-    Args:
-        scales: the scale of each module.
-
-    Returns:
-        The scale, and the factors: 0 where there is none, because one of two scales is 0 or the quotient is out of range.
-        Quotients that differ from a short fraction only because alpha / r was rounded are that fraction.
-    """
+    """The scale that most modules have, and for each scale the factor that makes up for it; 0 where there is none, because
+    one of two scales is 0 or the quotient is out of range. Quotients that differ from a short fraction only because alpha /
+    r was rounded are that fraction."""
     counted = Counter(scales)
     common = counted.most_common(1)[0][0]
     return common, {scale: _factor(scale, common) for scale in counted}

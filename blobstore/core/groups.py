@@ -11,13 +11,8 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class Groups(Generic[Item]):
-    """Items in groups that grow together when two of their members are joined.
-
-    An item that was never mentioned is a group of its own.
-
-    Args:
-        items: the first items, in order.
-    """
+    """Items in groups that grow together when two of their members are joined. One that was never mentioned is a group of
+    its own."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self._parent = {item: item for item in items}

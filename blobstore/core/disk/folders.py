@@ -15,16 +15,9 @@ __all__ = ["check_room", "folders"]
 
 
 def check_room(folder: Path, need: int, largest: Path, size: int, what: str) -> None:
-    """Check that files fit on the disk, before the first byte is written.
+    """Check that files of `need` bytes fit into a folder, which may be missing, before the first byte is written.
 
-    Args:
-        folder: where they go; it may be missing.
-        need: bytes of all of them.
-        largest, size: one of them, which the error names, and its bytes.
-        what: they are, for the error.
-
-    Raises:
-        FileAccessError: there is less.
+    The FileAccessError says how large the largest of them is, and what they are.
     """
     there = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay
     while not there.exists() and there != there.parent:

@@ -71,14 +71,8 @@ def check_folder_name(path: Path) -> None:
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
-    """Refuse to replace a file by one of another format, and to make one under the name of another. An empty file may
-    always be replaced.
-
-    Raises:
-        OutputPathError: the file at `path` has another format, and `force` is not set; or there is none, and the ending of
-            `path` is that of another format.
-        FileAccessError: there is something other than a regular file at `path`, or the file cannot be read.
-    """
+    """Raise OutputPathError for a file of another format at a path, unless `force` is set, and if nothing is there and the
+    ending is that of another format. An empty file may always be replaced."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -27,12 +27,8 @@ def journal_name() -> str:
 
 
 def is_plain_path(name: str, *, anywhere: bool = True) -> bool:
-    """Whether a path with `/` leads into a folder, and to no file of the library itself.
-
-    Args:
-        name: the path.
-        anywhere: on every system; if not, on this one: only Windows forbids characters such as `\\` and `:`.
-    """
+    """Whether a path with `/` leads into a folder, and to no file of the library itself: `anywhere`, or on this system,
+    because only Windows forbids characters such as `\\` and `:`."""
     parts = name.split("/")
     odd = '\\:*?"<>|' if anywhere or os.name == "nt" else ""
     bad = any(ord(c) < 32 or c in f"{odd}\x7f" for c in name) or any(

@@ -72,19 +72,10 @@ class EarlySync:
 
 
 class Output(io.FileIO):
-    """A new file, synced in the background as it grows.
+    """A new file, synced in the background as it grows; OSError if something is there.
 
-    The descriptor belongs to this object from the moment it exists, so an exception never leaks it.
-
-    Args:
-        path: the file; nothing may exist there.
-        mode: its permissions, before the umask.
-        what: the name of the work that progress reports.
-        total: about how many bytes will be written.
-        progress: called after every write.
-
-    Raises:
-        OSError: the file exists, or cannot be created.
+    The descriptor belongs to this object from the moment it exists, so an exception never leaks it. `progress` is told that
+    `what` is being done, of about `total` bytes.
     """
 
     _early: EarlySync | None = None

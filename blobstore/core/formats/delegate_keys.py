@@ -28,15 +28,8 @@ _XNNPACK_HEADER = struct.Struct("<4x4s2xII")  # its magic, and where the flatbuf
 
 
 def keys_of(backend: str, data: memoryview) -> dict[str, int | None] | None:
-    """The keys that a delegate looks up in named data, with the sizes that it records; None for an unknown backend.
-
-    Args:
-        backend: its name.
-        data: its payload.
-
-    Raises:
-        InvalidFileError: it is not a payload of this backend.
-    """
+    """The keys that a delegate looks up in named data, with the sizes that its payload records; None for an unknown
+    backend, and InvalidFileError if this is not a payload of the backend."""
     if backend == BACKEND_ID:
         return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
     if backend != "XnnpackBackend":

@@ -114,13 +114,7 @@ STRING = String()
 
 
 class Buffer:
-    """A flatbuffer that starts at the first byte of a file.
-
-    Args:
-        data: the bytes of the flatbuffer.
-        path: the file, for errors.
-        start: where its objects begin; everything before that belongs to headers.
-    """
+    """A flatbuffer at the start of a file. Its objects begin at `start`; everything before that belongs to headers."""
 
     def __init__(self, data: memoryview, path: str | os.PathLike[str], start: int) -> None:
         self.data = data
@@ -376,13 +370,8 @@ def reachable(
 ) -> list[Span]:
     """The objects that some tables of one buffer need, these tables among them, in the order of the buffer.
 
-    Args:
-        roots: where to begin.
-        reference: called as (place, target, is_vtable) for every reference among the objects.
-        without: places of references that are not followed; the place of a reference to a vtable is that of its table.
-
-    Raises:
-        InvalidFileError: as by `walk`.
+    `reference` is called as by `walk`. References at the places `without` are not followed; the place of a reference to a
+    vtable is that of its table.
     """
     roots[0].buffer.renew()
     objects = _Walk(roots[0].buffer, reference, without)

@@ -37,12 +37,7 @@ def near(name: object, known: Collection[str]) -> list[str]:
 
 
 def prefix_apart(given: Collection[str], known: Collection[str], *, given_in: str, known_in: str) -> str:
-    """A sentence, if names are names that are known with a prefix, such as `module.`, or lack one; else nothing.
-
-    Args:
-        given, known: the names.
-        given_in, known_in: what has them, as the sentence says it.
-    """
+    """A sentence, if the names given are known with a prefix, such as `module.`, or lack one; else nothing."""
     first, every = next(iter(given), ""), set(known)
     for dot in re.finditer(r"\.", first):
         prefix = first[: dot.end()]
@@ -56,12 +51,7 @@ def prefix_apart(given: Collection[str], known: Collection[str], *, given_in: st
 
 
 def suggest(name: object, keys: Collection[str]) -> str:
-    """The end of a message about an unknown key: near ones; that the keys are contents; or nothing.
-
-    Args:
-        name: what was asked for.
-        keys: what there is.
-    """
+    """The end of a message about an unknown key: near ones; that the keys are contents; or nothing."""
     if similar := near(name, keys):
         return f"; did you mean {' or '.join(map(repr, similar))}?"
     named = [key for key in keys if not key.startswith(KEY_PREFIX)]

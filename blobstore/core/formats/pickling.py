@@ -20,13 +20,8 @@ _Identity = tuple[int, int | bytes]
 
 
 def by_path(reader: Any, opener: Callable[[str], Any], data: memoryview, recorded: memoryview | None = None) -> Any:
-    """The value of a reader's `__reduce__`.
-
-    Args:
-        reader: a data map of one file.
-        opener: opens such a file; a function or a class of a module.
-        data: all bytes of the file.
-        recorded: bytes of the file that identify its contents, if it has any.
+    """The value of a reader's `__reduce__`: `opener` opens its file, and `recorded` are bytes that identify the contents,
+    if any.
 
     Raises:
         UnsupportedOperationError: the bytes are not a map of a file.
@@ -41,12 +36,7 @@ def by_path(reader: Any, opener: Callable[[str], Any], data: memoryview, recorde
 
 
 def _reopen(kind: type, opener: Callable[[str], Any], path: str, identity: _Identity) -> Any:
-    """Open the file of a pickled reader.
-
-    Raises:
-        FileAccessError: the file cannot be opened.
-        DataChangedError: it is another file, or was changed.
-    """
+    """Open the file of a pickled reader; DataChangedError if it is another file, or was changed."""
     try:
         reader = opener(path)
     except InvalidFileError as error:  # it was valid when the reader was pickled

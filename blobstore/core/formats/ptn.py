@@ -36,13 +36,8 @@ _LARGEST = 1 << 24  # bytes of the aliases
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a package.
-
-    Attributes:
-        name: its path in the package.
-        start, stop: where its bytes lie in the file.
-        is_stored: whether these are its content, and not a compressed form.
-    """
+    """A member of a package: its path there, where its bytes lie in the file, and whether these are its content, not
+    compressed."""
 
     name: str
     start: int
@@ -54,19 +49,7 @@ class PtnDataMap(NamedDataMap):
     """The tensors of all `.safetensors` of a package, under their names and their aliases.
 
     If tensors of several members have one name, each is `member:name`. Nothing is decompressed: tensors of a member that is
-    deflated are not here.
-
-    Args:
-        path: the file.
-        data: its bytes, if the caller has them already; then the file is not opened, and errors name `path`.
-
-    Attributes:
-        path: the file, as given.
-        members: what the package has, in the order of their bytes.
-
-    Raises:
-        FileAccessError: the file cannot be read.
-        InvalidFileError: it is malformed: no zip, members that overlap or lie outside the file, or bad tensors.
+    deflated are not here. If the caller has the bytes already (`data`), the file is not opened, and errors name `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:

@@ -129,12 +129,8 @@ def unsigned_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
 
 
 def numpy_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
-    """The dtype for a scalar type, of numpy or of the `ml_dtypes` package.
-
-    Raises:
-        MissingDependencyError: the dtype needs ml_dtypes, which is not installed.
-        UnsupportedDataError: neither package has it.
-    """
+    """The dtype for a scalar type, of numpy or of the package `ml_dtypes`, which may be missing; UnsupportedDataError if
+    none has it."""
     native = native_dtype(scalar_type)
     if native is not None:
         return native

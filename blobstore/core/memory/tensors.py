@@ -266,10 +266,7 @@ def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> Arr
 def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: Sequence[int] | None = None) -> memoryview:
     """The bytes of a tensor with its dimensions in another order in memory; a copy only where the order differs.
 
-    Args:
-        data: the bytes of the tensor, of any scalar type.
-        layout: how they are a tensor now.
-        dim_order: the new order, from the outermost dimension to the innermost; left out, contiguous.
+    `dim_order` is from the outermost dimension to the innermost; left out, contiguous.
     """
     order = tuple(range(len(layout.sizes)) if dim_order is None else dim_order)
     if order == layout.dim_order:

@@ -14,14 +14,8 @@ __all__ = ["ClashError"]
 
 
 class ClashError(KeyConflictError):
-    """A program or a data file of this run has other bytes for a key than the store.
-
-    Args:
-        key: the key.
-        source: the program or the data file.
-        error: the error of the store.
-        delegate: whether a delegate of the program looks up the key, so that it cannot have another one.
-    """
+    """A program or a data file of this run has other bytes for a key than the store; if it is for a delegate, which looks
+    up the key, it cannot have another one."""
 
     def __init__(self, key: str, source: Path, error: KeyConflictError, *, delegate: bool) -> None:
         super().__init__(f"{source}: {error}")
@@ -35,10 +29,8 @@ class ClashError(KeyConflictError):
     ) -> KeyConflictError:
         """The error for the user, who thinks in programs and files.
 
-        Args:
-            takers: for each key that programs take which are in the folder and stay, one of them.
-            programs: the programs of this run.
-            others: data files of this run with other bytes for the key, and for which keys.
+        `takers` has one program for each key that those take which stay, and `others` the data files of this run with other
+        bytes for the key, each with all keys of which that holds.
         """
         why = ", its delegate looks for this key" if self.delegate else ""
         if self.key not in takers:

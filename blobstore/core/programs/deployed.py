@@ -71,15 +71,12 @@ def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFil
 
 
 def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
-    """The data files among `paths` that exist already.
+    """The data files among `paths`, which will be written, that exist already.
 
-    Args:
-        paths: files that will be written.
-        force: take data files of unknown origin, too, and ignore malformed ones.
+    With `force`, those of unknown origin, too, but for malformed ones.
 
     Raises:
         OutputPathError: one is a file of another format, or was not written together with programs.
-        FileAccessError, InvalidFileError: one cannot be read.
     """
     data_maps: list[PtdDataMap] = []
     for path in paths:

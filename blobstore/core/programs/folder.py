@@ -21,12 +21,8 @@ __all__ = ["output_folder"]
 def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
     """Make a folder, keep other writers of programs out of it, and finish what a killed writer left.
 
-    If an error is raised inside, a folder that was missing before is removed again. A dry run only checks that all this
-    is possible, and keeps nobody out.
-
-    Raises:
-        OutputPathError: the name is that of a file, and no such folder is there.
-        FileAccessError: the folder cannot be made or written to.
+    If an error is raised inside, a folder that was missing before is removed again. A dry run only checks that all this is
+    possible, and keeps nobody out.
     """
     check_folder_name(directory)
     if dry_run:

@@ -16,13 +16,10 @@ __all__ = ["Found", "find"]
 
 @dataclass(frozen=True)
 class Found:
-    """What earlier runs left.
+    """What earlier runs left: `old`, those of the data files of this run that exist, and its `neighbours`, by file name.
 
-    Attributes:
-        old: those of the data files of this run that exist, by file name.
-        neighbours: the other data files that were written with programs.
-        staying: the programs that this run does not replace, with the keys that they take from each of `old`. They cannot be
-            rewritten, so these keys must keep their bytes.
+    The programs that stay, with the keys that they take from each of `old`, cannot be rewritten, so these keys must keep
+    their bytes.
     """
 
     old: Mapping[str, PtdDataMap]
@@ -61,17 +58,7 @@ class Found:
 
 
 def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, force: bool) -> Found:
-    """Read a folder.
-
-    Args:
-        directory: the folder.
-        tags: the file names of the data files of this run.
-        outputs: the programs of this run.
-        force: as for `old_data`.
-
-    Raises:
-        OutputPathError, FileAccessError, InvalidFileError: as `old_data` and `old_programs`.
-    """
+    """Read a folder for a run with data files of these names and these programs as outputs; `force` as for `old_data`."""
     paths = [directory / tag for tag in tags]
     old = {data_map.path.name: data_map for data_map in old_data(paths, force=force)}
     neighbours = {data_map.path.name: data_map for data_map in other_data(directory, paths)}

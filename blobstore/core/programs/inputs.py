@@ -16,14 +16,9 @@ _CHECKPOINTS = (".safetensors", ".ptd")
 
 
 def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
-    """The input files, each once, with its place below the folder that was given; a single file's place is its name.
+    """The input files, each once, with its place below the folder that was given; for a single file, its name.
 
-    Args:
-        paths: files and folders.
-        directory: where the outputs go; files in it are not taken, unless it is one of `paths` itself.
-
-    Raises:
-        FileAccessError: a folder cannot be read, or has no programs and no data files.
+    Files in `directory`, the output folder, are not taken, unless it is one of the inputs itself.
     """
     output = os.path.realpath(directory)
     files: dict[str, tuple[Path, Path]] = {}
@@ -47,11 +42,7 @@ def _files_in(folder: Path, output: str) -> list[Path]:
 
 
 def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:
-    """The place of each program below the output folder; where two would be the same, with more parent folders.
-
-    Args:
-        inputs: programs with their places, as `expand` returns them.
-    """
+    """The place of each program below the output folder; where two would be the same, with more parent folders."""
     depths = [len(place.parts) for _, place in inputs]
     full = [Path(os.path.abspath(path)).parts[1:] for path, _ in inputs]  # noqa: PTH100 - links stay as they are
     while True:

@@ -13,13 +13,10 @@ __all__ = ["namespaces"]
 
 
 def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, int]:
-    """The number of each program's namespace. In one namespace a key has one content, in one file.
+    """The number of each program's namespace, of its data files. In one namespace a key has one content, in one file.
 
-    All programs have the same namespace, unless a key of several programs is in different files or has different
-    contents. Then programs share a namespace if they have a file in common.
-
-    Args:
-        data: the data files of each program.
+    All programs have the same namespace, unless a key of several programs is in different files or has different contents.
+    Then programs share a namespace if they have a file in common.
     """
     by_key: dict[str, tuple[str, Digest, TensorLayout | None]] = {}
     contents = (

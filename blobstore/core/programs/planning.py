@@ -72,14 +72,8 @@ class Plan:
     progress: Progress | None
 
     def moves(self, program: ProgramFile, own: BlobStore) -> dict[Movable, str]:
-        """Put what leaves a program into a store.
-
-        Args:
-            program: the program.
-            own: the store of its namespace.
-
-        Returns:
-            The key of each item that leaves.
+        """Put what leaves a program into a store, `own` if its namespace has the key there, and return the key of each
+        item.
 
         Raises:
             ClashError: a delegate looks up a key that has other bytes in the store.

@@ -92,12 +92,8 @@ def run(
 
 
 def _check_outputs(outputs: Sequence[Path], targets: Targets, inputs: Sequence[Path], options: Options) -> None:
-    """Check the paths of what will be written.
-
-    Raises:
-        OutputPathError: two programs have the same output; or without `force`, an input would be replaced; or the folder was
-            appended to, and this run would extend its first data file.
-    """
+    """Raise OutputPathError if two programs have the same output; without `force`, if an input would be replaced; and if
+    the folder was appended to, and this run would extend its first data file."""
     if len(set(outputs)) != len(outputs):
         twice = Counter(outputs).most_common(1)[0][0]
         raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
@@ -120,12 +116,7 @@ def _keep_what_others_take(targets: Targets, found: Found) -> None:
 
 
 def _add_data(targets: Targets, found: Found) -> None:
-    """Add the data files that the programs take already.
-
-    Raises:
-        ClashError: a key has other bytes in two of the files, or in one that a program which stays takes.
-        KeyConflictError: a program that stays has one of the keys in itself.
-    """
+    """Add the data files that the programs take already, whose keys no program that stays may have in itself."""
     for one in targets.given:
         for key in one.data_map:
             if key in found.inside:
@@ -148,11 +139,7 @@ def _names(jobs: Sequence[Job], options: Options) -> NamesByContent:
 def _move_out(
     jobs: Sequence[Job], targets: Targets, found: Found, by_content: NamesByContent, options: Options
 ) -> list[Slim]:
-    """Move what is large enough out of the programs.
-
-    Raises:
-        ClashError: a delegate looks up a key that has other bytes already.
-    """
+    """Move what is large enough out of the programs."""
     leaving: set[str] = set()
     for job in jobs:
         weights = weights_among(job.program)
@@ -184,13 +171,8 @@ def _named(slim: Sequence[Slim], by_content: NamesByContent) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Rest:
-    """What became of the other keys of the old data files.
-
-    Attributes:
-        taken: the keys that a program takes when the run is done, of whichever file.
-        replaced_keys: those whose old bytes are dropped.
-        pruned: what is dropped from each data file.
-    """
+    """What became of the other keys of the old data files: those that a program takes when the run is done, of whichever
+    file; those whose old bytes are dropped; and what is dropped from each file."""
 
     taken: set[str]
     replaced_keys: list[str]
@@ -255,14 +237,8 @@ def _metadata(
 
 @dataclass(frozen=True)
 class _Files:
-    """The data files that a run writes.
-
-    Attributes:
-        contents: what each has in the end.
-        early: what each has until all programs are in place. A program that is replaced may take keys that are pruned.
-        metadata: the metadata of each.
-        old: those that are there.
-    """
+    """The data files that a run writes, and the `old` ones that are there. Until all programs are in place, they have their
+    `early` contents: a program that is replaced may take keys that are pruned."""
 
     contents: Mapping[str, Sequence[Entry]]
     early: Mapping[str, Sequence[Entry]]
@@ -284,13 +260,11 @@ class _Files:
 def _write(
     slim: Sequence[Slim], files: _Files, targets: Targets, options: Options
 ) -> tuple[dict[Path, int], list[ProgramResult]]:
-    """Write the data files and the programs.
+    """Write the data files and the programs, and return the sizes of the former and what became of the latter.
 
     The renames are in an order in which every program has its keys at every moment. Data files come before programs,
-    because programs that are in the folder can use the new data files, too. One that loses keys is written again after them.
-
-    Returns:
-        The size of each data file in bytes, and what became of each program.
+    because programs that are in the folder can use the new data files, too. One that loses keys is written again after
+    them.
     """
     changed = [tag for tag in files.contents if not files.is_up_to_date(tag)]
     late = [tag for tag in files.contents if len(files.contents[tag]) < len(files.early[tag])]
@@ -356,13 +330,7 @@ def _data_results(
 
 @dataclass(frozen=True)
 class _Whereabouts:
-    """Where the keys of the data files that were given are now.
-
-    Attributes:
-        targets: the data files of the run.
-        files: what `_first_files` returns.
-        keys: for each data file what `_first_keys` returns.
-    """
+    """Where the keys of the data files that were given are now, by `_first_files` and, for each data file, `_first_keys`."""
 
     targets: Targets
     files: Mapping[tuple[int, str], Path]

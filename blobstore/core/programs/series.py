@@ -16,16 +16,7 @@ APPENDED_TO = "blobstore.programs.appended_to"
 
 
 class Series:
-    """What earlier runs left of one series.
-
-    Args:
-        directory: the folder.
-        data_name: the file name of the first file.
-        force: take a first file of unknown origin, too.
-
-    Attributes:
-        appended: the files after the first.
-    """
+    """What earlier runs left of one series: the files after the first."""
 
     def __init__(self, directory: Path, data_name: str, *, force: bool) -> None:
         self._first = directory / data_name
@@ -40,12 +31,7 @@ class Series:
                         self.appended.append(data_map)
 
     def by_key(self) -> dict[str, PtdDataMap]:
-        """The file that has each key.
-
-        Raises:
-            OutputPathError: the first file is of another format, or was not written together with programs.
-            FileAccessError, InvalidFileError: it cannot be read.
-        """
+        """The file that has each key; errors as of `old_data`."""
         base = old_data([self._first], force=self._force)
         return {key: data_map for data_map in [*self.appended, *base] for key in data_map}
 

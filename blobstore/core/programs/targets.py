@@ -20,13 +20,7 @@ __all__ = ["DataInput", "Given", "Job", "ProgramInput", "Slim", "Targets"]
 
 @dataclass(frozen=True)
 class ProgramInput:
-    """A program to write.
-
-    Attributes:
-        program: the program as it is.
-        place: its path below the folder.
-        namespace: the number of its namespace of keys.
-    """
+    """A program as it is, its path below the folder, and the number of its namespace of keys."""
 
     program: ProgramFile
     place: Path
@@ -35,13 +29,8 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class DataInput:
-    """A data file that the programs take already.
-
-    Attributes:
-        data_map: the data file.
-        tag: the file that its contents go to.
-        namespace: the number of the namespace of its keys.
-    """
+    """A data file that the programs take already, the file that its contents go to, and the number of the namespace of its
+    keys."""
 
     data_map: PtdDataMap
     tag: str
@@ -92,12 +81,8 @@ class Given:
 class Targets:
     """Where the contents of a run go.
 
-    Attributes:
-        directory: the folder.
-        data_name: the data file for what leaves a program.
-        given: the data files that the programs take already.
-        home: the store of each data file that may be written, by file name. Files of one namespace have one store.
-        earlier: for each key of the data files that this run leaves as they are, its file.
+    What leaves a program goes to `data_name`. `home` has the store of each data file that may be written; files of one
+    namespace have one store. `earlier` has, for each key of the data files that the run leaves as they are, its file.
     """
 
     directory: Path
@@ -110,11 +95,7 @@ class Targets:
     def of(
         cls, data: Sequence[DataInput], stores: Mapping[int, BlobStore], directory: Path, options: Options
     ) -> Targets:
-        """Those of a run with a store for each namespace.
-
-        Raises:
-            OutputPathError: one of the files must not be extended, because the folder was appended to.
-        """
+        """Those of a run with a store for each namespace."""
         data_name, earlier = file_name(options.data_name), dict[str, PtdDataMap]()
         if options.append:
             series = Series(directory, data_name, force=options.force)
@@ -160,12 +141,8 @@ class Targets:
     def contents(
         self, old: Mapping[str, PtdDataMap], pruned: Mapping[str, BlobStore] | None = None
     ) -> dict[str, list[Entry]]:
-        """The contents of each data file. Keys that a file has already keep their order; new ones follow.
-
-        Args:
-            old: the files that are there.
-            pruned: what each file will lose, if it is to have that still.
-        """
+        """The contents of each data file, with what it will lose if `pruned` has that. Keys that a file has already keep
+        their order; new ones follow."""
         files: dict[str, list[Entry]] = {tag: [] for tag in old}
         for store in self.stores():
             for entry in store.entries():

@@ -23,14 +23,7 @@ class ColumnsError(ValueError):
 
 
 class Columns:
-    """A flatbuffer.
-
-    Args:
-        data: its bytes, from the root offset on. Arrays that are read from it are copies.
-
-    Attributes:
-        size: number of bytes.
-    """
+    """A flatbuffer of `size` bytes, from the root offset on. Arrays that are read from it are copies."""
 
     def __init__(self, data: memoryview) -> None:
         if len(data) < 8:

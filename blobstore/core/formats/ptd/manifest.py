@@ -97,15 +97,10 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: memoryview, segments: int, keys: int) -> Manifest:
-        """Read and check a manifest.
-
-        Args:
-            data: the flatbuffer and its digest.
-            segments: number of segments in the file.
-            keys: number of keys in the file.
+        """Read the flatbuffer of a manifest, and its digest.
 
         Raises:
-            ManifestError: it is damaged, has a later version, or belongs to another file.
+            ManifestError: it is damaged, has a later version, or belongs to a file with other numbers of segments or keys.
         """
         body = _checked(data)
         try:

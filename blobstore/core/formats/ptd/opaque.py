@@ -19,12 +19,7 @@ __all__ = ["hide_stand_ins", "stand_ins"]
 
 
 def stand_ins(layouts: Sequence[TensorLayout | None], sizes: Sequence[int]) -> list[TensorLayout | None]:
-    """The layouts to write: opaque bytes get that of a tensor of bytes, unless they are more than one size can count.
-
-    Args:
-        layouts: for each key, its layout; None for opaque bytes.
-        sizes: for each key, the bytes of its blob.
-    """
+    """The layouts to write: opaque bytes get that of a tensor of bytes, unless they are more than one size can count."""
     known: dict[int, TensorLayout] = {}
     return [_bytes(size, known) if layout is None else layout for layout, size in zip(layouts, sizes, strict=True)]
 
@@ -41,13 +36,7 @@ def hide_stand_ins(
     layouts: list[TensorLayout | None],
     sizes: npt.NDArray[np.int64],
 ) -> None:
-    """Replace the layouts of opaque bytes by None.
-
-    Args:
-        opaque: the indices of their keys, as the manifest lists them.
-        keys: all keys of the file.
-        layouts: for each key, the layout in the file, which agrees with the size of the blob.
-        sizes: for each key, the bytes of its blob.
+    """Replace the layouts of opaque bytes, whose indices the manifest lists, by None.
 
     Raises:
         ManifestError: an index is out of range or does not ascend, or its key has another layout.

@@ -44,12 +44,7 @@ def encode_table(
 ) -> bytes:
     """The flatbuffer with `FLATBUFFER_OFFSET` zero bytes at offset 8, where the header goes.
 
-    Args:
-        keys: the keys, unique.
-        segment_index: for each key, the index of its segment.
-        layouts: for each key, its layout; None for a key that gets none.
-        offsets: where each segment starts, from the segment base, ascending.
-        sizes: bytes of each segment.
+    Each key is in the segment of its index. Offsets count from the segment base, and ascend.
     """
     vtable = {name: START + FLATBUFFER_OFFSET + _VTABLE_ROOM * i for i, name in enumerate(_VTABLES)}
     root = align_up(START + FLATBUFFER_OFFSET + _VTABLE_ROOM * len(_VTABLES), 8)

@@ -92,15 +92,7 @@ def content_key(address: Digest, layout: TensorLayout) -> str:
 
 
 def read_program(path: str | os.PathLike[str]) -> ProgramFile:
-    """Map a .pte and verify its structure.
-
-    Returns:
-        The program. The file stays mapped for as long as the program, or any view of it, is referenced.
-
-    Raises:
-        FileAccessError: it cannot be opened.
-        InvalidFileError: it is not a well-formed program.
-    """
+    """Map a .pte and verify its structure. It stays mapped while the program, or any view of it, is referenced."""
     return ProgramFile(path, map_file(path))
 
 

@@ -61,13 +61,8 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
 
 
 class Rewrite:
-    """A program as it will be written.
-
-    The constructor raises all errors (see `write_slim`), before a byte is written.
-
-    Attributes:
-        nbytes: the size of the new file.
-    """
+    """A program of `nbytes` bytes as it will be written. The constructor raises all errors (see `write_slim`), before a
+    byte is."""
 
     def __init__(self, program: ProgramFile, moves: Mapping[Movable, str]) -> None:
         self._program = program

@@ -40,13 +40,7 @@ class ValueInfo:
 
 @dataclass(frozen=True)
 class Signature:
-    """A method.
-
-    Attributes:
-        name: of the method.
-        inputs, outputs: in order.
-        backends: those that parts of it are delegated to, each once.
-    """
+    """A method, with its inputs and outputs in order, and the backends that parts of it are delegated to, each once."""
 
     name: str
     inputs: Sequence[ValueInfo]
