@@ -5,35 +5,28 @@ from __future__ import annotations
 import base64
 import gzip
 import html
-import itertools
 import json
 import os
 import re
 import shlex
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import printable, size
-from blobstore.reporting.after import after
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.changes_html import changes_section
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
-from blobstore.reporting.model import Finding, FindingKind
 from blobstore.reporting.named import is_nameless
+from blobstore.reporting.page_data import page_data
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import (
     COLORS,
     FINDINGS,
-    REGIONS,
     branches,
     by_hand,
     headline,
-    region_name,
-    short_hashes,
     short_paths,
 )
 
@@ -80,7 +73,7 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         "folders": _folders(branches(report.folders)),
         "groups": _groups(report, names),
         "footer": _footer(report),
-        "data": _packed(json.dumps(_data(report, names), separators=(",", ":")).encode()),
+        "data": _packed(json.dumps(page_data(report, names, _COMMANDS), separators=(",", ":")).encode()),
         "js": "\n".join(_page(name) for name in _SCRIPTS),
     }
     # in one pass: what is filled in may look like a place to fill
@@ -306,99 +299,3 @@ def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
         '<div class="scroll" tabindex="0" role="region" aria-labelledby="common-title">'
         f'<table class="matrix"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
-
-
-# --------------------------------------------------------------------------------------------- what the scripts draw
-
-
-def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
-    numbers = {command: number for number, command in enumerate(list(report.commands)[:_COMMANDS], 1)}
-    first = [0, *itertools.accumulate(len(file.regions) for file in report.files)]
-    return {
-        "words": {kind.value: text for kind, text in FINDINGS.items()},
-        "regions": {kind.value: text for kind, text in REGIONS.items()},
-        "files": [
-            {"name": name, "size": file.size, "format": file.format}
-            for name, file in zip(names, report.files, strict=True)
-        ],
-        "blobs": [
-            {
-                "file": f,
-                "name": region_name(region),
-                "kind": region.kind.value,
-                "start": region.start,
-                "nbytes": region.nbytes,
-                "type": printable(region.element_type),
-                "shape": region.shape,
-                "goes": _by_word(report.goes.get((f, r), {})),
-            }
-            for f, file in enumerate(report.files)
-            for r, region in enumerate(file.regions)
-        ],
-        "findings": [
-            {**_finding(report, finding, names, numbers), "places": [first[f] + r for f, r in finding.places]}
-            for finding in report.findings
-        ],
-        "after": _after(report, first),
-    }
-
-
-def _after(report: ReportData, first: Sequence[int]) -> dict[str, Any]:
-    """The files after each of the commands at the top of the page, by its number, and after all commands."""
-    commands = list(report.commands)
-    wanted = {str(number): [command] for number, command in enumerate(commands[:_COMMANDS], 1)}
-    if len(commands) > 1:
-        wanted["all"] = commands
-    views = {}
-    for when, some in wanted.items():
-        then = after(report, some)
-        goes = {first[f] + r: _by_word(kinds) for (f, r), kinds in then.goes.items()}
-        files = [
-            {
-                "name": printable(file.path),
-                "size": sum(report.region(place).nbytes for place in file.places),
-                "format": file.format,
-                "blobs": [first[f] + r for f, r in file.places],
-            }
-            for file in then.files
-        ]
-        views[when] = {"replaced": then.replaced, "bytes": then.total_bytes(report), "files": files, "goes": goes}
-    return views
-
-
-def _by_word(kinds: Mapping[FindingKind, int]) -> dict[str, int]:
-    return {kind.value: nbytes for kind, nbytes in kinds.items()}
-
-
-def _finding(report: ReportData, finding: Finding, names: Sequence[str], numbers: dict[str, int]) -> dict[str, Any]:
-    by_key: dict[str, dict[str, None]] = defaultdict(dict)
-    for f, r in finding.places:
-        by_key[region_name(report.region((f, r)))][names[f]] = None
-    where = []
-    for key, files in list(by_key.items())[:_KEYS]:
-        more = f" and {len(files) - _FILES} more" if len(files) > _FILES else ""
-        where.append(f"{short_hashes(key)} in {', '.join(list(files)[:_FILES])}{more}")
-    if len(by_key) > _KEYS:
-        where.append(f"and {len(by_key) - _KEYS:,} more names")
-    region = report.region(finding.places[0]) if finding.places else None
-    return {
-        "kind": finding.kind.value,
-        "saves": finding.saves,
-        "counted": finding.counted,
-        "detail": printable(finding.detail),
-        "type": printable(region.element_type) if region is not None else "",
-        "shape": region.shape if region is not None else "",
-        "where": where,
-        "files": sorted({f for f, _ in finding.places}),
-        "keys": list(by_key),
-        "command": _command(finding, numbers),
-        "is_code": finding.command is not None and finding.command not in numbers,
-        "advice": finding.advice,
-    }
-
-
-def _command(finding: Finding, numbers: dict[str, int]) -> str:
-    """The command; one that stands at the top of the page only by its number."""
-    if finding.command in numbers:
-        return f"run command {numbers[finding.command]}, above"
-    return printable(finding.command or "")

@@ -1,14 +1,14 @@
-"""Folders, files, the modules of a model, and blobs, as levels that open one at a time; page/tree.js makes the same."""
+"""Folders, files, the modules of a model, and blobs: the levels that the page and the terminal open one at a time."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blobstore.core.text import printable
-from blobstore.reporting.after import After
+from blobstore.reporting.after import After, FileAfter
 from blobstore.reporting.model import FindingKind
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.words import region_name, short_paths
@@ -82,21 +82,43 @@ class TreeFile:
         format: as in `FileReport`.
         places: the regions that it consists of.
         goes: of regions, also of others, what can go.
+        nbytes: of its regions.
+        sums: what can go of all of them.
     """
 
     name: str
     format: str
     places: Sequence[Place]
-    goes: Mapping[Place, Kinds]
+    goes: Mapping[Place, Kinds] = field(repr=False)
+    nbytes: int
+    sums: Kinds
+
+    @classmethod
+    def of(cls, report: ReportData, name: str, file: FileAfter, goes: Mapping[Place, Kinds]) -> TreeFile:
+        """A file, with its sums."""
+        sums: dict[FindingKind, int] = defaultdict(int)
+        for place in file.places:
+            for kind, part in goes.get(place, {}).items():
+                sums[kind] += part
+        nbytes = sum(report.region(place).nbytes for place in file.places)
+        return cls(printable(name), file.format, file.places, goes, nbytes, sums)
 
 
 class Tree:
-    """All files of a report. What is in a file is made when that file is opened, so that many files cost little."""
+    """All files of a report. What is in a file is made when that file is opened, so that many files cost little.
 
-    def __init__(self, report: ReportData, files: Sequence[TreeFile]) -> None:
+    Args:
+        report: the report.
+        files: what the tree is of.
+        collects: whether regions of one kind that have no names are in a level of their own, as suits a list. The
+            map draws each beside what it lies between.
+    """
+
+    def __init__(self, report: ReportData, files: Sequence[TreeFile], *, collects: bool = True) -> None:
         self.files = files
         self.root = Node("all files", None)
         self._report = report
+        self._collects = collects
         self._blobs: dict[Place, Node] = {}
         folders = {"": self.root}
         self._files = []
@@ -104,26 +126,27 @@ class Tree:
             path, _, label = file.name.rpartition("/")
             node = _child(_folder(folders, path), label)
             node.source, node.inner = number, None
-            for place in file.places:
-                node.add(report.region(place).nbytes, file.goes.get(place, {}), 0, 1)
-            node.files = 1
+            node.add(file.nbytes, file.sums, 1, len(file.places))
             self._files.append(node)
         _sum([*folders.values(), *self._files])
         _unite([folder for folder in folders.values() if folder.parent], "/")
 
     @classmethod
-    def of(cls, report: ReportData, then: After | None = None) -> Tree:
-        """The files as they are now, or as they are after commands."""
-        names = [printable(name) for name in short_paths([file.path for file in report.files])]
-        gone = set(then.replaced) if then is not None else set()
-        files = [
-            TreeFile(name, file.format, [(f, r) for r in range(len(file.regions))], report.goes)
-            for f, (name, file) in enumerate(zip(names, report.files, strict=True))
-            if f not in gone
-        ]
-        if then is not None:
-            files += [TreeFile(printable(file.path), file.format, file.places, then.goes) for file in then.files]
-        return cls(report, files)
+    def of(cls, report: ReportData, *, collects: bool = True) -> Tree:
+        """The files as they are now."""
+        names = short_paths([file.path for file in report.files])
+        files = []
+        for f, (name, file) in enumerate(zip(names, report.files, strict=True)):
+            whole = FileAfter(file.path, file.format, tuple((f, r) for r in range(len(file.regions))))
+            files.append(TreeFile.of(report, name, whole, report.goes))
+        return cls(report, files, collects=collects)
+
+    def after(self, then: After) -> Tree:
+        """The files of this tree, which are those of now, as they are after commands."""
+        gone = set(then.replaced)
+        files = [file for f, file in enumerate(self.files) if f not in gone]
+        files += [TreeFile.of(self._report, file.path, file, then.goes) for file in then.files]
+        return Tree(self._report, files, collects=self._collects)
 
     def children(self, node: Node) -> list[Node]:
         """What is in a folder, a file or a module, in no order; nothing is in a blob."""
@@ -171,7 +194,7 @@ class Tree:
         for place in file.places:
             region = self._report.region(place)
             parts, label = _split(region_name(region), len(file.places) > _GROUPED)
-            if not region.keys and unnamed[region.kind] > 1:
+            if self._collects and not region.keys and unnamed[region.kind] > 1:
                 parts, label = [f"{_UNNAMED}{label}"], f"at byte {region.start:,}"
             blob = _child(_module(modules, tuple(parts), number), label)
             blob.source, blob.place = number, place
@@ -185,7 +208,7 @@ class Tree:
 
 def _split(name: str, grouped: bool) -> tuple[list[str], str]:
     """The modules that a blob is in, and its name there; keys that are made of contents have no parts."""
-    if not grouped or _CONTENT.match(name):
+    if not grouped or _CONTENT.match(name) or "" in name.split("."):
         return [], name
     *parts, label = name.split(".", _MODULES)
     return parts, name if len(parts) == _MODULES else label
@@ -212,11 +235,9 @@ def _folder(folders: dict[str, Node], path: str) -> Node:
 
 def _module(modules: dict[tuple[str, ...], Node], parts: tuple[str, ...], source: int) -> Node:
     """The node of a module, made with those that it is in."""
-    for length in range(1, len(parts) + 1):
-        if parts[:length] not in modules:
-            node = _child(modules[parts[: length - 1]], parts[length - 1].removeprefix(_UNNAMED))
-            node.source = source
-            modules[parts[:length]] = node
+    if parts not in modules:
+        node = modules[parts] = _child(_module(modules, parts[:-1], source), parts[-1].removeprefix(_UNNAMED))
+        node.source = source
     return modules[parts]
 
 

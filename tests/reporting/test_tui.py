@@ -28,7 +28,6 @@ from blobstore.cli.app import app
 from blobstore.cli.report import _browse
 from blobstore.core.text import printable, size
 from blobstore.reporting import FileReport, Finding, FindingKind, Region, RegionKind, Report
-from blobstore.reporting.html import to_html
 from blobstore.reporting.json_output import to_json
 from blobstore.reporting.model import Claim
 from blobstore.reporting.tree import Node, Tree
@@ -276,39 +275,6 @@ def test_tensors_have_types_and_shapes(tmp_path: Path) -> None:
     for key, words in {"a": "float 60 x 50", "b": "half 7 x 3 x 5", "c": "long 1"}.items():
         assert re.search(rf"^ +{size(arrays[key].nbytes)} .* {key} +{words}$", drawing.text, re.MULTILINE)
     assert "a: 12.0 KB, tensors, float 60 x 50; all of it stays" in drawing.about
-
-
-@pytest.mark.long
-def test_levels_are_those_of_the_page(zoo_report: Report, tmp_path: Path) -> None:
-    """The script of the page makes the same of the same report: names, bytes, and what can go."""
-    from tests.reporting.test_page import CHROMIUM, QUIET
-
-    if not CHROMIUM:
-        pytest.skip("needs chromium")
-    (tmp_path / "page.html").write_text(to_html(zoo_report))
-    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        page = chromium.new_page()
-        page.goto((tmp_path / "page.html").as_uri())
-        page.wait_for_selector("html[data-ready=yes]")
-        drawn = page.evaluate(
-            """() => [...map.tree.leaves.values()].map((node) => {
-                const labels = [];
-                for (let at = node; at.parent; at = at.parent) if (!at.tail) labels.unshift(at.label);
-                return [labels.join("/"), node.value, Object.entries(node.blob.goes).sort()];
-            })"""
-        )
-        chromium.close()
-    unnamed = re.compile(r"/(?:padding|structure)(?:/at byte [\d,]+)?$")
-    here = [
-        [way, node.nbytes, sorted([kind.value, nbytes] for kind, nbytes in node.goes.items())]
-        for way, node in nodes(Tree.of(zoo_report))
-        if node.place
-    ]
-    assert sum(nbytes for _, nbytes, _ in here) == sum(nbytes for _, nbytes, _ in drawn)
-    assert sorted(one for one in here if not unnamed.search(one[0])) == sorted(
-        one for one in drawn if not unnamed.search(one[0])
-    )
 
 
 def test_files_and_blobs_are_found_by_words(zoo_report: Report, zoo_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 const TURN = 137.508;  // degrees between the hues of two families of files, so that neighbors differ
 const LISTED = 6;  // groups in the legend
+const CONTENT = /^tensor\.[0-9a-f]{32}/;  // a key that is made of contents
 const CONNECTING = 4096;  // bytes in common that make two files a family; fewer are equal by accident
 
 // Sets that are joined step by step: root(one) is the same for all of a set.

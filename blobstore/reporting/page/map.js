@@ -10,7 +10,7 @@ const map = {
   start(data) {
     this.data = data;
     this.order = [...Object.keys(data.words), "structure", "stays"];
-    this.trees = { "": new Tree(data.files, data.blobs) };
+    this.trees = { "": new Tree(data.files, data.folders, data.blobs) };
     this.now = this.trees[""].root.value;
     this.tree = this.trees[""];
     this.level = this.tree.root;
@@ -29,17 +29,9 @@ const map = {
   treeOf(when) {
     if (!this.trees[when]) {
       const after = this.data.after[when];
-      const gone = new Set(after.replaced);
-      const files = this.data.files.filter((_, f) => !gone.has(f));
-      const at = new Map();
-      this.data.files.forEach((_, f) => { if (!gone.has(f)) at.set(f, at.size); });
-      const blobs = this.data.blobs.filter((blob) => !gone.has(blob.file))
-        .map((blob) => ({ ...blob, file: at.get(blob.file) }));
-      after.files.forEach((file) => {
-        blobs.push(...file.blobs.map((id) => ({ ...this.data.blobs[id], file: files.length, goes: after.goes[id] || {} })));
-        files.push(file);
-      });
-      this.trees[when] = new Tree(files, blobs, when === "all" ? "after all commands" : `after command ${when}`);
+      const files = [...after.still.map((f) => this.data.files[f]), ...after.files];
+      const name = when === "all" ? "after all commands" : `after command ${when}`;
+      this.trees[when] = new Tree(files, after.folders, this.data.blobs, name);
     }
     return this.trees[when];
   },

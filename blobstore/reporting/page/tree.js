@@ -1,56 +1,46 @@
-// Folders, files, the modules of a model, and blobs: what the map shows, level by level.
-
-const GROUPED = 12;  // the tensors of a file with more are grouped by modules
-const MODULES = 8;  // of which a name may be in this many
-const CONTENT = /^tensor\.[0-9a-f]{32}/;
+// What the map shows, level by level: the folders, files, modules and blobs that the data has.
 
 class Tree {
-  // Files with a name, a size and a format, and blobs with the index of their file; of the files now, or after commands.
-  constructor(files, blobs, when = "") {
+  // Rows of the data say how many rows before them is what they are in, a label, and of a file or a blob how much greater
+  // its number is than the last one.
+  constructor(files, folders, blobs, when = "") {
     this.files = files;
     this.nodes = [];
     this.leaves = new Map();  // from the number of a blob to the node that shows it
     this.root = this.add(null, `all files${when && ` ${when}`}`);
-    const folders = new Map([["", this.root]]);
-    const folder = (path) => {
-      if (!folders.has(path)) {
-        const cut = path.lastIndexOf("/");
-        folders.set(path, this.add(folder(path.slice(0, Math.max(cut, 0))), path.slice(cut + 1)));
+    this.grow(this.root, folders, (node, f) => { if (f !== undefined) this.fill(node, f, blobs); });
+    this.sum(this.root);
+    for (const leaf of this.inside(this.root)) this.leaves.set(leaf.blob.id, leaf);
+  }
+
+  grow(top, rows, dress) {
+    const made = [top];
+    let last = 0;
+    for (const [back, label, more] of rows) {
+      const node = this.add(made[made.length - back], label);
+      made.push(node);
+      if (more !== undefined) last += more;
+      dress(node, more === undefined ? undefined : last);
+    }
+  }
+
+  // A file, whose blobs may have other findings after a command.
+  fill(top, f, blobs) {
+    const file = this.files[f];
+    Object.assign(top, { file: file.format, filter: file.name });
+    this.grow(top, file.inside, (node, id) => {
+      if (id === undefined) {
+        const above = node.parent.module;
+        Object.assign(node, { module: above === undefined ? node.label : `${above}.${node.label}`, of: f });
+        return;
       }
-      return folders.get(path);
-    };
-    const made = files.map((file) => {
-      const cut = file.name.lastIndexOf("/");
-      const node = this.add(folder(file.name.slice(0, Math.max(cut, 0))), file.name.slice(cut + 1));
-      return Object.assign(node, { file: file.format, filter: file.name });
-    });
-    const many = new Map();
-    blobs.forEach((blob) => many.set(blob.file, (many.get(blob.file) || 0) + 1));
-    // layers.0.attention.weight is in layers.0.attention, and so on; keys made of contents have no parts
-    const module = (file, above, part) => {
-      above.modules ??= new Map();
-      if (!above.modules.has(part)) {
-        const node = this.add(above, part);
-        above.modules.set(part, node);
-        Object.assign(node, { module: above.module === undefined ? part : `${above.module}.${part}`, of: file });
-      }
-      return above.modules.get(part);
-    };
-    blobs.forEach((blob) => {
-      const { file, name } = blob;
-      const split = many.get(file) > GROUPED && !CONTENT.test(name) && !name.split(".").includes("");
-      const parts = split ? name.split(".", MODULES + 1) : [name];
-      const last = parts.pop();
-      const node = this.add(parts.reduce((above, part) => module(file, above, part), made[file]),
-        parts.length === MODULES ? name : last);
+      const now = blobs[id];
+      const blob = now.file === f && !file.goes ? now : { ...now, file: f, goes: file.goes ? file.goes[id] || {} : now.goes };
       node.mix = { ...blob.goes };
-      let rest = blob.nbytes;
-      for (const kind in blob.goes) rest -= blob.goes[kind];
+      const rest = Object.values(blob.goes).reduce((left, nbytes) => left - nbytes, blob.nbytes);
       node.mix[blob.kind === "structure" ? "structure" : "stays"] = rest;
       Object.assign(node, { value: blob.nbytes, blob });
     });
-    this.sum(this.root);
-    for (const leaf of this.inside(this.root)) this.leaves.set(leaf.blob.id, leaf);
   }
 
   add(parent, label) {
@@ -60,18 +50,8 @@ class Tree {
     return node;
   }
 
-  // Sizes and colors from the bottom up. A folder with nothing but a folder in it becomes one with that, as does a
-  // module with what is alone in it.
+  // Sizes and colors from the bottom up.
   sum(node) {
-    while (node.parent && !node.file && node.children.length === 1 && !node.children[0].file) {
-      const only = node.children[0];
-      node.label = `${node.label}${node.module === undefined ? "/" : "."}${only.label}`;
-      node.children = only.children;
-      node.children.forEach((child) => { child.parent = node; });
-      if (only.module !== undefined) node.module = only.module;
-      if (only.blob) Object.assign(node, { blob: only.blob, value: only.value, mix: only.mix });
-      only.blob = undefined;
-    }
     for (const child of node.children) {
       this.sum(child);
       node.value += child.value;

@@ -113,7 +113,7 @@ class Files(View):
     def show_after(self, commands: Sequence[str], when: str) -> None:
         """Show the files after commands."""
         self.then, self._when = after(self._facts.report, commands), when
-        self.tree = Tree.of(self._facts.report, self.then)
+        self.tree = self._now.after(self.then)
         self.show(self.tree.root)
 
     def mark(self) -> Callable[[], None]:
