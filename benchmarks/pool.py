@@ -302,6 +302,27 @@ def _family(number: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
     return (values.view("<u4") >> 16).astype("<u2")
 
 
+def _rows_of_version(
+    number: int, family: Any, random: np.random.Generator
+) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+    """The parts of a version, and the blobs that are its own: all of the first of its family, later about half."""
+    parts, blobs = [], []
+    is_first = number < 100
+    kind = ("bfloat16", "64,32")
+    called = (f"{number:032x}", f"family{number % 100}", str(number), "model.ptd")
+    for at in range(200):
+        own = is_first or random.random() < 0.5
+        base = hashlib.sha256(f"{number % 100} {at}".encode()).digest()
+        digest = hashlib.sha256(f"{number} {at}".encode()).digest() if own else base
+        parts.append((*called, at << 12, 1 << 12, f"layers.{at}.weight", *kind, "", digest, number))
+        if own:
+            stored = ("planes:2", None) if is_first else ("near:f2:2", base)
+            sketches = (family[at, sketched(2048)].tobytes(), None) if is_first else (None, random.bytes(512))
+            place = (bytes(32), at << 12, 1 << 11)
+            blobs.append(Stored(digest, 1 << 12, *kind, *stored, *place, number, b"", *sketches).row())
+    return parts, blobs
+
+
 def _large(folder: Path) -> Iterator[Row]:
     """10,000 versions of 200 tensors in 100 families, whose rows are made here: what the index costs."""
     random = np.random.default_rng(0)
@@ -311,23 +332,10 @@ def _large(folder: Path) -> Iterator[Row]:
     for first in range(0, 10_000, 250):
         parts, blobs, events = [], [], []
         for number in range(first, first + 250):
-            identity = f"{number:032x}"
-            events.append((identity, "add", f"family{number % 100}", str(number), number, "[]"))
-            for at in range(200):
-                own = number < 100 or random.random() < 0.5
-                digest = hashlib.sha256(f"{number if own else number % 100} {at}".encode()).digest()
-                base = hashlib.sha256(f"{number % 100} {at}".encode()).digest()
-                called = (identity, f"family{number % 100}", str(number))
-                kind = ("bfloat16", "64,32")
-                parts.append(
-                    (*called, "model.ptd", at << 12, 1 << 12, f"layers.{at}.weight", *kind, "", digest, number)
-                )
-                if own:
-                    sketch = families[number % 100][at, sketched(2048)].tobytes()
-                    stored = ("planes:2", None) if number < 100 else ("near:f2:2", base)
-                    sketches = (sketch, None) if number < 100 else (None, random.bytes(512))
-                    place = (bytes(32), at << 12, 1 << 11)
-                    blobs.append(Stored(digest, 1 << 12, *kind, *stored, *place, number, b"", *sketches).row())
+            events.append((f"{number:032x}", "add", f"family{number % 100}", str(number), number, "[]"))
+            of_version, own = _rows_of_version(number, families[number % 100], random)
+            parts += of_version
+            blobs += own
         tables.append(PARTS, parts)
         tables.append(BLOBS, blobs)
         tables.append(EVENTS, events)

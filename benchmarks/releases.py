@@ -334,24 +334,9 @@ def _trained(folder: Path) -> Iterator[Row]:
 
 
 def _versions(folder: Path) -> Iterator[Row]:
-    """Three versions: trained weights in fp32 and bf16 with an adapter; a layer of each changed; another adapter."""
-    rng = np.random.default_rng(0)
-    weights = _minilm()
-    versions = []
-    for number in range(3):
-        place = folder / f"v{number + 1}"
-        place.mkdir()
-        if number == 1:
-            for key in weights:
-                if "layer.3." in key:
-                    weights[key] = weights[key] + (rng.standard_normal(weights[key].shape) * 1e-3).astype(np.float32)
-        save_file(weights, place / "encoder.ptd")
-        save_file({key: _bf16(value) for key, value in weights.items()}, place / "llm.ptd")
-        for adapter in range(max(number, 1)):
-            arrays = np.random.default_rng(adapter + 1).standard_normal((12, 8, 384)).astype(np.float32)
-            save_file({f"layer{i}.lora_a": array for i, array in enumerate(arrays)}, place / f"adapter{adapter}.ptd")
-        versions.append(place)
-        publish(place, folder / "releases", name="a", version=str(number + 1))
+    versions = _three_versions(folder)
+    for version in versions:
+        publish(version, folder / "releases", name="a", version=version.name[1:])
     ours = sum(path.stat().st_size for path in (folder / "releases").rglob("*") if path.is_file())
     for name, measure in STORES.items():
         place = folder / name
@@ -363,6 +348,29 @@ def _versions(folder: Path) -> Iterator[Row]:
             "fewer",
             theirs is not None and ours < theirs,
         )
+
+
+def _three_versions(folder: Path) -> list[Path]:
+    """Trained weights in fp32 and bf16 with an adapter; a layer of each changed; another adapter."""
+    rng = np.random.default_rng(0)
+    weights = _minilm()
+    versions = []
+    for number in range(3):
+        place = folder / f"v{number + 1}"
+        place.mkdir()
+        for key in [key for key in weights if "layer.3." in key] if number == 1 else ():
+            weights[key] = weights[key] + (rng.standard_normal(weights[key].shape) * 1e-3).astype(np.float32)
+        save_file(weights, place / "encoder.ptd")
+        save_file({key: _bf16(value) for key, value in weights.items()}, place / "llm.ptd")
+        for adapter in range(number or 1):
+            _save_adapter(adapter, place / f"adapter{adapter}.ptd")
+        versions.append(place)
+    return versions
+
+
+def _save_adapter(number: int, path: Path) -> None:
+    arrays = np.random.default_rng(number + 1).standard_normal((12, 8, 384)).astype(np.float32)
+    save_file({f"layer{i}.lora_a": array for i, array in enumerate(arrays)}, path)
 
 
 def _switch(folder: Path) -> Iterator[Row]:

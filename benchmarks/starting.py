@@ -173,9 +173,8 @@ def in_turns(
         for i in range(len(ways)):
             which = (turn + i) % len(ways)  # no way always goes first
             before()
-            result = ways[which]()
-            if turn:
-                found[which].append(result)
+            found[which].append(ways[which]())
+    found = [starts[1:] for starts in found]
     [outputs] = {one.outputs for starts in found for one in starts}
     return [
         Start(

@@ -86,6 +86,17 @@ def _joint(model: nn.Module, example: tuple[Tensor, ...], folder: Path, **config
         return save(to_edge(joint).to_executorch(ExecutorchBackendConfig(**config)), folder)
 
 
+def _stock_step(program: Any, optimizer: Any) -> None:
+    """A step of an optimizer of torch's, or of ExecuTorch's own."""
+    gradients = program.named_gradients()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer.step(gradients)
+        return
+    for name, parameter in program.named_parameters().items():
+        parameter.grad = gradients[name]
+    optimizer.step()
+
+
 def _steps(folder: Path) -> Iterator[Row]:
     with quiet():
         from executorch.extension.training import _load_for_executorch_for_training as load
@@ -113,13 +124,7 @@ def _steps(folder: Path) -> Iterator[Row]:
             ) -> object:
                 for _ in range(calls):
                     theirs.forward_backward("forward", batch)
-                    if isinstance(optimizer, torch.optim.Optimizer):
-                        gradients = theirs.named_gradients()
-                        for name, parameter in theirs.named_parameters().items():
-                            parameter.grad = gradients[name]
-                        optimizer.step()
-                    else:
-                        optimizer.step(theirs.named_gradients())
+                    _stock_step(theirs, optimizer)
                 return None
 
             times = side_by_side(step, stock, rounds=15)

@@ -49,15 +49,8 @@ def _recipes() -> Any:
 
 
 def _export(model: Any, **options: Any) -> Any:
-    """optimum's recipe for XNNPACK, with our partitioner and with weights in a file of their own.
-
-    Args:
-        model: one of optimum's exportable modules.
-        options: as for the recipe `xnnpack`.
-
-    Returns:
-        The lowered programs by name, as the recipe `xnnpack` does.
-    """
+    """optimum's recipe for XNNPACK, with our partitioner and with weights in a file of their own; options as for the
+    recipe."""
     from blobstore.lowering import BlobStorePartitioner
 
     theirs: Any = importlib.import_module("optimum.exporters.executorch.recipes.xnnpack")

@@ -153,12 +153,7 @@ def _with_room(config: LlmConfig) -> Iterator[None]:
 
 
 class _Manager(LLMEdgeManager):  # type: ignore[misc]
-    """Exports a model with the names of its checkpoint, and saves its weights to data files.
-
-    Args:
-        tag: the data file of each weight.
-        args, kwargs: as ExecuTorch's class takes them.
-    """
+    """Exports a model with the names of its checkpoint, and saves its weights to data files, by the `tag` of each."""
 
     def __init__(self, tag: Tag, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -51,13 +51,8 @@ def _memory(tensor: torch.Tensor) -> object:
 
 
 def restore_checkpoint_names(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Give the tensors of a program the names of the checkpoint, in place.
-
-    Args:
-        program: exported from the model, with the names that the model has. Tensors that exporting unwrapped from a
-            quantized parameter keep their endings.
-        names: what `checkpoint_names` returned for the model.
-    """
+    """Give the tensors of a program the names that `checkpoint_names` returned for its model, in place. Tensors that
+    exporting unwrapped from a quantized parameter keep their endings."""
     renamed: dict[str, tuple[str, ...]] = {}
     for tensor in (*program.state_dict, *program.constants):
         own = logical_name(tensor)

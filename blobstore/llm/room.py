@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,26 @@ def add_room(config: LlmConfig, room: Mapping[str, Any]) -> None:
         UnsupportedDataError: `room` is something else.
         UnsupportedOperationError: there is an adapter already, or a module can have no branch.
     """
+    rank, alpha, modules = _checked(room)
+    if config.base.lora_config is not None or config.multimethod.methods:
+        given = "base.lora_config" if config.base.lora_config is not None else "multimethod.methods"
+        raise UnsupportedOperationError(
+            f"room and {given} are both given; an adapter makes room for itself, so leave out one"
+        )
+    parts = [part for module in modules for part in _parts(module)]
+    for part in parts:
+        if part not in _MODULES:
+            raise UnsupportedOperationError(
+                f"room.modules: {part!r} can have no adapter in the models of ExecuTorch's exporter, which have them at "
+                f"{', '.join(_MODULES)}; merge what was trained there into the checkpoint"
+            )
+    config.base.lora_config = LoraConfig(
+        adapter_checkpoint=ROOM, lora_rank=rank, lora_alpha=alpha, target_modules=list(dict.fromkeys(parts))
+    )
+
+
+def _checked(room: Mapping[str, Any]) -> tuple[int, float, Sequence[Any]]:
+    """The rank, the alpha and the modules."""
     if not isinstance(room, Mapping):
         raise UnsupportedDataError(f"room must be a mapping with r and modules, not a {type(room).__qualname__}")
     if unknown := room.keys() - {"r", "modules", "alpha"}:
@@ -50,21 +70,7 @@ def add_room(config: LlmConfig, room: Mapping[str, Any]) -> None:
         raise UnsupportedDataError(f"room.alpha must be a positive number, found {alpha!r}")
     if isinstance(modules, str) or not isinstance(modules, list | tuple) or not modules:
         raise UnsupportedDataError(f"room.modules must be a list of names such as 'q_proj', found {modules!r}")
-    if config.base.lora_config is not None or config.multimethod.methods:
-        given = "base.lora_config" if config.base.lora_config is not None else "multimethod.methods"
-        raise UnsupportedOperationError(
-            f"room and {given} are both given; an adapter makes room for itself, so leave out one"
-        )
-    parts = [part for module in modules for part in _parts(module)]
-    for part in parts:
-        if part not in _MODULES:
-            raise UnsupportedOperationError(
-                f"room.modules: {part!r} can have no adapter in the models of ExecuTorch's exporter, which have them at "
-                f"{', '.join(_MODULES)}; merge what was trained there into the checkpoint"
-            )
-    config.base.lora_config = LoraConfig(
-        adapter_checkpoint=ROOM, lora_rank=rank, lora_alpha=alpha, target_modules=list(dict.fromkeys(parts))
-    )
+    return rank, alpha, modules
 
 
 def _parts(module: Any) -> tuple[Any, ...]:

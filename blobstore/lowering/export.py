@@ -46,15 +46,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def refusing(what: str, reason: Callable[[BaseException], str], more: str = "") -> Iterator[None]:
-    """Turn what torch and ExecuTorch raise inside a `with` block into one of our errors.
+    """Turn what torch and ExecuTorch raise inside a `with` block into one of our errors, but for a lack of memory.
 
-    Args:
-        what: what they cannot do.
-        reason: what of their error comes behind it, `first_line` or `last_line`.
-        more: the end of the message.
-
-    Raises:
-        UnsupportedDataError: instead of any other error than ours, and than those for a lack of memory.
+    The message says what they cannot do, what of their error comes behind it (`first_line` or `last_line`), and `more`.
     """
     try:
         yield

@@ -36,13 +36,10 @@ def input_names(module: nn.Module, exported: ExportedProgram) -> tuple[str, ...]
 
 
 class NamingInputs:
-    """A memory planning pass that also records the names of inputs, where the graph has its tensors for the last time.
+    """A memory planning pass, `inner`, that also records the names of inputs, where the graph has its tensors for the last
+    time.
 
     The name is the `fully_qualified_name` of the tensor, which `TensorInfo::name()` returns in ExecuTorch.
-
-    Args:
-        inner: the pass that plans.
-        names: those of the inputs, in order.
     """
 
     def __init__(self, inner: Any, names: tuple[str, ...]) -> None:

@@ -76,12 +76,7 @@ def mark_aliases(program: ExportedProgram) -> None:
 
 
 def add_aliases(placeholder: Node, names: Mapping[str, bool]) -> None:
-    """Put further names before those that a placeholder has noted.
-
-    Args:
-        placeholder: of the tensor.
-        names: each with whether a state dict has it; what is noted already stays.
-    """
+    """Put further names before those that a placeholder has noted, each with whether a state dict has it."""
     placeholder.meta["custom"] = {
         **placeholder.meta.get("custom", {}),
         _ALIASES: {**names, **aliases_of(placeholder)},

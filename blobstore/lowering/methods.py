@@ -7,7 +7,7 @@ name in the module that contains both: `encoder.layer.weight`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -19,7 +19,7 @@ from blobstore.core.errors import BlobStoreError, KeyConflictError
 from blobstore.core.groups import Groups
 from blobstore.logical.records import Source
 from blobstore.lowering.marks import add_aliases
-from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits
+from blobstore.lowering.names import Fold, identity, logical_name, same_bits
 from blobstore.lowering.tables import NameTable
 
 __all__ = ["check_constants", "qualify", "rename"]
@@ -49,20 +49,13 @@ class _Parameter:
 def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTable]) -> dict[str, NameTable]:
     """Give different parameters different names, in the tables and, for what no delegate takes, in the programs.
 
-    Tensors of two methods are one parameter if they are the same memory. They are also one parameter if they have a name
-    in common and equal contents, as in methods that were quantized separately and have copies. The exception is two
-    methods that differ in another tensor with a common name: these are of different modules, where tensors that are equal
-    now may differ later.
+    Tensors of two methods are one parameter if they are the same memory. They are also one parameter if they have a name in
+    common and equal contents, as in methods that were quantized separately and have copies. The exception is two methods
+    that differ in another tensor with a common name: these are of different modules, where tensors that are equal now may
+    differ later.
 
     Names of different parameters are replaced by `<method>.<name>`. A parameter that such methods share also gets these
     names.
-
-    Args:
-        programs: by method; changed in place.
-        tables: by method; what is known of the tensors.
-
-    Returns:
-        The tables with the new names.
 
     Raises:
         BlobStoreError: qualified names keep colliding, as with methods `a` and `a.a`.
@@ -70,45 +63,26 @@ def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTa
     parameters = [p for method in sorted(programs) for p in _parameters(method, programs[method], tables[method])]
     apart = _apart(parameters)
     classes = _classes(parameters, apart)
-    for _ in range(len(programs) + 1):
-        if not _separate(classes):
-            break
-    else:
+    # Each pass may make names that collide again, but not more often than there are methods.
+    if all(_separate(classes) for _ in range(len(programs) + 1)):
         raise BlobStoreError(
             f"cannot find different names for the tensors of methods {', '.join(map(repr, programs))}; rename the methods"
         )
     _add_qualified(classes, apart)
     renamed: dict[str, dict[str, tuple[str, ...]]] = {method: {} for method in programs}
-    for members in classes:
-        names = tuple(dict.fromkeys(name for member in members for name in member.names))
-        for member in members:
-            for tensor in member.tensors:
-                renamed[member.method][tensor] = _names_of(tensor, member, names)
+    for member, names in ((member, _all_names(members)) for members in classes for member in members):
+        renamed[member.method] |= {tensor: _names_of(tensor, member, names) for tensor in member.tensors}
     for method, program in programs.items():
         rename(program, renamed[method])
     return {method: _rename_sources(tables[method], renamed[method]) for method in programs}
 
 
 def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> None:
-    """Check that no two methods have different external tensors of one name; ExecuTorch would keep one of them.
-
-    Args:
-        programs: by method, as `to_executorch()` left them.
-        origin: the program's name, for messages.
-
-    Raises:
-        KeyConflictError: two methods have such tensors.
-    """
+    """Raise KeyConflictError if two methods, as `to_executorch()` left them, have different external tensors of one name;
+    ExecuTorch would keep one of them."""
     by_name: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
-        targets = {
-            spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind in _CONSTANTS
-        }
-        for node in program.graph_module.graph.nodes:
-            name = targets.get(node.name) if node.op == "placeholder" and node.meta.get("constant_tag") else None
-            tensor = None if name is None else _tensor(program, name)
-            if name is None or tensor is None:
-                continue
+        for name, tensor in _external(program):
             other, first = by_name.setdefault(name, (method, tensor))
             if identity(first) != identity(tensor) and not same_bits(first, tensor):
                 raise KeyConflictError(
@@ -116,6 +90,16 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
                     "data file can hold only one of them: export the methods from modules that use different names "
                     "(docs/howto/lowering.md)"
                 )
+
+
+def _external(program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a program that go to data files, by name."""
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind in _CONSTANTS}
+    for node in program.graph_module.graph.nodes:
+        if node.op == "placeholder" and node.meta.get("constant_tag"):
+            name = targets.get(node.name)
+            if name is not None and (tensor := _tensor(program, name)) is not None:
+                yield name, tensor
 
 
 def _parameters(method: str, program: ExportedProgram, table: NameTable) -> Iterable[_Parameter]:
@@ -227,6 +211,11 @@ def _part(tensor: str, own: str) -> str:
     return tensor.removeprefix(own) if tensor.startswith(own) else tensor.rpartition(".")[2]
 
 
+def _all_names(members: Iterable[_Parameter]) -> tuple[str, ...]:
+    """The names of one parameter in all methods, each once."""
+    return tuple(dict.fromkeys(name for member in members for name in member.names))
+
+
 def _names_of(tensor: str, member: _Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """The new names of one tensor of a parameter, the preferred one first."""
     if tensor == member.own:
@@ -264,29 +253,12 @@ def rename(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> No
 
 def _rename_sources(table: NameTable, names: Mapping[str, tuple[str, ...]]) -> NameTable:
     """The table with new names for its sources, and with the same prefixes before the names of what was folded."""
-    sources = {
-        tensor: _renamed(old, tensor, names[tensor]) if tensor in names else old
-        for tensor, old in table.sources.items()
-    }
-    renamed = {old: sources[tensor] for tensor, old in table.sources.items()}
+    new = _NewNames(table, names)
+    sources, renamed = new.sources, new.renamed
     called = {old.name: new.name for old, new in renamed.items()}
-
-    def prefixed(tensor: str, old: Source) -> Source:
-        new = names.get(tensor, (tensor,))[0]
-        prefix = new.removesuffix(tensor) if new.endswith(tensor) else ""
-        return renamed[old] if old in renamed else replace(old, name=prefix + old.name)
-
-    folds = {
-        tensor: Fold(
-            prefixed(tensor, replace(fold.sources[0], name=fold.name)).name,
-            tuple(prefixed(tensor, source) for source in fold.sources),
-            fold.step,
-        )
-        for tensor, fold in table.folds.items()
-    }
+    folds = {tensor: new.fold(tensor, fold) for tensor, fold in table.folds.items()}
     refused = {
-        tensor: Refusal(tuple(prefixed(tensor, source) for source in refusal.sources), refusal.reason)
-        for tensor, refusal in table.refused.items()
+        tensor: replace(old, sources=new.prefixed(tensor, *old.sources)) for tensor, old in table.refused.items()
     }
     tags = {**table.tags, **{source.name: table.tag(tensor) for tensor, source in sources.items()}}
     tags |= {fold.sources[0].name: table.tag(table.folds[tensor].sources[0].name) for tensor, fold in folds.items()}
@@ -300,6 +272,28 @@ def _rename_sources(table: NameTable, names: Mapping[str, tuple[str, ...]]) -> N
         shared=tuple(called[name] for name in table.shared),
         transient=frozenset(called.get(name, name) for name in table.transient),
     )
+
+
+class _NewNames:
+    """The sources of a table under their new names: `sources` by tensor, `renamed` by what they were."""
+
+    def __init__(self, table: NameTable, names: Mapping[str, tuple[str, ...]]) -> None:
+        self._names = names
+        self.sources = {
+            tensor: _renamed(old, tensor, names[tensor]) if tensor in names else old
+            for tensor, old in table.sources.items()
+        }
+        self.renamed = {old: self.sources[tensor] for tensor, old in table.sources.items()}
+
+    def prefixed(self, tensor: str, *sources: Source) -> tuple[Source, ...]:
+        """What a tensor was folded from. What is no source of the table itself gets the prefix of the tensor."""
+        new = self._names.get(tensor, (tensor,))[0]
+        prefix = new.removesuffix(tensor) if new.endswith(tensor) else ""
+        return tuple(self.renamed.get(old, replace(old, name=prefix + old.name)) for old in sources)
+
+    def fold(self, tensor: str, fold: Fold) -> Fold:
+        (named,) = self.prefixed(tensor, replace(fold.sources[0], name=fold.name))
+        return Fold(named.name, self.prefixed(tensor, *fold.sources), fold.step)
 
 
 def _renamed(source: Source, tensor: str, names: tuple[str, ...]) -> Source:

@@ -46,13 +46,8 @@ _UNWRAPPED = re.compile(r"(?P<path>.*)\.parametrizations\.(?P<name>[^.]+)\.origi
 
 
 class Fold(NamedTuple):
-    """What a tensor was folded of, before the program was exported.
-
-    Attributes:
-        name: what the result would be called in the model.
-        sources: the model's tensors, as `step` takes them.
-        step: what made one tensor of them.
-    """
+    """What a tensor was folded of before the program was exported: what it would be called in the model, the model's
+    tensors as the step takes them, and the step."""
 
     name: str
     sources: tuple[Source, ...]
@@ -67,13 +62,8 @@ class Refusal(NamedTuple):
 
 
 class Unwrapped(NamedTuple):
-    """One of the tensors that exporting unwraps from a quantized parameter.
-
-    Attributes:
-        parameter: the name of the parameter in the model.
-        part: 0 for the integers, 1 for the scales, 2 for the zero points.
-        parts: the names of all three.
-    """
+    """One of the tensors that exporting unwraps from a quantized parameter: part 0 is the integers, 1 the scales, 2 the
+    zero points."""
 
     parameter: str
     part: int

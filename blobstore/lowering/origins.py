@@ -47,17 +47,8 @@ class Origin:
 
 
 class Origins:
-    """The tensors of a part of a graph, and what is known of them.
-
-    Args:
-        table: the names of the program's tensors.
-        program: the part.
-
-    Attributes:
-        table: as passed.
-        tensors: the program's tensors by their names there, before any pass replaces them.
-        refused: tensors that cannot be changed, and why.
-    """
+    """The tensors of a part of a graph by their names in the program, before any pass replaces them; and those that cannot
+    be changed, and why."""
 
     def __init__(self, table: NameTable, program: ExportedProgram) -> None:
         signature = program.graph_signature
@@ -82,12 +73,8 @@ class Origins:
             self.refused.setdefault(source, reason)
 
     def records_of(self, proved: Iterable[Record], missing: str) -> list[Record]:
-        """These records, and a refusal for each tensor that has none or cannot be changed everywhere.
-
-        Args:
-            proved: the record of each blob; of several with one key, the last stays.
-            missing: why tensors cannot be changed that no blob is made of.
-        """
+        """The record of each blob; of several with one key, the last stays. And a refusal for each tensor that has none,
+        which `missing` may explain, or cannot be changed everywhere."""
         records = {record.key: record for record in proved}
         covered = {source.name for record in records.values() for source in record.sources}
         for name in self.used:

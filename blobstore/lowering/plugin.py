@@ -203,18 +203,21 @@ def _table_spec(specs: list[CompileSpec]) -> CompileSpec:
 def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
     """Check that no two methods need different contents under one key; otherwise raise KeyConflictError."""
     by_key: dict[str, tuple[str, bytes]] = {}
-    for method, parts in results.items():
-        for output in (part.data_store_output for part in parts):
-            for entries in (output.pte_data, *output.external_data.values()):
-                for key, entry in entries.items():
-                    data = output.buffers[entry.buffer_index]
-                    other, first = by_key.setdefault(key, (method, data))
-                    if other != method and first != data:
-                        raise KeyConflictError(
-                            f"methods '{other}' and '{method}' store different bytes under the key '{key}': they "
-                            "quantize the same weight differently. Quantize both with the same scales, or lower them as "
-                            "separate programs"
-                        )
+    for method, part in ((method, part) for method, parts in results.items() for part in parts):
+        for key, data in _stored(part.data_store_output):
+            other, first = by_key.setdefault(key, (method, data))
+            if other != method and first != data:
+                raise KeyConflictError(
+                    f"methods '{other}' and '{method}' store different bytes under the key '{key}': they quantize the same "
+                    "weight differently. Quantize both with the same scales, or lower them as separate programs"
+                )
+
+
+def _stored(output: NamedDataStoreOutput) -> Iterator[tuple[str, bytes]]:
+    """The contents of all keys, of a program and of data files."""
+    for entries in (output.pte_data, *output.external_data.values()):
+        for key, entry in entries.items():
+            yield key, output.buffers[entry.buffer_index]
 
 
 def _bears(compile_specs: list[CompileSpec]) -> bool:
@@ -233,25 +236,21 @@ def _lower(part: Part) -> Lowered:
 def _lower_together(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]:
     """Lower the parts of all methods. The parts of a backend that can share something between them are given to it
     together."""
-    lowered: dict[tuple[str, int], Lowered] = {}
-    for backend in sorted({part.table.inner for of_method in parts.values() for part in of_method}):
-        together = getattr(_inners[backend], "preprocess_multimethod", None)
-        numbers = {
-            method: [number for number, part in enumerate(of_method) if part.table.inner == backend]
-            for method, of_method in parts.items()
-        }
-        own = {
-            method: [parts[method][number] for number in of_method]
-            for method, of_method in numbers.items()
-            if of_method
-        }
-        found = together(own) if together is not None else None
+    by_backend: dict[str, dict[str, list[Part]]] = {}
+    for method, of_method in parts.items():
+        for part in of_method:
+            by_backend.setdefault(part.table.inner, {}).setdefault(method, []).append(part)
+    lowered: dict[int, Lowered] = {}
+    for backend, own in sorted(by_backend.items()):
+        together = getattr(_inners[backend], "preprocess_multimethod", _lower_alone)
+        results = together(own)
         for method, of_method in own.items():
-            ones = found[method] if found is not None else map(_lower, of_method)
-            lowered.update(zip(((method, number) for number in numbers[method]), ones, strict=True))
-    return {
-        method: [lowered[method, number] for number in range(len(of_method))] for method, of_method in parts.items()
-    }
+            lowered.update(zip(map(id, of_method), results[method], strict=True))
+    return {method: [lowered[id(part)] for part in of_method] for method, of_method in parts.items()}
+
+
+def _lower_alone(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]:
+    return {method: [_lower(part) for part in of_method] for method, of_method in parts.items()}
 
 
 def _finish(lowered: Lowered, table: NameTable, *, bears: bool) -> PreprocessResult:
@@ -276,18 +275,7 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
 
     What concerns the whole program, and not this delegate, is only in the records of the one delegate that `bears` it.
     """
-    # A cache reads the records in its files only, so they go where weights of this delegate are.
-    first = next(iter(output.external_data), None)
-    if first is None and bears and (table.outside or table.shared):
-        first = next(filter(None, map(table.tag, table.sources)), None)
-    tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
-    files: dict[str | None, list[Record]] = {first: []} if bears else {}
-    for record in [*records, *(_records_of_program(table, records) if bears else ())]:
-        if record.key:
-            tag = tag_of.get(record.key)
-        else:  # also if nothing of this delegate is in a data file, as a cache looks in no other place
-            tag = first if first is not None else table.tag(record.sources[0].name)
-        files.setdefault(tag, []).append(_with_auxiliary(record, table))
+    first, files = _records_by_file(output, table, records, bears)
     for tag, kept in files.items():
         packed = Records(table.inner, tuple(kept))
         if bears and tag == first:
@@ -297,6 +285,27 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
         entries = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)
         output.buffers.append(data)
+
+
+def _records_by_file(
+    output: NamedDataStoreOutput, table: NameTable, records: list[Record], bears: bool
+) -> tuple[str | None, dict[str | None, list[Record]]]:
+    """The first data file, and the records that go to each; None stands for the program."""
+    # A cache reads the records in its files only, so they go where weights of this delegate are.
+    first = next(iter(output.external_data), None)
+    files: dict[str | None, list[Record]] = {}
+    if bears:
+        if first is None and (table.outside or table.shared):
+            first = next(filter(None, map(table.tag, table.sources)), None)
+        records = [*records, *_records_of_program(table, records)]
+        files[first] = []
+    tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
+    for record in records:
+        # Refusals have no key. They go to a data file also if nothing of this delegate is in one.
+        without_key = table.tag(record.sources[0].name) if first is None else first
+        tag = tag_of.get(record.key) if record.key else without_key
+        files.setdefault(tag, []).append(_with_auxiliary(record, table))
+    return first, files
 
 
 def _records_of_program(table: NameTable, records: list[Record]) -> Iterator[Record]:

@@ -28,12 +28,7 @@ def contradiction(
 ) -> str:
     """Why steps do not turn tensors into the bytes of a blob; empty if they do.
 
-    Args:
-        record: how the blob is made.
-        steps: those of the record's steps that are not yet done in `tensors`.
-        tensors: what the first of them takes.
-        data: the bytes of the blob.
-        scales: by key, the scales that the steps name.
+    `steps` are those of the record that are not yet done in `tensors`; `scales` are those that the steps name, by key.
     """
     try:
         made = store(replace(record, steps=steps), [plain(tensor) for tensor in tensors], scales)

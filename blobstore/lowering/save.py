@@ -165,16 +165,7 @@ def _check_managers(programs: Mapping[str, LoweredProgram]) -> None:
 
 
 def _check_methods(name: str, manager: Any, data: Sequence[PtdDataMap]) -> None:
-    """Check that the methods of a program have no different tensors of one name; its data files would lose one of them.
-
-    Args:
-        name: of the program, for messages.
-        manager: its `ExecutorchProgramManager`.
-        data: the data files that it wrote.
-
-    Raises:
-        KeyConflictError: there are such tensors.
-    """
+    """Raise KeyConflictError if methods have different tensors of one name; the data files would lose one of them."""
     if len(manager.methods) > 1:
         from blobstore.lowering.methods import check_constants
         from blobstore.runtime.tensors import LogicalTensors
@@ -184,14 +175,7 @@ def _check_methods(name: str, manager: Any, data: Sequence[PtdDataMap]) -> None:
 
 
 class _Written:
-    """A program and its data files as ExecuTorch writes them, in a folder of their own.
-
-    Attributes:
-        folder: the folder.
-        files: the program and the data files in it.
-        program: the program, read again.
-        data: its data files, opened.
-    """
+    """A program and its data files as ExecuTorch writes them, in a folder of their own, and read again."""
 
     def __init__(self, manager: LoweredProgram, folder: Path, program: str) -> None:
         self.folder = folder

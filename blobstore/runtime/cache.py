@@ -87,14 +87,8 @@ class CacheStats:
 
 
 class _Change(NamedTuple):
-    """New bytes for one key, as the native module takes them.
-
-    Attributes:
-        key: the key.
-        data: its new bytes, in the blob's own dim order.
-        layout: the layout of a tensor; None for bytes.
-        is_tensor: whether the native module compares `layout` with that of the blob.
-    """
+    """New bytes for one key in the blob's own dim order, as the native module takes them. It compares `layout` if this is a
+    tensor."""
 
     key: str
     data: Any

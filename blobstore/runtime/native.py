@@ -138,15 +138,8 @@ def native_path(path: str | os.PathLike[str]) -> bytes:
 
 
 def as_count(value: object, what: str) -> int:
-    """A number that fits the native module's unsigned sizes and indices.
-
-    Args:
-        value: an integer, or something that converts to one without loss.
-        what: what messages call it.
-
-    Raises:
-        InputError: the value is not an integer, or is out of range.
-    """
+    """A number that fits the native module's unsigned sizes and indices; InputError for anything else, which the message
+    calls `what`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -154,12 +154,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return table(("tensor", "dtype", "shape", ""), rows, len(self), numbers=("shape",))
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Check that an update of these tensors and keys is possible.
-
-        Raises:
-            KeyNotFoundError: a name is neither a tensor nor a key.
-            UpdateError: a tensor cannot be updated.
-        """
+        """Raise KeyNotFoundError for a name that is neither a tensor nor a key, and UpdateError for a tensor that cannot be
+        updated."""
         every = list(names)
         for name in every:
             if not is_utf8(name):
@@ -252,14 +248,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return UpdateError(decode_text(self._native.mismatch([_text(name) for name in names])))
 
     def check_stored(self, origin: str) -> None:
-        """Check that delegates and kernels have the same tensor where they have one of the same name.
-
-        Args:
-            origin: the name of the program that was lowered to these data files, for messages.
-
-        Raises:
-            KeyConflictError: the tensor in a data file does not give the blob of the delegate.
-        """
+        """Raise KeyConflictError if delegates and kernels of a program have different tensors of the same name."""
         self._native.check_stored(origin)
 
     def _items(self, name: str, value: Any) -> list[Item]:

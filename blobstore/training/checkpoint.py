@@ -55,12 +55,7 @@ class Checkpoint:
 
 @dataclass
 class _Listed:
-    """A tensor in the list.
-
-    Attributes:
-        digest: the xxh3-128 of its bytes, in hexadecimal.
-        layout: its layout if it is stored in the base; None if it is stored in the file.
-    """
+    """A tensor in the list: the xxh3-128 of its bytes, in hexadecimal, and its layout if it is stored in the base."""
 
     digest: str
     layout: TensorLayout | None = None

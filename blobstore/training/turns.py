@@ -15,11 +15,8 @@ __all__ = ["Turns"]
 class Turns:
     """A lock as a context manager; the thread that holds it may take it again.
 
-    If a process is forked while another thread holds the lock, the guarded state may be half changed in the child.
-    Taking the lock raises TrainingError there.
-
-    Args:
-        name: the guarded state as messages name it.
+    If a process is forked while another thread holds the lock, the guarded state, which messages name, may be half changed
+    in the child. Taking the lock raises TrainingError there.
     """
 
     def __init__(self, name: str) -> None:

@@ -18,10 +18,6 @@ def other_values(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     The order is changed, and each number by at most a fifth, towards zero, so that none overflows. If all numbers are
     equal, they become different ones: a backend may drop what it adds if it is 0, and what it multiplies by if it is 1.
     Numbers that are not finite would stay what they are, so finite ones take their places.
-
-    Args:
-        tensor: of floats.
-        seed: other seeds give other values.
     """
     generator = torch.Generator().manual_seed(seed)
     flat = tensor.detach().reshape(-1).to(torch.float64)
@@ -36,12 +32,8 @@ def other_values(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def with_values(program: ExportedProgram, values: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """A copy of a program, with other values for some of its constants. All other tensors are shared.
-
-    Args:
-        program: stays as it is.
-        values: by name in the program; of the same shape and dtype.
-    """
+    """A copy of a program with other values, of the same shape and dtype, for some of its constants. All other tensors are
+    shared."""
     memo: dict[int, object] = {}
     for name, tensor in {**program.constants, **program.state_dict}.items():
         if isinstance(tensor, torch.Tensor):

@@ -39,15 +39,7 @@ _MOST_SERIES = 64
 
 
 class Payload:
-    """What a backend made of a part of a graph.
-
-    Args:
-        result: of the backend's `preprocess`.
-
-    Attributes:
-        result: as passed.
-        data: the payload.
-    """
+    """What a backend made of a part of a graph: the result of its `preprocess`, and the payload."""
 
     Values: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -71,12 +63,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Found:
-    """Where a constant lies in a payload, and in which form.
-
-    Attributes:
-        steps: from the constant to the form.
-        places: where it begins, in order.
-    """
+    """Where a constant lies in a payload, and the steps to the form in which it is there."""
 
     steps: tuple[Step, ...]
     places: tuple[int, ...]
@@ -123,17 +110,11 @@ class Search:
         # Named data can be shared as it is, by the keys that the backend chose.
         if probed.has_named_data or not self._tensors:
             return self._lower({})
-        located = {name: found for name in self._seeds if (found := self._locate(name, probed)) is not None}
-        for name in self._tensors:
-            if name not in located:
-                self.refused[name] = _NOT_FOUND if name in self._seeds else _ALIKE
-        for name in [name for name, found in located.items() if self._is_too_often(name, found.places)]:
-            self.refused[name] = _TOO_OFTEN
-            del located[name]
-        self.found, payload = self._largest(list(located), probed)
-        for name in located:
+        whys = {name: self._why_not(name, probed) for name in self._tensors}
+        self.found, payload = self._largest([name for name, why in whys.items() if why is None], probed)
+        for name, why in whys.items():
             if name not in self.found:
-                self.refused[name] = _UNTRIED if name in self._untried else _UNPROVED
+                self.refused[name] = why or (_UNTRIED if name in self._untried else _UNPROVED)
         if payload is None:
             return self._lower({})
         blobs = {name: stored(self._tensors[name], found.steps) for name, found in self.found.items()}
@@ -151,15 +132,20 @@ class Search:
                 return Found(steps, places)
         return None
 
+    def _why_not(self, name: str, probed: Payload) -> str | None:
+        """Why a constant cannot leave the payload, as far as one with other values shows; None if it may."""
+        if name not in self._seeds:
+            return _ALIKE
+        located = self._locate(name, probed)
+        if located is None:
+            return _NOT_FOUND
+        return _TOO_OFTEN if self._is_too_often(name, located.places) else None
+
     def _largest(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Found], Payload | None]:
         """The proved constants among some: all, or those that halves of them add to each other."""
         if not names:
             return {}, None
-        if self._attempts >= _MOST_ATTEMPTS:
-            self._untried.update(names)
-            return {}, None
-        self._attempts += 1
-        if (whole := self._prove(names, probed)) is not None:
+        if (whole := self._attempt(names, probed, names)) is not None:
             return whole
         if len(names) == 1:
             return {}, None
@@ -167,24 +153,26 @@ class Search:
         half = len(names) // 2
         first, first_payload = self._largest(names[:half], None)
         second, second_payload = self._largest(names[half:], None)
-        if first and second:
-            if self._attempts < _MOST_ATTEMPTS:
-                self._attempts += 1
-                if (both := self._prove([*first, *second], None)) is not None:
-                    return both
-            else:
-                self._untried.update(second if len(first) >= len(second) else first)
-        return (first, first_payload) if len(first) >= len(second) else (second, second_payload)
+        larger, smaller = (first, second) if len(first) >= len(second) else (second, first)
+        if smaller and (both := self._attempt([*first, *second], None, smaller)) is not None:
+            return both
+        return larger, first_payload if larger is first else second_payload
+
+    def _attempt(
+        self, names: Sequence[str], probed: Payload | None, otherwise: Iterable[str]
+    ) -> tuple[dict[str, Found], Payload] | None:
+        """What `_prove` returns; after too many attempts None, and the constants `otherwise` count as untried."""
+        if self._attempts >= _MOST_ATTEMPTS:
+            self._untried.update(otherwise)
+            return None
+        self._attempts += 1
+        return self._prove(names, probed)
 
     def _prove(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Found], Payload] | None:
         """Prove that a payload follows these constants in their places, and nowhere else.
 
-        Args:
-            names: the constants.
-            probed: the payload with other values for all constants, if these are all.
-
-        Returns:
-            where they lie, and the payload with their own values, but for special ones; None if it is not so.
+        `probed` is the payload with other values for all constants, if these are all. Returned are their places, and the
+        payload with their own values, but for special ones; None if it is not so.
         """
         others, own = self._others(names, 1), self._others(self._special.intersection(names), 2)
         if probed is None or len(names) < len(self._tensors):
@@ -196,12 +184,9 @@ class Search:
         holes: dict[int, int] = {}
         for name, located in by_name.items():
             data = stored(own.get(name, self._tensors[name]), located.steps)
-            # A small constant occurs in other bytes by chance; those that stay the same with its own values are not it.
-            places = tuple(place for place in located.places if payload.data[place : place + len(data)] == data)
-            if not places or len(places) > MOST_HOLES:
+            places = _places_of(data, payload, located.places)
+            if places is None:
                 return None
-            if len(places) < len(located.places) and len(data) > _SMALL:
-                return None  # of so many bytes, none are equal by chance
             by_name[name] = Found(located.steps, places)
             holes.update(dict.fromkeys(places, len(data)))
         if _overlap(holes) or sum(len(located.places) for located in by_name.values()) != len(holes):
@@ -220,6 +205,17 @@ class Search:
 
     def _rest(self, payload: Payload, holes: Mapping[int, int]) -> object:
         return self._comparable(payload.filled({place: bytes(nbytes) for place, nbytes in holes.items()}).data)
+
+
+def _places_of(data: bytes, payload: Payload, places: Sequence[int]) -> tuple[int, ...] | None:
+    """Those of the places of a constant's other values where its own lie, too; None if these do not show where it is."""
+    # A small constant occurs in other bytes by chance; those that stay the same with its own values are not it.
+    kept = tuple(place for place in places if payload.data[place : place + len(data)] == data)
+    if not kept or len(kept) > MOST_HOLES:
+        return None
+    if len(kept) < len(places) and len(data) > _SMALL:
+        return None  # of so many bytes, none are equal by chance
+    return kept
 
 
 def _occurrences(data: bytes, blob: bytes) -> Iterator[int]:

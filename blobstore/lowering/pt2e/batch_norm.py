@@ -124,15 +124,8 @@ class _Layer:
         return any(self.reason(node) is not None for node in self._tensors)
 
     def explained(self, norms: Sequence[_Norm], axis: int | None) -> dict[Node, Fold | str | None]:
-        """What the weight and the bias are.
-
-        Args:
-            norms: the normalizations that may have been folded into the layer.
-            axis: of the output channels in the weight; None for a linear layer.
-
-        Returns:
-            For each of the two: None, the model's own; a fold; or why it cannot be changed.
-        """
+        """What the weight and the bias are, each: None, the model's own; a fold of one of the normalizations; or why it
+        cannot be changed. `axis` is that of the output channels in the weight; None for a linear layer."""
         choices: list[tuple[Fold | None, Fold | None]] = [] if self.changed() else [(None, None)]
         for norm in norms:
             for epsilon in norm.epsilons:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -136,6 +136,11 @@ def _name_of(key: str) -> str:
     return key.rpartition("@")[0] or key
 
 
+def _packed_values(operator: Any, of_value: Mapping[int, Sequence[int]]) -> dict[str, int]:
+    """The values that an operator packs and that have constants, by the name of its field."""
+    return {name: value for name in _PACKED if of_value.get(value := getattr(operator, name))}
+
+
 def separate_operators(graph: Any) -> dict[int, int]:
     """Give operators that pack the same constants in different ways constants of their own.
 
@@ -153,7 +158,7 @@ def separate_operators(graph: Any) -> dict[int, int]:
     taken: set[int] = set()
     added: dict[int, int] = {}
     for operator in _packing(graph):
-        ids = {name: getattr(operator, name) for name in _PACKED if of_value.get(getattr(operator, name))}
+        ids = _packed_values(operator, of_value)
         keys = [graph.constant_data[index].named_key for value in ids.values() for index in of_value[value]]
         own = ways.setdefault((_use(operator, about), *keys), {})
         for name, value in ids.items():
@@ -194,12 +199,8 @@ def constants_of_payload(
 ) -> list[Constant]:
     """The constants that a payload asks for: each that is packed, and each key that is read, once.
 
-    Args:
-        places: where the last bytes of the key of each constant lie in the payload, by the constant's index.
-        keys: the key and the size of each constant, by its index.
-        groups: the group of each constant, by its index.
-        packed: the indices of constants that operators only pack.
-        uses: what operators say of each constant's packing, by its index.
+    `places` has where the last bytes of the key of each constant lie in the payload, and `uses` what operators say of its
+    packing.
 
     Raises:
         InvalidKeyError: a key has no room for a version.

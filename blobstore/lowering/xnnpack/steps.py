@@ -40,12 +40,7 @@ class Layout:
 def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout: Layout) -> Record | Refusal:
     """The record of a constant, if its steps give these very bytes; otherwise why it cannot be updated.
 
-    Args:
-        run: what is known of the tensors.
-        name: of the tensor in the program.
-        value: the tensor as the passes left it.
-        data: what XNNPACK stores.
-        layout: how XNNPACK was asked to store it.
+    `value` is the tensor as the passes left it, and `layout` how XNNPACK was asked to store it.
     """
     if name in run.table.refused:
         return run.table.refused[name]
@@ -65,13 +60,7 @@ def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout
 
 
 def prove_scales(origin: Origin, quant: Any, data: bytes) -> Record | Refusal:
-    """As `prove_constant`, for the scales that a tensor is quantized with.
-
-    Args:
-        origin: of the tensor.
-        quant: its `QuantParams`.
-        data: what XNNPACK stores.
-    """
+    """As `prove_constant`, for the scales that a tensor is quantized with."""
     record = replace(_scale_record(origin.name, quant), nbytes=len(data))
     reason = contradiction(record, record.steps, [quant.scale], memoryview(data))
     return Refusal(record.sources, reason) if reason else record

@@ -140,12 +140,8 @@ def _serialize(run: Run, original: Callable[..., bytes], graph: Any, *args: Any)
 
 
 class _Naming:
-    """Stands in for XNNPACK's `NamedDataStore` during one call, and gives the blob that is added another key and file.
-
-    Attributes:
-        key: the key that the blob got; empty if none was added.
-        record: how the blob is made, if that is proved.
-    """
+    """Stands in for XNNPACK's `NamedDataStore` during one call, and gives the blob that is added another key and file; with
+    the record of how it is made, if that is proved."""
 
     def __init__(self, run: Run, store: Any, prove: Callable[[bytes], _Proved]) -> None:
         self._run, self._store, self._prove = run, store, prove
