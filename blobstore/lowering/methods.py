@@ -19,7 +19,7 @@ from blobstore.core.errors import BlobStoreError, KeyConflictError
 from blobstore.core.groups import Groups
 from blobstore.logical.records import Source
 from blobstore.lowering.marks import add_aliases
-from blobstore.lowering.names import Fold, identity, logical_name, same_bits
+from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits
 from blobstore.lowering.tables import NameTable
 
 __all__ = ["check_constants", "qualify", "rename"]
@@ -257,9 +257,7 @@ def _rename_sources(table: NameTable, names: Mapping[str, tuple[str, ...]]) -> N
     sources, renamed = new.sources, new.renamed
     called = {old.name: new.name for old, new in renamed.items()}
     folds = {tensor: new.fold(tensor, fold) for tensor, fold in table.folds.items()}
-    refused = {
-        tensor: replace(old, sources=new.prefixed(tensor, *old.sources)) for tensor, old in table.refused.items()
-    }
+    refused = {tensor: Refusal(new.prefixed(tensor, *old.sources), old.reason) for tensor, old in table.refused.items()}
     tags = {**table.tags, **{source.name: table.tag(tensor) for tensor, source in sources.items()}}
     tags |= {fold.sources[0].name: table.tag(table.folds[tensor].sources[0].name) for tensor, fold in folds.items()}
     return replace(
