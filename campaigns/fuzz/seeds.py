@@ -205,7 +205,7 @@ def chunks_of() -> Iterator[tuple[str, str, bytes]]:
     data[::9] += np.uint8(1)
     data[::70] += np.uint8(100)
     for number, encoding in enumerate(chunks.ENCODINGS):
-        stored = encode_chunk(memoryview(data.tobytes()), encoding, base)
+        stored = b"".join(encode(memoryview(data.tobytes()), encoding, base))
         yield "chunk", encoding.replace(":", "-"), bytes([number]) + stored[4:]
 
 

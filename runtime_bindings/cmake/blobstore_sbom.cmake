@@ -22,9 +22,9 @@ function(blobstore_sbom output)
   file(SHA256 ${xxhash} xxhash_SHA256)
   set(zstd_component "")
   if(BLOBSTORE_ZSTD STREQUAL "bundled")
-    set(zstd ${PROJECT_SOURCE_DIR}/third_party/zstd)
-    blobstore_header_version(zstd_VERSION ${zstd}/zstd.h ZSTD_VERSION RELEASE)
-    file(SHA256 ${zstd}/zstd.c zstd_SHA256)
+    set(zstd ${PROJECT_SOURCE_DIR}/third_party/zstd/zstddeclib.c)
+    blobstore_header_version(zstd_VERSION ${zstd} ZSTD_VERSION RELEASE)
+    file(SHA256 ${zstd} zstd_SHA256)
     set(dependencies "${dependencies}, \"zstd\"")
     set(
       zstd_component
@@ -34,7 +34,7 @@ function(blobstore_sbom output)
       \"bom-ref\": \"zstd\",
       \"name\": \"zstd\",
       \"version\": \"${zstd_VERSION}\",
-      \"description\": \"compiled in: third_party/zstd/zstd.c\",
+      \"description\": \"compiled in: third_party/zstd/zstddeclib.c\",
       \"licenses\": [{\"license\": {\"id\": \"BSD-3-Clause\"}}],
       \"purl\": \"pkg:github/facebook/zstd@v${zstd_VERSION}\",
       \"hashes\": [{\"alg\": \"SHA-256\", \"content\": \"${zstd_SHA256}\"}]

@@ -1,12 +1,13 @@
 // How blobs are stored: what blobstore.core.codec.blobs uses for chunks where this module is there.
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include "codec/decoder.h"
-#include "codec/encoder.h"
+#include "codec/streams.h"
 #include "format/format_error.h"
 
 namespace nb = nanobind;
@@ -57,8 +58,8 @@ const uint8_t* base_of(const Encoding& encoding, const std::optional<Buffer>& ba
   return base->data();
 }
 
-nb::bytes encode_chunk(nb::handle chunk, const std::string& text, nb::handle base) {
-  thread_local ChunkEncoder encoder;
+nb::list split_chunk(nb::handle chunk, const std::string& text, nb::handle base) {
+  thread_local ChunkSplitter splitter;
   const Encoding encoding = chunk_encoding(text);
   const Buffer from(chunk);
   std::optional<Buffer> other;
@@ -66,12 +67,16 @@ nb::bytes encode_chunk(nb::handle chunk, const std::string& text, nb::handle bas
     other.emplace(base);
   }
   const uint8_t* of_base = base_of(encoding, other, from.size());
-  Bytes stored;
+  const std::vector<Bytes>* streams = nullptr;
   {
     const nb::gil_scoped_release release;
-    stored = encoder.encode(encoding, {from.data(), from.size()}, of_base);
+    streams = &splitter.split(encoding, {from.data(), from.size()}, of_base);
   }
-  return nb::bytes(reinterpret_cast<const char*>(stored.data), stored.size);
+  nb::list all;
+  for (const Bytes& stream : *streams) {
+    all.append(nb::bytes(reinterpret_cast<const char*>(stream.data), stream.size));
+  }
+  return all;
 }
 
 void decode_chunk(nb::handle body, const std::string& text, nb::handle base, nb::handle out) {
@@ -98,7 +103,6 @@ void decode_chunk(nb::handle body, const std::string& text, nb::handle base, nb:
 NB_MODULE(_codec, module) {
   using namespace nb::literals;
   module.attr("version") = BLOBSTORE_VERSION;
-  module.attr("zstd") = blobstore::internal::zstd_version();
-  module.def("encode_chunk", &blobstore::internal::encode_chunk, "chunk"_a, "encoding"_a, "base"_a.none());
+  module.def("split_chunk", &blobstore::internal::split_chunk, "chunk"_a, "encoding"_a, "base"_a.none());
   module.def("decode_chunk", &blobstore::internal::decode_chunk, "body"_a, "encoding"_a, "base"_a.none(), "out"_a);
 }

@@ -102,7 +102,7 @@ def encode(data: memoryview, encoding: str, base: memoryview | None = None) -> I
         return
     for start in range(0, len(data), CHUNK):
         other = None if base is None else base[start : start + CHUNK]
-        yield _chunks.encode_chunk(data[start : start + CHUNK], encoding, other)
+        yield chunks.join_chunk(_chunks.split_chunk(data[start : start + CHUNK], encoding, other))
 
 
 def cut(data: memoryview) -> Iterator[memoryview]:

@@ -1,13 +1,11 @@
-"""Chunks of encoded blobs, made and read with numpy: what `blobs` uses where the native module is not there.
-
-`blobs` has the format.
-"""
+"""Chunks of encoded blobs. `blobs` has the format, and takes `split_chunk` and `decode_chunk` of the native module if it is
+there; these are the same with numpy."""
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"encoding blobs needs zstandard: {install('pool')}") from error
 
-__all__ = ["decode_chunk", "encode_chunk"]
+__all__ = ["decode_chunk", "join_chunk", "split_chunk"]
 
 _LEVEL = 1  # a higher one is slower and hardly smaller
 _WORTH = 0.95  # a stream that zstd does not make smaller than this is stored as it is: reading it is a copy
@@ -34,8 +32,8 @@ _KINDS = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "u8": "<u8", "f2": "<u2", "f4":
 _Array = npt.NDArray[Any]
 
 
-def encode_chunk(chunk: memoryview, encoding: str, base: memoryview | None) -> bytes:
-    """What an encoding makes of a chunk, with its length in front.
+def split_chunk(chunk: memoryview, encoding: str, base: memoryview | None) -> Iterable[bytes]:
+    """The streams that an encoding makes of a chunk, each as it is.
 
     Args:
         chunk: at most `CHUNK` bytes.
@@ -43,15 +41,26 @@ def encode_chunk(chunk: memoryview, encoding: str, base: memoryview | None) -> b
         base: for `near`, as many bytes of the base.
     """
     other = None if base is None else np.frombuffer(base, np.uint8)
-    body = b"".join(_encoded(np.frombuffer(chunk, np.uint8), encoding, other))
-    return _LENGTH.pack(len(body)) + body
+    return (stream.tobytes() for stream in _split(np.frombuffer(chunk, np.uint8), encoding, other))
+
+
+def join_chunk(streams: Iterable[bytes]) -> bytes:
+    """A chunk of these streams, compressed where that pays, with its length in front."""
+    body = bytearray(_LENGTH.size)
+    for stream in streams:
+        frame = _compressed(stream)
+        stored = stream if frame is None else frame
+        body += _STREAM.pack(_PLAIN if frame is None else _ZSTD, len(stored))
+        body += stored
+    _LENGTH.pack_into(body, 0, len(body) - _LENGTH.size)
+    return bytes(body)
 
 
 def decode_chunk(body: memoryview, encoding: str, base: memoryview | None, out: memoryview) -> None:
     """Write a chunk.
 
     Args:
-        body: what `encode_chunk` made of it, without the length.
+        body: what `join_chunk` made of it, without the length.
         encoding: any but raw.
         base: for `near`, as many bytes of the base as the chunk has.
         out: where its bytes go.
@@ -63,13 +72,12 @@ def decode_chunk(body: memoryview, encoding: str, base: memoryview | None, out: 
     _decoded(body, encoding, other, np.frombuffer(out, np.uint8))
 
 
-def _encoded(chunk: _Array, encoding: str, base: _Array | None) -> Iterator[bytes]:
+def _split(chunk: _Array, encoding: str, base: _Array | None) -> Iterator[_Array]:
     kind, _, rest = encoding.partition(":")
     if kind == "planes":
         whole = len(chunk) // int(rest) * int(rest)
-        for plane in _planes(chunk[:whole], int(rest)):
-            yield from _stream(plane)
-        yield from _stream(chunk[whole:])
+        yield from _planes(chunk[:whole], int(rest))
+        yield chunk[whole:]
         return
     assert base is not None  # noqa: S101 - near has one
     order, _, bits = rest.partition(":")
@@ -78,11 +86,10 @@ def _encoded(chunk: _Array, encoding: str, base: _Array | None) -> Iterator[byte
     numbers = _differences(chunk[:whole].view(dtype), base[:whole].view(dtype), floating=order[0] == "f")
     if bits != "0":
         most = dtype.type((1 << int(bits)) - 1)
-        yield from _stream(_packed(np.minimum(numbers, most).astype(np.uint8), int(bits)))
+        yield _packed(np.minimum(numbers, most).astype(np.uint8), int(bits))
         numbers = numbers[numbers >= most] - most
-    for plane in _planes(numbers.view(np.uint8), dtype.itemsize):
-        yield from _stream(plane)
-    yield from _stream(chunk[whole:])
+    yield from _planes(numbers.view(np.uint8), dtype.itemsize)
+    yield chunk[whole:]
 
 
 def _decoded(body: memoryview, encoding: str, base: _Array | None, out: _Array) -> None:
@@ -122,7 +129,7 @@ def _read_numbers(streams: _Streams, dtype: np.dtype[Any], count: int, bits: int
 
 
 def _planes(data: _Array, width: int) -> Sequence[_Array]:
-    return [np.ascontiguousarray(data[plane::width]) for plane in range(width)]
+    return [data[plane::width] for plane in range(width)]
 
 
 def _join(planes: Sequence[_Array], width: int, out: _Array) -> None:
@@ -206,14 +213,6 @@ _UNPACKING = {bits: _table(bits) for bits in (2, 4)}
 
 def _unpacked(packed: _Array, bits: int) -> _Array:
     return _UNPACKING[bits][packed].view(np.uint8)
-
-
-def _stream(data: _Array) -> Iterator[bytes]:
-    plain = data.tobytes()
-    frame = _compressed(plain)
-    stored = plain if frame is None else frame
-    yield _STREAM.pack(_PLAIN if frame is None else _ZSTD, len(stored))
-    yield stored
 
 
 class _Engines(threading.local):

@@ -10,10 +10,8 @@
 #if defined(BLOBSTORE_ZSTD_BUNDLED)
 #define ZSTDLIB_VISIBLE static
 #define ZSTDERRORLIB_VISIBLE static
-#define ZDICTLIB_VISIBLE static
-#define ZSTD_ASAN_DONT_POISON_WORKSPACE 1 // which declares functions of C that have C++ names here
 #define g_debuglevel blobstore_zstd_debug_level // the only name of C
-#include <zstd.c> // NOLINT(bugprone-suspicious-include): all of zstd, as one source
+#include <zstddeclib.c> // NOLINT(bugprone-suspicious-include): all of zstd's decoder, as one source
 #elif defined(BLOBSTORE_ZSTD)
 #include <zstd.h>
 #endif
@@ -21,11 +19,6 @@
 namespace blobstore::internal {
 
 #ifdef BLOBSTORE_ZSTD
-namespace {
-
-constexpr int kLevel = 1; // a higher one is slower and hardly smaller
-
-} // namespace
 
 const char* zstd_version() {
   return ZSTD_versionString();
@@ -59,33 +52,11 @@ void Decompressor::decompress(const uint8_t* frame, size_t size, uint8_t* out, s
   }
   const size_t done = ZSTD_decompressDCtx(static_cast<ZSTD_DCtx*>(context_.get()), out, expected, frame, size);
   if (ZSTD_isError(done) != 0) {
-    throw FormatError(std::string("a stream: zstd: ") + ZSTD_getErrorName(done));
+    throw FormatError("a stream: error " + std::to_string(0 - done) + " of zstd");
   }
   if (done != expected) {
     throw FormatError("a stream of " + std::to_string(done) + " bytes, expected " + std::to_string(expected));
   }
-}
-
-void Compressor::Free::operator()(void* context) const {
-  ZSTD_freeCCtx(static_cast<ZSTD_CCtx*>(context));
-}
-
-size_t Compressor::bound(size_t size) {
-  return ZSTD_compressBound(size);
-}
-
-size_t Compressor::compress(const uint8_t* data, size_t size, uint8_t* out) {
-  if (!context_) {
-    context_.reset(ZSTD_createCCtx());
-    if (!context_) {
-      throw std::bad_alloc();
-    }
-  }
-  const size_t done = ZSTD_compressCCtx(static_cast<ZSTD_CCtx*>(context_.get()), out, bound(size), data, size, kLevel);
-  if (ZSTD_isError(done) != 0) { // there is room, so it found no memory
-    throw std::bad_alloc();
-  }
-  return done;
 }
 
 #else
@@ -102,16 +73,6 @@ void Decompressor::Free::operator()(void* /*context*/) const {}
 
 void Decompressor::decompress(const uint8_t* /*frame*/, size_t /*size*/, uint8_t* /*out*/, size_t /*expected*/) {
   throw FormatError("a stream is a zstd frame, and this library was built without zstd (BLOBSTORE_ZSTD)");
-}
-
-void Compressor::Free::operator()(void* /*context*/) const {}
-
-size_t Compressor::bound(size_t size) {
-  return size;
-}
-
-size_t Compressor::compress(const uint8_t* /*data*/, size_t /*size*/, uint8_t* /*out*/) {
-  return 0;
 }
 
 #endif

@@ -7,7 +7,7 @@
 
 namespace blobstore::internal {
 
-/// By which frames are read and written; null without one.
+/// By which frames are read; null without one.
 const char* zstd_version();
 
 /// The bytes that a frame says it holds. @throws FormatError if these bytes do not begin a frame that says so, or if
@@ -21,24 +21,6 @@ class Decompressor {
   /// @param out room for `expected` bytes.
   /// @throws FormatError if they are something else, or hold another number of bytes, or if there is no zstd here.
   void decompress(const uint8_t* frame, size_t size, uint8_t* out, size_t expected);
-
- private:
-  struct Free {
-    void operator()(void* context) const;
-  };
-  std::unique_ptr<void, Free> context_;
-};
-
-/// For one thread. Memory is taken for the first frame.
-class Compressor {
- public:
-  /// Room that is enough for a frame of so many bytes.
-  static size_t bound(size_t size);
-
-  /// Make a frame; its bytes, 0 if there is no zstd here.
-  /// @param out room for `bound(size)` bytes.
-  /// @throws std::bad_alloc
-  size_t compress(const uint8_t* data, size_t size, uint8_t* out);
 
  private:
   struct Free {

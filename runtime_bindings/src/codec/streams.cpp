@@ -1,4 +1,4 @@
-#include "codec/encoder.h"
+#include "codec/streams.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,9 +7,6 @@
 
 namespace blobstore::internal {
 namespace {
-
-constexpr double kWorth = 0.95; // a stream that zstd does not make smaller than this is stored as it is
-constexpr size_t kProbe = size_t{1} << 14;
 
 std::unique_ptr<uint8_t[]> room_of(size_t size) {
   return std::unique_ptr<uint8_t[]>(new uint8_t[size]); // NOLINT: not make_unique, which would write to it
@@ -41,89 +38,70 @@ auto narrowed(uint64_t codes) {
 
 } // namespace
 
-Bytes ChunkEncoder::encode(const Encoding& encoding, Bytes chunk, const uint8_t* base) {
-  if (!out_) {
-    plane_ = room_of(kChunk);
+const std::vector<Bytes>& ChunkSplitter::split(const Encoding& encoding, Bytes chunk, const uint8_t* base) {
+  if (!room_) {
     numbers_ = room_of(kChunk);
-    out_ = room_of(kMostStored + Compressor::bound(kChunk));
+    room_ = room_of(kChunk + kChunk / 2); // codes of half a byte, and beside them all elements
   }
-  end_ = sizeof(uint32_t);
+  streams_.clear();
+  end_ = 0;
   const size_t count = chunk.size / encoding.width;
   with_element(encoding.width, [&](auto element) {
     using T = decltype(element);
     if (encoding.kind == Encoding::Kind::Planes) {
-      split<T>(chunk.data, count);
+      add_planes<T>(chunk.data, count);
     } else if (encoding.floating) {
-      near<T, true>(encoding, chunk.data, base, count);
+      add_differences<T, true>(encoding, chunk.data, base, count);
     } else {
-      near<T, false>(encoding, chunk.data, base, count);
+      add_differences<T, false>(encoding, chunk.data, base, count);
     }
   });
   const size_t whole = count * encoding.width;
-  stream(chunk.data + whole, chunk.size - whole);
-  store(out_.get(), static_cast<uint32_t>(end_ - sizeof(uint32_t)));
-  return {out_.get(), end_};
+  streams_.push_back({chunk.data + whole, chunk.size - whole});
+  return streams_;
 }
 
-/// Write a stream: a zstd frame if it pays. Of long streams, a piece is tried first.
-void ChunkEncoder::stream(const uint8_t* data, size_t size) {
-  uint8_t* head = out_.get() + end_;
-  uint8_t* stored = head + 1 + sizeof(uint32_t);
-  size_t length = 0;
-  const auto pays = [&](const uint8_t* from, size_t of) {
-    length = of == 0 ? 0 : compressor_.compress(from, of, stored);
-    return length != 0 && static_cast<double>(length) < kWorth * static_cast<double>(of);
-  };
-  const bool framed = (size <= 4 * kProbe || pays(data + size / 2, kProbe)) && pays(data, size);
-  if (!framed) {
-    length = size;
-    if (size != 0) {
-      std::memcpy(stored, data, size);
-    }
-  }
-  head[0] = framed ? 1 : 0;
-  store(head + 1, static_cast<uint32_t>(length));
-  end_ += 1 + sizeof(uint32_t) + length;
-}
-
-/// Write the planes of elements.
 template <typename T>
-void ChunkEncoder::split(const uint8_t* elements, size_t count) {
+void ChunkSplitter::add_planes(const uint8_t* elements, size_t count) {
   if constexpr (sizeof(T) == 1) {
-    stream(elements, count);
+    streams_.push_back({elements, count});
   } else {
     for (size_t plane = 0; plane < sizeof(T); ++plane) {
+      uint8_t* bytes = room_.get() + end_;
       for (size_t i = 0; i < count; ++i) {
-        plane_[i] = static_cast<uint8_t>(load<T>(elements + i * sizeof(T)) >> (8 * plane));
+        bytes[i] = static_cast<uint8_t>(load<T>(elements + i * sizeof(T)) >> (8 * plane));
       }
-      stream(plane_.get(), count);
+      streams_.push_back({bytes, count});
+      end_ += count;
     }
   }
 }
 
 template <typename T, bool kFloating>
-void ChunkEncoder::near(const Encoding& encoding, const uint8_t* elements, const uint8_t* base, size_t count) {
+void ChunkSplitter::add_differences(
+    const Encoding& encoding, const uint8_t* elements, const uint8_t* base, size_t count) {
   uint8_t* numbers = numbers_.get();
   for (size_t i = 0; i < count; ++i) {
     const size_t at = i * sizeof(T);
     store(numbers + at, difference<kFloating>(load<T>(elements + at), load<T>(base + at)));
   }
   if (encoding.bits == 2) {
-    count = pack<T, 2>(numbers, count);
+    count = add_codes<T, 2>(count);
   } else if (encoding.bits == 4) {
-    count = pack<T, 4>(numbers, count);
+    count = add_codes<T, 4>(count);
   }
-  split<T>(numbers, count);
+  add_planes<T>(numbers, count);
 }
 
-/// Write codes for numbers, and leave the numbers that codes do not say; how many.
+/// Add a stream of codes for numbers, and leave the numbers that codes do not say; how many.
 template <typename T, unsigned kBits>
-size_t ChunkEncoder::pack(uint8_t* numbers, size_t count) {
+size_t ChunkSplitter::add_codes(size_t count) {
   constexpr T kMost = (1U << kBits) - 1;
   constexpr size_t kWord = sizeof(uint64_t); // codes of a byte each, looked at together
   constexpr size_t kBlock = 2048;
   uint8_t codes[kBlock];
-  size_t packed = 0;
+  uint8_t* packed = room_.get() + end_;
+  uint8_t* numbers = numbers_.get();
   size_t left = 0;
   for (size_t first = 0; first < count; first += kBlock) {
     const size_t here = std::min(kBlock, count - first);
@@ -135,7 +113,7 @@ size_t ChunkEncoder::pack(uint8_t* numbers, size_t count) {
     std::memset(codes + here, 0, padded - here);
     for (size_t i = 0; i < padded; i += kWord) {
       const uint64_t word = load<uint64_t>(codes + i);
-      store(plane_.get() + packed, narrowed<kBits>(word));
+      store(packed, narrowed<kBits>(word));
       packed += kBits; // of eight codes
       for (uint64_t escapes = whole_codes<kBits>(word); escapes != 0; escapes &= escapes - 1) {
         const T number = load<T>(from + (i + lowest_bit(escapes) / 8) * sizeof(T));
@@ -144,7 +122,9 @@ size_t ChunkEncoder::pack(uint8_t* numbers, size_t count) {
       }
     }
   }
-  stream(plane_.get(), (count * kBits + 7) / 8);
+  const size_t size = (count * kBits + 7) / 8;
+  streams_.push_back({room_.get() + end_, size});
+  end_ += size;
   return left;
 }
 
