@@ -17,7 +17,6 @@ import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
 from blobstore.core.codec.blobs import encode
-from blobstore.core.codec.chunks import encode_chunk
 from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.disk.journal import Journal, Move, identity
 from blobstore.core.formats.keys import KEY_PREFIX

@@ -131,11 +131,13 @@ def test_the_native_library_is_installed_with_its_parts(tmp_path: Path) -> None:
     assert parts["xxHash"]["version"] == b".".join(numbers).decode()
     sources = NATIVE / "third_party" / "zstd"
     numbers = re.findall(
-        r"#define ZSTD_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)", (sources / "zstd.h").read_text("utf-8")
+        r"#define ZSTD_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)", (sources / "zstddeclib.c").read_text("utf-8")
     )
     assert parts["zstd"]["version"] == ".".join(numbers)
-    digest = hashlib.sha256((sources / "zstd.c").read_bytes()).hexdigest()
+    digest = hashlib.sha256((sources / "zstddeclib.c").read_bytes()).hexdigest()
     assert parts["zstd"]["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    provenance = (sources / "README.md").read_text("utf-8")
+    assert digest in provenance and f"zstd {parts['zstd']['version']}" in provenance
     install = (tmp_path / "build" / "cmake_install.cmake").read_text(encoding="utf-8")
     assert re.search(r'/share/blobstore_runtime" TYPE FILE FILES "[^"]*/sbom\.cdx\.json"', install)
 
