@@ -13,6 +13,7 @@ The order of the steps keeps everything that a version needs, whoever collects m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.relations import stored_rows, with_bases
-from blobstore.pool.scan import Part, ScannedFile, scan
+from blobstore.pool.scan import ScannedFile, ScannedPart, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
 from blobstore.storage.objects import Objects
@@ -38,6 +39,9 @@ _SMALLEST, _LARGEST = 1 << 23, 1 << 27
 """Bytes of the contents of a pack, about: a small version makes work for several workers, too."""
 
 _ROUNDS = 10
+
+_NO_FILE = ("", 0, 0, "", "", "", "")
+"""File, place, tensor and layout of a part that is in no file."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,6 @@ def add_version(
         PoolError: the version is there already.
         FileAccessError, DataChangedError, TransferError: reading or writing fails; the version is not there then.
     """
-    mark = f"version {name}@{version}"
     tables.fresh()
     refuse_existing(tables, name, version)
     scanned = sorted([*_scan(files, executor, progress), *before], key=lambda file: file.name)
@@ -100,28 +103,27 @@ def add_version(
         {"name": file.name, "size": file.size, "sha256": file.sha256, **origins.get(file.name, {})} for file in scanned
     ]
     added = Version(name, version, identity, int(time.time()), tuple((f.name, f.size, f.sha256) for f in scanned))
-    result = Added(
-        added,
-        sum(file.size for file in scanned),
-        len(stored),
-        sum(row.size for row in stored),
-        sum(row.length for row in stored),
-    )
+    _appear(objects, tables, added, json.dumps(described))
+    sizes = [(row.size, row.length) for row in stored]
+    return Added(added, added.size, len(stored), sum(size for size, _ in sizes), sum(length for _, length in sizes))
+
+
+def _appear(objects: Objects, tables: Tables, added: Version, files: str) -> None:
+    """Append the event, unless somebody else adds the same version first, or a collection gives this one up."""
+    name, version = added.name, added.version
+    mark, end = f"version {name}@{version}", f"end {added.id}"
     for _ in range(_ROUNDS):
         tables.fresh(EVENTS)
-        if any(one.id == identity for one in live_versions(tables, name, version)):
-            return result  # a commit whose answer was lost
+        if any(one.id == added.id for one in live_versions(tables, name, version)):
+            return  # a commit whose answer was lost
         refuse_existing(tables, name, version)
-        if tables.seen(EVENTS, f"end {identity}"):
+        if tables.seen(EVENTS, end):
             raise PoolError(
                 f"{objects.url}: adding {name}@{version} took so long that a collection gave it up; add it again"
             )
-        row = (identity, "add", name, version, added.time, json.dumps(described))
-        try:
-            tables.append(EVENTS, [row], once=[mark, f"end {identity}"])
-        except TakenError:
-            continue
-        return result
+        with contextlib.suppress(TakenError):
+            tables.append(EVENTS, [(added.id, "add", name, version, added.time, files)], once=[mark, end])
+            return
     raise PoolError(f"{objects.url}: {name}@{version} is being added and dropped by others all the time")
 
 
@@ -171,21 +173,13 @@ def _store(
     tables: Tables,
     identity: str,
     called: tuple[str, str],
-    distinct: dict[bytes, Part],
+    distinct: dict[bytes, ScannedPart],
     executor: Executor,
     progress: Progress | None,
 ) -> list[Stored]:
     """Store what is missing, until nothing is. What was stored in this call."""
     written: list[Stored] = []
-    held = set(distinct)
-
-    def hold(bases: Iterable[bytes | None]) -> bool:
-        """Protect blobs that others are stored against; whether any were not protected yet."""
-        new = sorted({base for base in bases if base is not None} - held)
-        tables.append(PARTS, [_held(identity, called, digest) for digest in new])
-        held.update(new)
-        return bool(new)
-
+    bases = _Bases(tables, identity, called, set(distinct))
     alone = None
     for _ in range(_ROUNDS):
         tables.fresh(BLOBS, MARKS)
@@ -193,31 +187,51 @@ def _store(
         if before == alone:
             return written  # nobody else stored or marked anything since the look-up, which would find what was written
         there = stored_rows(tables, distinct, unmarked=True)
-        if hold(there[digest].base for digest in distinct if digest in there):
-            continue
+        if bases.protect(row.base for row in there.values()):
+            continue  # one of them may have been collected before this
         missing = [part for digest, part in distinct.items() if digest not in there]
         if not missing:
             return written
-        if any(not part.source.path for part in missing):
-            raise PoolError(
-                f"{objects.url}: contents of an earlier version were collected meanwhile; add this one again"
-            )
+        _check_at_hand(objects, missing)
         jobs = with_bases(tables, missing)
-        hold(job.base[0] for job in jobs if job.base is not None)
-        rows = _write(objects, jobs, executor, progress)
-        tables.append(BLOBS, [row.row() for row in rows])
-        written += rows
+        bases.protect(job.base and job.base[0] for job in jobs)
+        written += _write(objects, tables, jobs, executor, progress)
         alone = (before[0] + 1, before[1])
     raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")
 
 
-def _held(identity: str, called: tuple[str, str], digest: bytes) -> tuple[Any, ...]:
-    """A row that protects a blob which is in no file of the version."""
-    return (identity, *called, "", 0, 0, "", "", "", "", digest, int(time.time()))
+def _check_at_hand(objects: Objects, parts: Iterable[ScannedPart]) -> None:
+    """Raise PoolError if one is of a file that only an earlier version has read."""
+    if not all(part.source.path for part in parts):
+        raise PoolError(f"{objects.url}: contents of an earlier version were collected meanwhile; add this one again")
 
 
-def _write(objects: Objects, jobs: Sequence[Job], executor: Executor, progress: Progress | None) -> list[Stored]:
-    total, done = sum(job.source.stop - job.source.start for job in jobs), 0
+@dataclass
+class _Bases:
+    """Blobs that others are stored against: rows of the version's own protect those that are in none of its files.
+
+    Attributes:
+        protected: what has such a row, or is in a file.
+    """
+
+    tables: Tables
+    identity: str
+    called: tuple[str, str]
+    protected: set[bytes]
+
+    def protect(self, bases: Iterable[bytes | None]) -> bool:
+        """Append rows for these; whether any were not protected yet."""
+        new = sorted({base for base in bases if base is not None} - self.protected)
+        now = int(time.time())
+        self.tables.append(PARTS, [(self.identity, *self.called, *_NO_FILE, digest, now) for digest in new])
+        self.protected.update(new)
+        return bool(new)
+
+
+def _write(
+    objects: Objects, tables: Tables, jobs: Sequence[Job], executor: Executor, progress: Progress | None
+) -> list[Stored]:
+    total, done = sum(job.part.size for job in jobs), 0
     rows: list[Stored] = []
     tasks = [(objects.url, objects.options, batch) for batch in _batches(jobs)]
     for written in _run(executor, write_pack, tasks):
@@ -225,17 +239,18 @@ def _write(objects: Objects, jobs: Sequence[Job], executor: Executor, progress: 
         done += sum(row.size for row in written)
         if progress:
             progress("storing", done, total)
+    tables.append(BLOBS, [row.row() for row in rows])
     return rows
 
 
 def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    total = sum(job.source.stop - job.source.start for job in jobs)
+    total = sum(job.part.size for job in jobs)
     enough = min(max(-(-total // _PACKS), _SMALLEST), _LARGEST)
     batch: list[Job] = []
     nbytes = 0
     for job in jobs:
         batch.append(job)
-        nbytes += job.source.stop - job.source.start
+        nbytes += job.part.size
         if nbytes >= enough:
             yield batch
             batch, nbytes = [], 0

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
 from blobstore.pool.packs import Reader, Stored, copy_pack, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
-from blobstore.storage.objects import FULL, TEMPORARY, Objects
+from blobstore.storage.objects import FULL, TEMPORARY, Entry, Objects
 
 __all__ = ["UNUSED", "Collected", "collect"]
 
@@ -52,9 +52,6 @@ UNUSED = "releases.json"
 """What a pool has from which releases are published: which objects beside it nothing refers to, and since when. It is
 collected together with these.
 """
-
-_MOSTLY = 0.5
-"""A pack of which no more than this share is needed is written anew."""
 
 _LISTED = 500
 """Values in a condition."""
@@ -94,6 +91,13 @@ _KEPT = """
 Rows in packs that are not condemned come before others. Of these, a content that may be a base keeps a row in which it is
 whole; any other the shortest one.
 """
+
+_MOSTLY_UNUSED = """
+    SELECT b.pack FROM (SELECT DISTINCT digest, pack, length FROM blobs WHERE pack NOT IN (SELECT pack FROM condemned)) b
+    LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack
+    HAVING count(k.digest) < count(*) AND coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) <= 0.5 * sum(b.length)
+"""
+"""After `_KEPT`: packs that are written anew, because no more than half of one is needed."""
 
 _UNNEEDED = """
     SELECT DISTINCT pack FROM blobs WHERE pack NOT IN (
@@ -175,13 +179,7 @@ def _give_up(tables: Tables, before: float) -> int:
 
 def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
     """Condemn packs that are mostly unused, copy what is needed out of all condemned ones, and delete their rows."""
-    rows = _query(
-        tables,
-        "SELECT b.pack, sum(b.length), coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) "
-        "FROM (SELECT DISTINCT digest, pack, length FROM blobs WHERE pack NOT IN (SELECT pack FROM condemned)) b "
-        "LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack HAVING count(k.digest) < count(*)",
-    )
-    tables.append(MARKS, [(None, pack, now) for pack, total, needed in rows if needed <= _MOSTLY * total])
+    tables.append(MARKS, [(None, pack, now) for (pack,) in _query(tables, _MOSTLY_UNUSED)])
     gone: set[bytes] = set()
     for _ in range(_ROUNDS):
         # before the look: of a pack that is condemned during it, the look may lack parts that need its rows
@@ -196,20 +194,14 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
             _delete_rows(tables, condemned)
             return
         try:
-            _copy(objects, tables, stranded)  # what it is copied to may be condemned by now, so there is another look
+            # what it is copied to may be condemned by now, so there is another look
+            gone |= _copy(objects, tables, stranded, gone)
         except FileAccessError as error:
-            if error.errno not in FULL:
-                raise
-            unneeded = set(condemned) & set(_query(tables, _UNNEEDED, gone))
+            unneeded = set(condemned) & set(_query(tables, _UNNEEDED, gone)) if error.errno in FULL else set()
             if not unneeded:
                 raise
             _delete_rows(tables, unneeded)  # they make room, and the next collection copies
             return
-        except PoolError:
-            missing = {row.pack for row in stranded if objects.size(pack_path(row.pack)) is None} - gone
-            if not missing:
-                raise
-            gone |= missing  # another collection deleted them
 
 
 def _delete_rows(tables: Tables, packs: Iterable[tuple[bytes]]) -> None:
@@ -234,9 +226,23 @@ def _query(tables: Tables, text: str, gone: Iterable[bytes] = ()) -> list[tuple[
     return tables.query(f"{_KEPT} {text}", gone=[(pack,) for pack in gone] or [(b"",)])
 
 
-def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
-    """Store blobs in a pack of their own, too. Damage is not copied: it is an error."""
-    blobs, reader = Blobs(objects, tables, list({row.base for row in rows if row.base is not None})), Reader(objects)
+def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored], gone: Set[bytes]) -> set[bytes]:
+    """Store blobs in a pack of their own, too. Damage is not copied: it is an error.
+
+    Returns:
+        If nothing was copied: which further packs another collection deleted.
+    """
+    try:
+        _copy_proved(objects, tables, rows)
+    except PoolError:
+        if not (missing := {row.pack for row in rows if objects.size(pack_path(row.pack)) is None} - gone):
+            raise
+        return missing
+    return set()
+
+
+def _copy_proved(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
+    blobs, reader = Blobs(objects, tables, {row.base for row in rows if row.base is not None}), Reader(objects)
     for base, stored in itertools.groupby(sorted(rows, key=lambda row: row.base or b""), key=lambda row: row.base):
         data = None if base is None else blobs.read(base)
         for row in stored:
@@ -246,26 +252,28 @@ def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
 
 def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: float) -> tuple[int, int, int]:
     """Condemn packs without rows, and delete those that were condemned long ago."""
-    there: dict[bytes, tuple[int, int]] = {}
+    there = dict(_packs(objects, stale))
+    tables.fresh(MARKS, BLOBS)  # in this order: of a condemned pack, no row is missed that was there before
+    unused = there.keys() - {pack for (pack,) in tables.query("SELECT DISTINCT pack FROM blobs")}
+    condemned = dict(tables.query("SELECT pack, min(time) FROM marks WHERE digest IS NULL GROUP BY pack"))
+    orphans = {pack for pack in unused - condemned.keys() if there[pack].stored < stale}
+    tables.append(MARKS, [(None, pack, int(time.time())) for pack in sorted(orphans)])
+    deleted = [pack for pack in sorted(unused & condemned.keys()) if condemned[pack] <= condemned_before]
+    for pack in deleted:
+        objects.delete(pack_path(pack))
+    waiting = len(there.keys() & (orphans | condemned.keys())) - len(deleted)
+    return len(deleted), sum(there[pack].size for pack in deleted), waiting
+
+
+def _packs(objects: Objects, stale: float) -> Iterator[tuple[bytes, Entry]]:
+    """The packs that are there; files of somebody who died long ago while writing one are removed."""
     for entry in objects.list("packs"):
         name = entry.path.rpartition("/")[2]
         if name.startswith(TEMPORARY):
             if entry.stored < stale:
                 objects.delete(entry.path)
         elif len(name) == 64:
-            there[bytes.fromhex(name)] = (entry.size, entry.stored)
-    tables.fresh(MARKS, BLOBS)  # in this order: of a condemned pack, no row is missed that was there before
-    used = {pack for (pack,) in tables.query("SELECT DISTINCT pack FROM blobs")}
-    condemned = dict(tables.query("SELECT pack, min(time) FROM marks WHERE digest IS NULL GROUP BY pack"))
-    orphans = [
-        pack for pack, (_, stored) in there.items() if pack not in used and pack not in condemned and stored < stale
-    ]
-    tables.append(MARKS, [(None, pack, int(time.time())) for pack in orphans])
-    deleted = [pack for pack in there if pack not in used and condemned.get(pack, time.time()) <= condemned_before]
-    for pack in deleted:
-        objects.delete(pack_path(pack))
-    waiting = sum(pack in condemned or pack in orphans for pack in there) - len(deleted)
-    return len(deleted), sum(there[pack][0] for pack in deleted), waiting
+            yield bytes.fromhex(name), entry
 
 
 def _forget(tables: Tables) -> None:

@@ -27,7 +27,7 @@ from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
 from blobstore.storage.objects import PARALLEL, REQUEST, Objects
 
-__all__ = ["Blobs", "PoolDataMap", "files_of", "parts_of", "restore"]
+__all__ = ["Blobs", "FilePart", "PoolDataMap", "files_of", "parts_of", "restore"]
 
 _ZEROS = memoryview(bytes(HOLE_LIMIT))
 _GAP = 1 << 16  # fewer bytes than a request costs in time
@@ -38,7 +38,9 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class _Part:
+class FilePart:
+    """A part of a file of a version, under one of its names: a row of the table."""
+
     file: str
     offset: int
     size: int
@@ -49,14 +51,14 @@ class _Part:
     digest: bytes
 
 
-def parts_of(tables: Tables, version: Version) -> list[_Part]:
+def parts_of(tables: Tables, version: Version) -> list[FilePart]:
     """The parts of all files of a version, by file and offset; of one with several names, one for each name."""
     rows = tables.query(
         'SELECT DISTINCT file, "offset", size, tensor, dtype, shape, "order", digest FROM parts '
         "WHERE id = ? AND file <> '' ORDER BY file, \"offset\", size, tensor",
         version.id,
     )
-    parts = [_Part(*row) for row in rows]
+    parts = [FilePart(*row) for row in rows]
     for part in parts:
         if min(part.offset, part.size) < 0:
             raise PoolError(f"the table of parts has a row with wrong values, of {part.file!r}")
@@ -74,12 +76,12 @@ class Blobs:
         PoolError: one of them is not in the pool.
     """
 
-    def __init__(self, objects: Objects, tables: Tables, digests: Sequence[bytes]) -> None:
+    def __init__(self, objects: Objects, tables: Tables, digests: Iterable[bytes]) -> None:
         self._objects, self._tables = objects, tables
         self._reader = Reader(objects)
         self._base: tuple[bytes, memoryview] | None = None
         self._gone: set[bytes] = set()
-        self._rows = self._look_up(digests)
+        self._rows = self._look_up(list(dict.fromkeys(digests)))
 
     def row(self, digest: bytes) -> Stored:
         """Where a content lies."""
@@ -128,7 +130,7 @@ class Blobs:
             # a collection may have moved it to another pack, and of one that died, rows may lead to a pack that is gone
             self._gone |= {row.pack for row in self._needed(digest) if self._objects.size(pack_path(row.pack)) is None}
             self._tables.fresh()
-            self._rows = self._look_up(self._rows)
+            self._rows = self._look_up(list(self._rows))
             return use(self._rows[digest], {})
 
     def _arriving(self, digests: Iterable[bytes]) -> Generator[tuple[bytes, _Fetched]]:
@@ -179,7 +181,7 @@ class Blobs:
             return {}
         return {(pack, offset, length): data[offset - start :][:length] for _, offset, length in ranges}
 
-    def _look_up(self, digests: Sequence[bytes] | dict[bytes, Stored]) -> dict[bytes, Stored]:
+    def _look_up(self, digests: Sequence[bytes]) -> dict[bytes, Stored]:
         rows = stored_rows(self._tables, digests, gone=self._gone)
         if missing := [digest for digest in digests if digest not in rows]:
             raise PoolError(
@@ -242,7 +244,7 @@ def restore(
         FileAccessError: the disk has less room than they need, or refuses.
     """
     parts = parts_of(tables, version)
-    blobs = Blobs(objects, tables, list(dict.fromkeys(part.digest for part in parts)))
+    blobs = Blobs(objects, tables, (part.digest for part in parts))
     paths = [directory / name for name, _, _ in version.files]
     for path in paths:
         if objects.folder is not None and leads_into(path, objects.folder):
@@ -267,7 +269,7 @@ def restore(
     return paths
 
 
-def files_of(blobs: Blobs, version: Version, parts: Sequence[_Part]) -> Iterator[tuple[int, Iterator[memoryview]]]:
+def files_of(blobs: Blobs, version: Version, parts: Sequence[FilePart]) -> Iterator[tuple[int, Iterator[memoryview]]]:
     """The size of each file of a version, and its bytes in order, which are to be taken before the next one's.
 
     A piece is valid until the next one. Behind the last one of a file, its digest is compared.
@@ -280,7 +282,7 @@ def files_of(blobs: Blobs, version: Version, parts: Sequence[_Part]) -> Iterator
         IntegrityError: with the bytes: a file is not the one that was added.
         InvalidFileError: the parts of a file overlap, or do not fit its size; from the bytes, as what `Blobs.read` raises.
     """
-    placed: dict[str, dict[int, _Part]] = defaultdict(dict)
+    placed: dict[str, dict[int, FilePart]] = defaultdict(dict)
     for part in parts:
         placed[part.file][part.offset] = part  # one for each name begins there
     order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
@@ -291,7 +293,7 @@ def files_of(blobs: Blobs, version: Version, parts: Sequence[_Part]) -> Iterator
 
 
 def _proved(
-    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[_Part], name: str, sha256: str
+    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[FilePart], name: str, sha256: str
 ) -> Iterator[memoryview]:
     hasher = hashlib.sha256()
     for piece in pieces:
@@ -304,7 +306,7 @@ def _proved(
 
 
 def _pieces(
-    contents: Iterator[Iterator[memoryview]], parts: Iterable[_Part], name: str, size: int
+    contents: Iterator[Iterator[memoryview]], parts: Iterable[FilePart], name: str, size: int
 ) -> Iterator[memoryview]:
     end = 0
     for part in parts:
@@ -342,7 +344,7 @@ class PoolDataMap(NamedDataMap):
         times = Counter(part.tensor for part in parts)
         self._parts = {part.tensor if times[part.tensor] == 1 else f"{part.file}:{part.tensor}": part for part in parts}
         self._keys = list(self._parts)
-        self._blobs = Blobs(objects, tables, list(dict.fromkeys(part.digest for part in parts)))
+        self._blobs = Blobs(objects, tables, (part.digest for part in parts))
 
     def _key_list(self) -> Sequence[str]:
         return self._keys

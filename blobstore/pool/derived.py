@@ -74,23 +74,26 @@ def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
     """
     size, factors = nbytes, 0
     for step in steps:
-        kind = step.partition(":")[0]
-        made: int | None
-        if kind == "widen":
-            made = 2 * size if size % 2 == 0 else None
-        elif kind == "cast":
-            made = size // 2 if size % 4 == 0 else None
-        elif kind == SCALE:
+        if step.startswith(f"{SCALE}:"):
             factors = factors_size(size, step) or 0
-            made = size if factors else None
-        elif (layout := parse_layout(step)) is not None:
-            made = layout_size(size, layout)
-        else:
-            made = quantized_size(size, step)
+        made = _size_after(size, step)
         if made is None:
             return None
         size = made
     return size, factors
+
+
+def _size_after(size: int, step: str) -> int | None:
+    """How many bytes one step makes; None if it does not fit as many as these."""
+    kind = step.partition(":")[0]
+    if kind == "widen":
+        return 2 * size if size % 2 == 0 else None
+    if kind == "cast":
+        return size // 2 if size % 4 == 0 else None
+    if kind == SCALE:
+        return size if factors_size(size, step) else None
+    layout = parse_layout(step)
+    return quantized_size(size, step) if layout is None else layout_size(size, layout)
 
 
 def _check(step: str) -> bool:

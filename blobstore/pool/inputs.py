@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.disk.folders import check_room
@@ -16,7 +17,7 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.relations import stored_rows
-from blobstore.pool.scan import Part, ScannedFile, Source
+from blobstore.pool.scan import FileRange, ScannedFile, ScannedPart
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import described_files
 from blobstore.storage.objects import PARALLEL, Objects
@@ -97,20 +98,26 @@ def files_read_before(tables: Tables, files: Sequence[BucketFile]) -> list[Scann
         files: by URL, ETag and size they are the same.
     """
     wanted = {(file.url, file.etag, file.size): file.name for file in files if file.etag is not None}
+    found: dict[str, ScannedFile] = {}
+    for identity, one in _read_from_buckets(tables) if wanted else ():
+        name = wanted.get((one.get("url", ""), one.get("etag", ""), one["size"]))
+        if name is None or name in found:
+            continue
+        file = ScannedFile(name, one["size"], one["sha256"], _parts(tables, identity, one["name"]))
+        if _is_whole(file):
+            found[name] = file
+    there = stored_rows(tables, {part.digest for file in found.values() for part in file.parts}, unmarked=True)
+    return [file for file in found.values() if all(part.digest in there for part in file.parts)]
+
+
+def _read_from_buckets(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files of versions that are there which came from buckets, each with the id of its version."""
     events = tables.query(
         "SELECT id, files FROM events WHERE kind = 'add' AND contains(files, '\"etag\"') "
         "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop')"
     )
-    found: dict[str, ScannedFile] = {}
-    for identity, described in events if wanted else ():
-        for one in described_files(described):
-            name = wanted.get((one.get("url", ""), one.get("etag", ""), one["size"]))
-            if name is not None and name not in found:
-                file = ScannedFile(name, one["size"], one["sha256"], _parts(tables, identity, one["name"]))
-                if _is_whole(file):
-                    found[name] = file
-    there = stored_rows(tables, {part.digest for file in found.values() for part in file.parts}, unmarked=True)
-    return [file for file in found.values() if all(part.digest in there for part in file.parts)]
+    for identity, described in events:
+        yield from ((identity, one) for one in described_files(described))
 
 
 def _is_whole(file: ScannedFile) -> bool:
@@ -123,7 +130,7 @@ def _is_whole(file: ScannedFile) -> bool:
     return bool(file.parts or not file.size) and end <= file.size <= end + HOLE_LIMIT
 
 
-def _parts(tables: Tables, identity: str, file: str) -> tuple[Part, ...]:
+def _parts(tables: Tables, identity: str, file: str) -> tuple[ScannedPart, ...]:
     rows = tables.query(
         'SELECT "offset", size, digest, dtype, shape, "order", list(DISTINCT tensor ORDER BY tensor) FROM parts '
         "WHERE id = ? AND file = ? GROUP BY ALL ORDER BY 1, 2",
@@ -131,7 +138,9 @@ def _parts(tables: Tables, identity: str, file: str) -> tuple[Part, ...]:
         file,
     )
     return tuple(
-        Part(Source("", start, start + size), digest, tuple(filter(None, tensors)), dtype, shape, order, b"", b"")
+        ScannedPart(
+            FileRange("", start, start + size), digest, tuple(filter(None, tensors)), dtype, shape, order, b"", b""
+        )
         for start, size, digest, dtype, shape, order, tensors in rows
     )
 

@@ -35,7 +35,7 @@ from blobstore.core.codec.blobs import (
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.core.memory.mapped_file import map_file, named
 from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
-from blobstore.pool.scan import SEED, Source, checked, element
+from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked, element
 from blobstore.pool.tables import short_key
 from blobstore.storage.objects import Objects, write_spooled
 
@@ -112,23 +112,14 @@ class Job:
     """A blob to store.
 
     Attributes:
-        source: where its bytes are.
-        digest, dtype, shape, sketch: as in the tables.
-        check: of its bytes, as `checked` makes it.
+        part: the blob.
         base: the digest of a blob to store it against, and where that one is; None if there is none.
-        spare: what a difference may take at the most.
         steps: of a recipe that makes nearly these bytes of the base, as `derived` has them.
         base_shape: of the base, as it lies in memory.
     """
 
-    source: Source
-    digest: bytes
-    dtype: str
-    shape: str
-    sketch: bytes
-    check: bytes = b""
-    base: tuple[bytes, Source | Stored] | None = None
-    spare: float = _NEAR_WORTH
+    part: ScannedPart
+    base: tuple[bytes, FileRange | Stored] | None = None
     steps: tuple[str, ...] = ()
     base_shape: str = ""
 
@@ -328,10 +319,10 @@ class _Worker:
     room: memoryview = field(default_factory=lambda: memoryview(np.empty(_KEEP, np.uint8)))  # type: ignore[arg-type]
     kept: dict[bytes, memoryview] = field(default_factory=dict)
 
-    def base(self, digest: bytes, where: Source | Stored) -> memoryview | None:
+    def base(self, digest: bytes, where: FileRange | Stored) -> memoryview | None:
         """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
         stored against it."""
-        if isinstance(where, Source):
+        if isinstance(where, FileRange):
             return where.view()
         if digest not in self.kept:
             used = sum(map(len, self.kept.values()))
@@ -365,7 +356,7 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
         FileAccessError, TransferError: reading or writing fails.
     """
     objects = Objects(url, options)
-    worker = _Worker(Reader(objects), [map_file(path) for path in {job.source.path for job in jobs}])
+    worker = _Worker(Reader(objects), [map_file(path) for path in {job.part.source.path for job in jobs}])
     return _packed(objects, jobs, lambda job, at, write: _store(job, worker, at, write))
 
 
@@ -413,58 +404,92 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
 
 
 def _store(job: Job, worker: _Worker, at: int, write: _Write) -> Stored:
-    data = job.source.view()
-    base = worker.base(*job.base) if job.base is not None else None
-    steps: tuple[str, ...] = ()
-    factors = stored = b""
-    if base is not None and job.steps:
-        found = find_steps(data, base, job.steps, job.base_shape)
-        steps, factors = found or ((), b"")
-        base = None if found is None else derive(base, steps, len(data), memoryview(factors))
-    encodings = [] if base is None else [*steps]
-    beside = len(factors) / max(len(data), 1)  # the share of its bytes that a recipe takes
-    is_base = bool(encodings) and base is not None and hashlib.sha256(base).digest() == job.digest
-    if is_base and factors and beside >= job.spare * best_planes(data, job.dtype)[1]:
-        is_base = False
-    if not is_base:
-        encoding = _choice(data, job, base, beside)
-        is_near = encoding.startswith("near")
-        encodings = [*encodings, encoding] if is_near else [encoding]
-        base = base if is_near else None
-        stored = b"".join(encode(data, encoding, base))
-        decoded = decode(encoding, len(data), memoryview(stored), base, worker.chunk)
-        if checked(decoded, job.check[:SEED]) != job.check:
-            raise DataChangedError(f"{job.source.path}: the file changed while it was added")
-    stored = factors + stored if base is not None else stored
-    write(stored)
-    return Stored(
-        digest=job.digest,
+    data = job.part.source.view()
+    row = Stored(
+        digest=job.part.digest,
         size=len(data),
-        dtype=job.dtype,
-        shape=job.shape,
-        encoding="+".join(encodings),
-        base=job.base[0] if base is not None and job.base is not None else None,
+        dtype=job.part.dtype,
+        shape=job.part.shape,
+        encoding="",
+        base=None,
         pack=b"",
         offset=at,
-        length=len(stored),
+        length=0,
         time=int(time.time()),
-        check=job.check,
-        sketch=None if base is not None else job.sketch or None,
+        check=job.part.check,
+    )
+    made = _made(job, worker, data)
+    if made is not None and made.steps and _is_enough(made, job, data):
+        return _against(made, job, row, write, (), b"")
+    encoding = _choice(data, job, made)
+    is_near = encoding.startswith("near")
+    base = made.data if made is not None and is_near else None
+    stored = b"".join(encode(data, encoding, base))
+    if (
+        checked(decode(encoding, len(data), memoryview(stored), base, worker.chunk), job.part.check[:SEED])
+        != job.part.check
+    ):
+        raise DataChangedError(f"{job.part.source.path}: the file changed while it was added")
+    if made is not None and is_near:
+        return _against(made, job, row, write, (encoding,), stored)
+    write(stored)
+    return row._replace(encoding=encoding, length=len(stored), sketch=job.part.sketch or None)
+
+
+class _Made(NamedTuple):
+    """What the steps of a job make of its base: without steps, that itself."""
+
+    data: memoryview
+    steps: tuple[str, ...] = ()
+    factors: bytes = b""
+
+    @property
+    def share(self) -> float:
+        """What the factors take, of its bytes."""
+        return len(self.factors) / max(len(self.data), 1)
+
+
+def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
+    """What a blob may be stored against; None if there is nothing."""
+    base = worker.base(*job.base) if job.base is not None else None
+    if base is None or not job.steps:
+        return None if base is None else _Made(base)
+    found = find_steps(data, base, job.steps, job.base_shape)
+    if found is None:
+        return None
+    steps, factors = found
+    made = derive(base, steps, len(data), memoryview(factors))
+    return None if made is None else _Made(made, steps, factors)
+
+
+def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
+    """Whether a recipe makes a blob to the bit, and its factors take less than the blob itself would."""
+    if hashlib.sha256(made.data).digest() != job.part.digest:
+        return False
+    return not made.factors or made.share < _NEAR_WORTH * best_planes(data, job.part.dtype)[1]
+
+
+def _against(made: _Made, job: Job, row: Stored, write: _Write, then: tuple[str, ...], stored: bytes) -> Stored:
+    """Write a blob as a recipe, and what it does not say."""
+    write(made.factors + stored)
+    return row._replace(
+        encoding="+".join([*made.steps, *then]),
+        base=job.base and job.base[0],
+        length=len(made.factors) + len(stored),
         # what is scaled or in another order says nothing about what is near to the base
-        near_sketch=job.sketch or None
-        if base is not None and all(step.startswith("cast:") for step in steps)
-        else None,
+        near_sketch=job.part.sketch or None if all(step.startswith("cast:") for step in made.steps) else None,
     )
 
 
-def _choice(data: memoryview, job: Job, base: memoryview | None, beside: float) -> str:
+def _choice(data: memoryview, job: Job, made: _Made | None) -> str:
     near, remains = "raw", 1.0
-    if base is not None and len(base) == len(data):
-        near, remains = best_difference(data, job.dtype, base)
-        if beside + remains < ENOUGH:
+    if made is not None and len(made.data) == len(data):
+        near, remains = best_difference(data, job.part.dtype, made.data)
+        remains += made.share
+        if remains < ENOUGH:
             return near
-    encoding, share = best_planes(data, job.dtype)
-    return near if near != "raw" and beside + remains < share * job.spare else encoding
+    encoding, share = best_planes(data, job.part.dtype)
+    return near if near != "raw" and remains < share * _NEAR_WORTH else encoding
 
 
 def best_planes(data: memoryview, dtype: str) -> tuple[str, float]:

@@ -20,7 +20,7 @@ from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
 from blobstore.pool.collecting import UNUSED, Collected, collect
-from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
+from blobstore.pool.contents import Blobs, FilePart, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.executors import open_executor
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.promises import try_new
@@ -287,9 +287,8 @@ class Pool:
                 f"{reference} has no file {file!r}; it has {', '.join(one[0] for one in version.files[:5])}"
             )
         parts = [part for part in parts_of(self.tables, version) if part.file == file]
-        blobs = Blobs(self.objects, self.tables, list(dict.fromkeys(part.digest for part in parts)))
-        for _, pieces in files_of(blobs, replace(version, files=only), parts):
-            yield from (memoryview(bytes(piece)) for piece in pieces)  # which the caller may keep
+        for piece in self._bytes_of(replace(version, files=only), parts):
+            yield memoryview(bytes(piece))  # which the caller may keep
 
     def drop(self, reference: str) -> Version:
         """Let a version disappear; `gc` frees what it alone needed.
@@ -331,13 +330,10 @@ class Pool:
         problems: list[tuple[str, str]] = []
         for version in versions:
             try:
-                parts = parts_of(self.tables, version)
-                blobs = Blobs(self.objects, self.tables, list(dict.fromkeys(part.digest for part in parts)))
-                for _, pieces in files_of(blobs, version, parts):
-                    for piece in pieces:
-                        done += len(piece)
-                        if progress:
-                            progress("verifying", done, total)
+                for piece in self._bytes_of(version, parts_of(self.tables, version)):
+                    done += len(piece)
+                    if progress:
+                        progress("verifying", done, total)
             except BlobStoreError as error:
                 problems.append((f"{version.name}@{version.version}", str(error)))
         return problems
@@ -373,35 +369,29 @@ class Pool:
             PoolError: there is no such version.
         """
         one, other = self._find(first), self._find(second)
-        parts = {version.id: parts_of(self.tables, version) for version in (one, other)}
-        sizes = [{part.digest: part.size for part in parts[version.id]} for version in (one, other)]
-        blobs = Blobs(self.objects, self.tables, list({**sizes[0], **sizes[1]}))
-        roots = [{digest: blobs.row(digest).base or digest for digest in of} for of in sizes]
-        equal = sum(size for digest, size in sizes[1].items() if digest in sizes[0])
-        shared_roots = set(roots[0].values()) & set(roots[1].values())
-        near = [digest for digest, root in roots[1].items() if root in shared_roots and digest not in sizes[0]]
-        named = {part.tensor: part for part in parts[one.id] if part.tensor}
-        apart = []
-        for part in parts[other.id]:
-            twin = named.get(part.tensor)
-            if twin is None or twin.digest == part.digest or part.digest in near:
-                continue
-            if twin.dtype != part.dtype:
-                reason = f"{twin.dtype} and {part.dtype}"
-            elif twin.shape != part.shape:
-                reason = f"{twin.shape} and {part.shape}"
-            elif part.size < SKETCHED:
-                reason = f"fewer than {SKETCHED} bytes"
-            else:
-                reason = "values that differ too much"
-            apart.append((part.tensor, reason))
-        return Shared(
-            sum(sizes[0].values()),
-            sum(sizes[1].values()),
-            equal,
-            sum(sizes[1][digest] for digest in near),
-            tuple(apart),
+        parts, others = parts_of(self.tables, one), parts_of(self.tables, other)
+        blobs = Blobs(self.objects, self.tables, (part.digest for part in (*parts, *others)))
+        roots, other_roots = (
+            {part.digest: blobs.row(part.digest).base or part.digest for part in of} for of in (parts, others)
         )
+        known = set(roots.values())
+        equal = other_roots.keys() & roots.keys()
+        near = {digest for digest, root in other_roots.items() if root in known} - equal
+        sizes = {part.digest: part.size for part in (*parts, *others)}
+        named = {part.tensor: part for part in parts if part.tensor}
+        pairs = ((named[part.tensor], part) for part in others if part.tensor in named)
+        apart = (
+            (part.tensor, _why_apart(twin, part)) for twin, part in pairs if part.digest not in {twin.digest, *near}
+        )
+        total, other_total, both, close = (
+            sum(map(sizes.__getitem__, some)) for some in (roots, other_roots, equal, near)
+        )
+        return Shared(total, other_total, both, close, tuple(apart))
+
+    def _bytes_of(self, version: Version, parts: Sequence[FilePart]) -> Iterator[memoryview]:
+        """The bytes of all files of a version; each piece is valid until the next one."""
+        for _, pieces in files_of(Blobs(self.objects, self.tables, (part.digest for part in parts)), version, parts):
+            yield from pieces
 
     def _look(self) -> None:
         """See the newest versions, and after that what they need, which was there before them."""
@@ -430,6 +420,15 @@ def _default_cache() -> Path:
     return Path(home) / "blobstore" / "pool"
 
 
+def _why_apart(one: FilePart, other: FilePart) -> str:
+    """Why two tensors of one name are neither equal nor near."""
+    if one.dtype != other.dtype:
+        return f"{one.dtype} and {other.dtype}"
+    if one.shape != other.shape:
+        return f"{one.shape} and {other.shape}"
+    return f"fewer than {SKETCHED} bytes" if other.size < SKETCHED else "values that differ too much"
+
+
 def _expand(paths: Sequence[Path], pool: Path | None) -> list[tuple[str, str]]:
     """Files with their names in a version, without those of a local pool itself.
 
@@ -442,19 +441,7 @@ def _expand(paths: Sequence[Path], pool: Path | None) -> list[tuple[str, str]]:
     for path in paths:
         if pool is not None and leads_into(path, pool):
             raise PoolError(f"{path}: this is in the pool {pool} itself; add files of another folder")
-        with named(path):
-            is_folder = path.is_dir()
-            if not (is_folder or path.exists()):
-                raise FileAccessError(path, "there is no such file")
-        if is_folder:
-            every = tree(path, ("",))
-            inside = [file for file in every if pool is None or not leads_into(file, pool)]
-            top = path
-        else:
-            inside = with_shards(path)
-            top = path.parent
-        for file in inside:
-            name = file.relative_to(top).as_posix()
+        for file, name in _inside(path, pool):
             if not is_plain_path(name, anywhere=False):
                 raise PoolError(f"{file}: {name!r} cannot be the name of a file of a version")
             if files.setdefault(name, os.path.abspath(file)) != os.path.abspath(file):  # noqa: PTH100
@@ -462,6 +449,20 @@ def _expand(paths: Sequence[Path], pool: Path | None) -> list[tuple[str, str]]:
                     f"{file}: another file of the version is called {name}, too; add a folder that has both"
                 )
     return [(path, name) for name, path in sorted(files.items())]
+
+
+def _inside(path: Path, pool: Path | None) -> Iterator[tuple[Path, str]]:
+    """A file and its shards, or the files of a folder, with their names."""
+    with named(path):
+        is_folder = path.is_dir()
+        if not (is_folder or path.exists()):
+            raise FileAccessError(path, "there is no such file")
+    if is_folder:
+        files = tree(path, ("",))
+        for file in files if pool is None else (file for file in files if not leads_into(file, pool)):
+            yield file, file.relative_to(path).as_posix()
+    else:
+        yield from ((file, file.relative_to(path.parent).as_posix()) for file in with_shards(path))
 
 
 def _check_names(files: Sequence[tuple[str, str]], objects: Sequence[BucketFile]) -> None:

@@ -98,30 +98,37 @@ def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | Non
         base: weights in float32, as many, or twice as many.
         shape: of `base`, "384,1536".
     """
-    if len(base) % 4:
+    if len(data) < 2 or len(base) not in {4 * len(data), 8 * len(data)}:
         return None, 0.0
     weights, numbers = np.frombuffer(base, "<f4"), np.frombuffer(data, np.uint8)
-    forms = {len(numbers): "no", 2 * len(numbers): "lhLH"}.get(len(weights))
-    if forms is None or len(numbers) < 2:
-        return None, 0.0
-    sizes = [int(size) for size in shape.split(",")] if shape else []
-    per_number = len(weights) // len(numbers)
-    channel = math.prod(sizes[1:])
-    row = sizes[-1] if sizes else 1
-    samples = _samples(len(weights))
-    pieces = [numbers[start // per_number : stop // per_number] for start, stop in samples]
     best, found = _ALIKE, None
-    for group in dict.fromkeys((channel, row, *_GROUPS, len(weights))):
-        if best > _ENOUGH or group < 1 or len(weights) % group:
-            continue
-        for rule in _RULES if per_number == 1 else _NIBBLES:
-            made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
-            for form in forms:
-                matches = (_formed(one, form) == piece for one, piece in zip(made, pieces, strict=True))
-                equal = float(np.mean([match.mean() for match in matches]))
-                if equal > best:
-                    best, found = equal, f"quant:{rule}:{group}:{form}"
+    for group in _lengths(shape, len(weights)):
+        if best > _ENOUGH:
+            break
+        share, recipe = max(_tried(weights, numbers, group), key=lambda tried: tried[0])
+        if share > best:
+            best, found = share, recipe
     return found, best
+
+
+def _lengths(shape: str, count: int) -> list[int]:
+    """How many weights may have one scale: a channel, a row, a part of a row, or all."""
+    sizes = [int(size) for size in shape.split(",")] if shape else [1]
+    lengths = dict.fromkeys((math.prod(sizes[1:]), sizes[-1], *_GROUPS, count))
+    return [length for length in lengths if length > 0 and count % length == 0]
+
+
+def _tried(weights: _Floats, numbers: _Bytes, group: int) -> Iterator[tuple[float, str]]:
+    """All recipes with groups of this length, each with the share of the bytes that it makes, judged by samples."""
+    in_byte = len(weights) // len(numbers)
+    rules, forms = (list(_RULES), "no") if in_byte == 1 else (_NIBBLES, "lhLH")
+    samples = _samples(len(weights))
+    pieces = [numbers[start // in_byte : stop // in_byte] for start, stop in samples]
+    for rule in rules:
+        made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
+        for form in forms:
+            equal = [(_formed(one, form) == piece).mean() for one, piece in zip(made, pieces, strict=True)]
+            yield float(np.mean(equal)), f"quant:{rule}:{group}:{form}"
 
 
 def likeness(numbers: _Bytes, weights: Numbers) -> Numbers:

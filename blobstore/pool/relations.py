@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from blobstore.pool.derivations import Candidate, Derivations, base_kinds
 from blobstore.pool.derived import QUANT, cast
 from blobstore.pool.distances import Few, Numbers, bits, few, numbers, size
-from blobstore.pool.origins import Candidate, Origins, base_kinds
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.quantized import BYTES
-from blobstore.pool.scan import Part, element
+from blobstore.pool.scan import ScannedPart, element
 from blobstore.pool.tables import Tables, short_key
 
 __all__ = ["stored_rows", "with_bases"]
@@ -78,7 +78,7 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
     return sorted(wanted, key=lambda row: (row.pack not in gone, -row.length, row.pack))
 
 
-def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
+def with_bases(tables: Tables, parts: Sequence[ScannedPart]) -> list[Job]:
     """How to store new blobs: each against the closest one that is stored whole, if there is one that is close.
 
     A base is never a difference itself. A blob of the same call can be a base for those that follow.
@@ -93,47 +93,53 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
         tables: the tables of the pool.
         parts: the new blobs, each content once.
     """
-    stored = _candidates(tables, parts)
-    new: dict[_Kind, list[Candidate]] = defaultdict(list)
-    sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts if part.sketch}.items()}
-    short = {part.digest: _short(part, sets[_kind(part)]) for part in parts if part.sketch}
-    earlier = _earlier(tables, {nearest.digest for found in short.values() if (nearest := found.nearest) is not None})
-    origins = Origins(_sources(tables, [part for part in parts if part.sketch and short[part.digest].is_far]))
-    jobs: dict[bytes, Job] = {}
-    for part in sorted(parts, key=_rank):
-        job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch, part.check)
-        if part.sketch:
-            found = short[part.digest]
-            if (among := _set(part, new)).bases:
-                found = found.joined(_short(part, among))
-            nearest = found.nearest
-            origin = origins.find(part) if found.is_far else None
-            differences = earlier[nearest.digest, part.dtype] if nearest is not None else []
-            if origin is not None and (QUANT in origin.steps or origin.share < found.share):
-                base = origin.base.digest, origin.base.where
-                job = replace(job, base=base, steps=origin.steps, base_shape=origin.shape)
-            elif nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
-                whole = Candidate(part.digest, part.source, part.sketch, *_kind(part))
-                new[_kind(part)].append(whole)
-                origins.add(whole)
-            else:
-                job = replace(job, base=(nearest.digest, nearest.where), steps=nearest.steps)
-                differences.append(part.sketch)
-        jobs[part.digest] = job
+    choice = _Choice(tables, [part for part in parts if part.sketch])
+    jobs = {part.digest: choice.job(part) if part.sketch else Job(part) for part in sorted(parts, key=_rank)}
     return [jobs[part.digest] for part in parts]
 
 
-def _rank(part: Part) -> int:
+class _Choice:
+    """Chooses bases for new blobs, one blob after the other: each that is stored whole can be a base for those that follow."""
+
+    def __init__(self, tables: Tables, parts: Sequence[ScannedPart]) -> None:
+        stored = _candidates(tables, parts)
+        sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts}.items()}
+        self._short = {part.digest: _short(part, sets[_kind(part)]) for part in parts}
+        nearest = filter(None, (found.nearest for found in self._short.values()))
+        self._earlier = _earlier(tables, {base.digest for base in nearest})
+        self._derivations = Derivations(_sources(tables, [part for part in parts if self._short[part.digest].is_far]))
+        self._new: dict[_Kind, list[Candidate]] = defaultdict(list)
+
+    def job(self, part: ScannedPart) -> Job:
+        """How to store a blob."""
+        found = self._short[part.digest]
+        if (among := _set(part, self._new)).bases:
+            found = found.joined(_short(part, among))
+        derived = self._derivations.find(part) if found.is_far else None
+        if derived is not None and (QUANT in derived.steps or derived.share < found.share):
+            return Job(part, (derived.base.digest, derived.base.where), derived.steps, derived.shape)
+        nearest = found.nearest
+        differences = self._earlier[nearest.digest, part.dtype] if nearest is not None else []
+        if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
+            whole = Candidate(part.digest, part.source, part.sketch, *_kind(part))
+            self._new[_kind(part)].append(whole)
+            self._derivations.add(whole)
+            return Job(part)
+        differences.append(part.sketch)
+        return Job(part, (nearest.digest, nearest.where), nearest.steps)
+
+
+def _rank(part: ScannedPart) -> int:
     """Which new blobs can be bases of others: weights in float32 of narrower ones, any of opaque bytes."""
     return 0 if part.dtype == "float" else 1 if part.dtype not in {"", *BYTES} else 2 if part.dtype else 3
 
 
-def _sources(tables: Tables, parts: Sequence[Part]) -> list[Candidate]:
+def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
     """The newest blobs that are whole from which blobs of these types and sizes may follow."""
     return _whole(tables, "b.dtype = k.a AND b.size = k.b", "b.dtype, b.size", list(base_kinds(parts)))
 
 
-def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[Candidate]]:
+def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
     """Of each kind the newest blobs that are whole."""
     kinds = {_kind(part) for part in parts if part.sketch}
     kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
@@ -209,11 +215,11 @@ class _Set:
     few: Few
 
 
-def _kind(blob: Part | Stored) -> _Kind:
+def _kind(blob: ScannedPart | Stored) -> _Kind:
     return blob.dtype, blob.shape, blob.size
 
 
-def _set(part: Part, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
+def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
     """The possible bases of blobs of a part's kind."""
     length = len(part.sketch)
     bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == length]
@@ -235,7 +241,7 @@ def _set(part: Part, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
 class _Short:
     """The bases that are the closest to a blob, each with how far it is: bits for an element of a difference to it."""
 
-    part: Part
+    part: ScannedPart
     bases: Sequence[Candidate]
     numbers: Numbers
     distances: Numbers
@@ -282,7 +288,7 @@ class _Short:
         return saved
 
 
-def _short(part: Part, among: _Set) -> _Short:
+def _short(part: ScannedPart, among: _Set) -> _Short:
     """The bases that are the closest to a part, of those of its kind."""
     bases, rows = among.bases, among.numbers
     own = _in_rows(part, part.sketch)
@@ -292,6 +298,6 @@ def _short(part: Part, among: _Set) -> _Short:
     return _Short(part, bases, rows, bits(rows, own))
 
 
-def _in_rows(part: Part, sketches: bytes) -> Numbers:
+def _in_rows(part: ScannedPart, sketches: bytes) -> Numbers:
     """Sketches of a part's kind as rows of numbers."""
     return numbers(part.dtype, sketches, len(part.sketch))

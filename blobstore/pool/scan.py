@@ -22,7 +22,7 @@ from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
 
-__all__ = ["SEED", "SKETCHED", "Part", "ScannedFile", "Source", "checked", "element", "scan", "sketched"]
+__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "element", "scan", "sketched"]
 
 SEED = 8
 """Bytes of a check that say how it was made."""
@@ -38,7 +38,7 @@ _PIECE = 1 << 23
 
 
 @dataclass(frozen=True)
-class Source:
+class FileRange:
     """Bytes of a local file, `start` to `stop` exclusive."""
 
     path: str
@@ -59,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Part:
+class ScannedPart:
     """A range of a file that is one blob.
 
     Attributes:
@@ -71,7 +71,7 @@ class Part:
         check: of its bytes, as `checked` makes it.
     """
 
-    source: Source
+    source: FileRange
     digest: bytes
     tensors: tuple[str, ...]
     dtype: str
@@ -100,7 +100,7 @@ class ScannedFile:
     name: str
     size: int
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[ScannedPart, ...]
 
 
 def element(dtype: str) -> tuple[int, bool]:
@@ -167,7 +167,7 @@ def scan(path: str, name: str) -> ScannedFile:
     return ScannedFile(name, len(data), whole.hexdigest(), tuple(parts))
 
 
-def _part(path: str, region: Region, view: memoryview, digest: bytes, check: bytes) -> Part:
+def _part(path: str, region: Region, view: memoryview, digest: bytes, check: bytes) -> ScannedPart:
     is_blob = region.kind.is_blob
     layout = region.layout if is_blob else None
     shape = order = ""
@@ -176,8 +176,8 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes, check: byt
         if layout.dim_order != tuple(range(len(layout.sizes))):
             order = ",".join(map(str, layout.dim_order))
     dtype = region.element_type if is_blob else ""
-    return Part(
-        Source(path, region.start, region.stop),
+    return ScannedPart(
+        FileRange(path, region.start, region.stop),
         digest,
         region.keys if is_blob or region.kind is RegionKind.METADATA else (),
         dtype,

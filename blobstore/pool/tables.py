@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,29 @@ class TakenError(Exception):
     """Another commit with the same mark came first."""
 
 
+@dataclass
+class _Commit:
+    """Rows that are appended once, however often that is tried.
+
+    Attributes:
+        table, rows: which, and what.
+        action: the file that has them.
+        marks: of the commit.
+        was_sent: the store was asked for it, and did not answer yet.
+    """
+
+    table: str
+    rows: Sequence[Sequence[Any]]
+    action: Any
+    marks: Sequence[str]
+    was_sent: bool = False
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may have been made, and must not be made again: without a mark, it may."""
+        return self.was_sent and bool(self.marks)
+
+
 def short_key(digest: bytes) -> int:
     """The first eight bytes of a digest as a little-endian number with a sign, by which few of many rows are found."""
     return int.from_bytes(digest[:8], "little", signed=True)
@@ -184,37 +208,11 @@ class Tables:
         if not rows:
             return
         self._try_store()
-        added = self._written(table, rows)
-        marks = list(once)
-        transactions = [deltalake.Transaction(mark, time.time_ns()) for mark in marks]
-        properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=transactions or None)
-        lost = False
-
-        def write() -> bool:
-            nonlocal lost
-            if lost and marks and self._was_committed(table, rows, marks):
-                return True
-            lost = True
-            try:
-                self._delta(table).create_write_transaction(
-                    [added], "append", _schema(table), commit_properties=properties
-                )
-            except CommitFailedError:
-                self.fresh(table)
-                lost = False
-                if not marks:
-                    return False  # rows were deleted meanwhile, which the engine takes for rows that were read
-                if not self._has(table, rows):
-                    raise TakenError from None
-            with contextlib.suppress(BlobStoreError):  # the rows are there
-                self.fresh(table)
-            self._sync(table)
-            return True
-
+        commit = _Commit(table, rows, self._written(table, rows), list(once))
         try:
-            self._again(table, write)
+            self._again(table, partial(self._commit, commit))
         except TransferError as error:
-            if not (lost and marks):
+            if not commit.is_in_doubt:
                 raise
             raise TransferError(f"{error}; it is not known whether the last change was made") from None
 
@@ -333,6 +331,29 @@ class Tables:
         return AddAction(
             path=name, size=size, partition_values={}, modification_time=now, data_change=True, stats=counted
         )
+
+    def _commit(self, commit: _Commit) -> bool:
+        table = commit.table
+        if commit.is_in_doubt and self._was_committed(table, commit.rows, commit.marks):
+            return True
+        transactions = [deltalake.Transaction(mark, time.time_ns()) for mark in commit.marks]
+        properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=transactions or None)
+        commit.was_sent = True
+        try:
+            self._delta(table).create_write_transaction(
+                [commit.action], "append", _schema(table), commit_properties=properties
+            )
+        except CommitFailedError:
+            self.fresh(table)
+            commit.was_sent = False
+            if not commit.marks:
+                return False  # rows were deleted meanwhile, which the engine takes for rows that were read
+            if not self._has(table, commit.rows):
+                raise TakenError from None
+        with contextlib.suppress(BlobStoreError):  # the rows are there
+            self.fresh(table)
+        self._sync(table)
+        return True
 
     def _create(self, table: str) -> bool:
         deltalake.DeltaTable.create(

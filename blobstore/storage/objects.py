@@ -325,21 +325,11 @@ class Objects:
         top = self.folder / prefix
         if not os.path.isdir(top):  # noqa: PTH112 - as in `read`
             return []
-        entries: list[Entry] = []
-
-        def fail(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):  # another collection removed it
-                raise error
-
         with named(top):
-            for folder, _, names, descriptor in os.fwalk(top, onerror=fail):
-                for name in names:
-                    with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode):
-                            path = Path(folder, name).relative_to(self.folder).as_posix()
-                            entries.append(Entry(path, status.st_size, int(status.st_mtime), None))
-        return entries
+            return [
+                Entry(path.relative_to(self.folder).as_posix(), status.st_size, int(status.st_mtime), None)
+                for path, status in _walked(top)
+            ]
 
     def delete(self, path: str) -> None:
         """Remove an object, if it is there."""
@@ -472,6 +462,21 @@ def _tried(function: Callable[[], _Result]) -> _Result:
             if not may_succeed(error):
                 raise
     return function()
+
+
+def _walked(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files below a folder; what another collection removes meanwhile may be missing."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for folder, _, names, descriptor in os.fwalk(top, onerror=fail):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield Path(folder, name), status
 
 
 def _entry(item: Any) -> Entry:

@@ -455,8 +455,8 @@ GUARDS = (
     Guard(
         "pool: what appears was not given up",
         f"{_POOL}/adding.py",
-        "add_version",
-        '[mark, f"end {identity}"]',
+        "_appear",
+        "[mark, end]",
         "[mark]",
         ("tests/pool/test_turns.py::test_a_version_is_given_up_when_it_is_about_to_appear",),
     ),
@@ -489,7 +489,7 @@ GUARDS = (
         f"{_POOL}/collecting.py",
         "_empty_packs",
         "not stranded",
-        "not stranded or not _copy(objects, tables, stranded)",
+        "not stranded or not _copy(objects, tables, stranded, gone)",
         ("tests/pool/test_turns.py::test_a_copy_is_condemned_and_deleted_before_its_rows_come",),
     ),
     Guard(

@@ -240,10 +240,7 @@ def test_what_is_stored_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """An encoder that is wrong, or memory that is damaged, ends an add."""
     path = write(tmp_path / "m.safetensors", tensors())
     (tmp_path / "pool").mkdir()
-    jobs = [
-        Job(part.source, part.digest, part.dtype, part.shape, part.sketch, part.check)
-        for part in scan(str(path), "m.safetensors").parts
-    ]
+    jobs = list(map(Job, scan(str(path), "m.safetensors").parts))
     assert len(write_pack(str(tmp_path / "pool"), {}, jobs)) == len(jobs)
     packs = sys.modules["blobstore.pool.packs"]
     monkeypatch.setattr(

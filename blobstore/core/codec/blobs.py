@@ -135,17 +135,10 @@ def decode(
             raise DecodeError(f"{len(stored)} bytes, expected {size}")
         yield from cut(stored)
         return
-    at = 0
     room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
     others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
-    for start in range(0, size, CHUNK):
+    for start, body in _bodies(stored, size):
         expected = min(CHUNK, size - start)
-        head = stored[at : at + _LENGTH.size]
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        body = stored[at + _LENGTH.size : at + _LENGTH.size + length]
-        if not 0 < length == len(body) or length > LARGEST_CHUNK:
-            raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
-        at += _LENGTH.size + length
         chunk = room[start : start + expected] if len(room) >= size else room[:expected]
         other = None if others is None else next(others, _NOTHING)
         try:
@@ -153,6 +146,19 @@ def decode(
         except ValueError as error:
             raise DecodeError(str(error)) from None
         yield chunk
+
+
+def _bodies(stored: memoryview, size: int) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk of a blob begins, and what is stored for it, without its length."""
+    at = 0
+    for start in range(0, size, CHUNK):
+        head = stored[at : at + _LENGTH.size]
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        body = stored[at + _LENGTH.size : at + _LENGTH.size + length]
+        if not 0 < length == len(body) or length > LARGEST_CHUNK:
+            raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
+        at += _LENGTH.size + length
+        yield start, body
     if at != len(stored):
         raise DecodeError(f"{len(stored) - at} bytes behind the last chunk")
 

@@ -8,6 +8,7 @@ have no type and no shape: they are taken as each type that their size allows, a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -23,9 +24,9 @@ from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import BYTES, likeness
-from blobstore.pool.scan import Part, Source, element, sketched
+from blobstore.pool.scan import FileRange, ScannedPart, element, sketched
 
-__all__ = ["Candidate", "Origin", "Origins", "base_kinds"]
+__all__ = ["Candidate", "Derivation", "Derivations", "base_kinds"]
 
 _ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
 _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may be a little closer by chance
@@ -47,7 +48,7 @@ class Candidate(NamedTuple):  # there are thousands
     """
 
     digest: bytes
-    where: Source | Stored
+    where: FileRange | Stored
     sketch: bytes
     dtype: str
     shape: str
@@ -56,7 +57,7 @@ class Candidate(NamedTuple):  # there are thousands
 
 
 @dataclass(frozen=True)
-class Origin:
+class Derivation:
     """What a new blob follows from.
 
     Attributes:
@@ -82,12 +83,12 @@ class _Way:
     target: str
 
 
-def base_kinds(parts: Iterable[Part]) -> set[tuple[str, int]]:
+def base_kinds(parts: Iterable[ScannedPart]) -> set[tuple[str, int]]:
     """The types and sizes of bases from which new blobs may follow."""
     return {(way.dtype, way.size) for part in parts for way in _ways(part)}
 
 
-class Origins:
+class Derivations:
     """Finds from what new blobs follow.
 
     Args:
@@ -105,32 +106,25 @@ class Origins:
         """A new blob will be stored whole."""
         self._new[candidate.dtype, candidate.size].append(candidate)
 
-    def find(self, part: Part) -> Origin | None:
+    def find(self, part: ScannedPart) -> Derivation | None:
         """What a new blob follows from; None if that is nothing.
 
         Raises:
             FileAccessError: its file is gone.
         """
         view = part.source.view()
-        near: Origin | None = None
-        quantized: tuple[float, Origin] | None = None
-        groups = [group for way in _ways(part) for group in self._groups(way)]
-        for group in groups:
-            if group.is_quantized:
-                quantized = max(quantized, group.quantized(view, part), key=_alike)
-            elif (one := group.near(view, part)) is not None and (near is None or one.share < near.share):
-                near = one
+        groups = list(itertools.chain.from_iterable(map(self._groups, _ways(part))))
+        weights = [group for group in groups if not group.is_quantized]
+        near = min(filter(None, (group.near(view, part) for group in weights)), key=_share, default=None)
+        quantized = _most_alike(group.quantized(view, part) for group in groups if group.is_quantized)
         if quantized is not None and (near is None or near.share > _NEAR):
-            return quantized[1]
+            return quantized
         if near is not None and near.share < _FAR:
             return near
-        scaled: tuple[float, Origin] | None = None
-        for group in groups:
-            if not group.is_quantized:
-                scaled = max(scaled, group.scaled(view, part), key=_alike)
+        scaled = _most_alike(group.scaled(view, part) for group in weights)
         # if it is not scaled, the worker takes it as it is
-        if scaled is not None and (near is None or near.base is scaled[1].base):
-            return scaled[1]
+        if scaled is not None and (near is None or near.base is scaled.base):
+            return scaled
         return near
 
     def _groups(self, way: _Way) -> Iterator[_Set]:
@@ -140,28 +134,36 @@ class Origins:
         yield from _sets(self._new.get((way.dtype, way.size), ()), way)
 
 
-def _alike(found: tuple[float, Origin] | None) -> float:
-    return 0.0 if found is None else found[0]
+def _share(derived: Derivation) -> float:
+    return derived.share
 
 
-def _ways(part: Part) -> Iterator[_Way]:
+def _most_alike(found: Iterable[tuple[float, Derivation] | None]) -> Derivation | None:
+    best = max(filter(None, found), key=lambda one: one[0], default=None)
+    return None if best is None else best[1]
+
+
+def _ways(part: ScannedPart) -> Iterator[_Way]:
     if not part.sketch:
         return
     for target in (part.dtype,) if part.dtype else _TYPES:
-        yield _Way(target, part.size, (), target)
-        if part.dtype and element(part.dtype)[0] == element("")[0]:
-            yield _Way("", part.size, (), target)
-        if target == "float" and part.size % 2 == 0:
-            for narrow in _NARROW:
-                yield _Way(narrow, part.size // 2, (f"widen:{narrow}",), target)
-        if target in _NARROW:
-            yield _Way("float", 2 * part.size, (f"cast:{target}",), target)
+        yield from _ways_to(target, part.size)
+    if part.dtype and element(part.dtype)[0] == element("")[0]:
+        yield _Way("", part.size, (), part.dtype)
     if part.dtype in {"", *BYTES}:
         for numbers_in_byte in (1, 2):
             count = numbers_in_byte * part.size
             yield _Way("float", 4 * count, (QUANT,), "float")
-            for narrow in _NARROW:
-                yield _Way(narrow, 2 * count, (f"widen:{narrow}", QUANT), "float")
+            yield from (_Way(narrow, 2 * count, (f"widen:{narrow}", QUANT), "float") for narrow in _NARROW)
+
+
+def _ways_to(dtype: str, size: int) -> Iterator[_Way]:
+    """How bases make a blob of this type and size, if it is not one of quantized weights."""
+    yield _Way(dtype, size, (), dtype)
+    if dtype == "float" and size % 2 == 0:
+        yield from (_Way(narrow, size // 2, (f"widen:{narrow}",), dtype) for narrow in _NARROW)
+    if dtype in _NARROW:
+        yield _Way("float", 2 * size, (f"cast:{dtype}",), dtype)
 
 
 class _Set:
@@ -203,7 +205,7 @@ class _Set:
     def _floats(self) -> npt.NDArray[np.float32]:
         return np.frombuffer(self._sketches, "<f4").reshape(len(self._bases), -1)
 
-    def near(self, view: memoryview, part: Part) -> Origin | None:
+    def near(self, view: memoryview, part: ScannedPart) -> Derivation | None:
         """The base that is the closest to a new blob in one of its layouts; None if none is close."""
         possible, places = self._layouts(part)
         if not possible:
@@ -221,7 +223,7 @@ class _Set:
                 best, found = share, self._origin(row, possible[layout], share)
         return found
 
-    def quantized(self, view: memoryview, part: Part) -> tuple[float, Origin] | None:
+    def quantized(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
         """The base that a new blob may be quantized from, and how alike they are; None if there is none."""
         data = np.frombuffer(view, np.uint8)
         halved = self._count == 2 * len(data)
@@ -238,7 +240,7 @@ class _Set:
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
 
-    def scaled(self, view: memoryview, part: Part) -> tuple[float, Origin] | None:
+    def scaled(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
         """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""
         possible, places = self._layouts(part)
         if not possible or self._way.target != "float":
@@ -249,7 +251,7 @@ class _Set:
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], _SCALED, SCALE)) if most > _ALIKE else None
 
-    def _layouts(self, part: Part) -> tuple[Sequence[Layout], npt.NDArray[np.int64]]:
+    def _layouts(self, part: ScannedPart) -> tuple[Sequence[Layout], npt.NDArray[np.int64]]:
         """The layouts that may make a new blob, and for each a row: where they put the elements of sketches."""
         if not self._shape and _count(part.shape) != self._count:
             return (), self._positions[:0]
@@ -262,9 +264,9 @@ class _Set:
             self._tried[key] = possible, np.stack(places) if places else self._positions[:0]
         return self._tried[key]
 
-    def _origin(self, row: int, layout: Layout, share: float, *open_steps: str) -> Origin:
+    def _origin(self, row: int, layout: Layout, share: float, *open_steps: str) -> Derivation:
         steps = (*self._way.steps, *open_steps, *(() if layout.is_trivial else (layout.recipe,)))
-        return Origin(self._bases[row], steps, self._shape, share)
+        return Derivation(self._bases[row], steps, self._shape, share)
 
 
 def _sizes(weights: npt.NDArray[np.float32]) -> Numbers:
