@@ -153,6 +153,7 @@ class Forms:
         self._parts, self._previous, self._progress = parts, previous, progress
         self._contents = self._located(version, sources)
         self._packs = Packs(pool.objects)
+        self._done = self._total = 0
         self.written = 0
 
     def _located(self, version: Version, sources: Mapping[str, Path]) -> dict[str, _Content]:
@@ -241,36 +242,33 @@ class Forms:
                 yield content.digest, self._packs.form(row)
         blobs = Blobs(self._objects, self._tables, [bytes.fromhex(base) for base in sorted(bases)])
         jobs = _jobs(tasks, rows)
-        total, done = sum(content.size for some in jobs.values() for content, _ in some), 0
-
-        def encoded(some: Sequence[tuple[_Content, str]]) -> Iterator[tuple[str, str, bytes, str]]:
-            nonlocal done
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
-                made = threads.map(lambda job: _difference(job[0], job[1], blobs), some)
-                for (content, base), difference in zip(some, made, strict=True):
-                    done += content.size
-                    if self._progress:
-                        self._progress("encoding", done, total)
-                    if difference is not None and len(difference[1]) < _WORTH * whole[content.digest][0].stored:
-                        yield content.digest, *difference, base
-
+        self._done, self._total = 0, sum(content.size for some in jobs.values() for content, _ in some)
         for _, some in sorted(jobs.items()):
-            yield from self._write(encoded(some))
+            yield from self._write(self._encoded(some, whole, blobs))
+
+    def _encoded(
+        self, jobs: Sequence[tuple[_Content, str]], whole: Mapping[str, Sequence[Form]], blobs: Blobs
+    ) -> Iterator[_Encoded]:
+        """Those differences that are worth it."""
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            made = threads.map(lambda job: _difference(job[0], job[1], blobs), jobs)
+            for (content, base), difference in zip(jobs, made, strict=True):
+                self._done += content.size
+                if self._progress:
+                    self._progress("encoding", self._done, self._total)
+                if difference is not None and len(difference[1]) < _WORTH * whole[content.digest][0].stored:
+                    yield content.digest, *difference, base
 
     def _tasks(self) -> list[tuple[_Content, dict[str, int]]]:
         """The contents that are not in every earlier release, what these had in their place, and which of them was the last."""
-        had = [self._named(release) for release in self._previous]
+        had = [(release, self._named(release)) for release in self._previous]
         tasks = []
         for content in self._contents.values():
             bases: dict[str, int] = {}
-            for back, (release, named) in enumerate(zip(self._previous, had, strict=True)):
-                if content.size < _SMALLEST or content.digest in release.parts.contents:
-                    continue
-                for key in content.keys:
-                    base = named.get(key) or named.get(("", key[1]))
-                    if base is not None and release.parts.contents[base] == content.size:
-                        bases.setdefault(base, back)
-                        break
+            for back, (release, named) in enumerate(had):
+                base = _had_before(content, release, named)
+                if base is not None:
+                    bases.setdefault(base, back)
             if bases:
                 tasks.append((content, bases))
         return tasks
@@ -341,6 +339,15 @@ def _key(file: str, tensor: str, offset: int) -> tuple[str, str]:
     return file, tensor or f"at {offset}"
 
 
+def _had_before(content: _Content, release: Released, named: Mapping[tuple[str, str], str]) -> str | None:
+    """What an earlier release had under a name of a content, with as many bytes; None if it had the content itself, too."""
+    if content.size < _SMALLEST or content.digest in release.parts.contents:
+        return None
+    possible = (named.get(key) or named.get(("", key[1])) for key in content.keys)
+    sizes = release.parts.contents
+    return next((base for base in possible if base is not None and sizes[base] == content.size), None)
+
+
 def _planes(content: _Content) -> tuple[str, bytes]:
     encoding, _ = best_planes(content.view(), content.dtype)
     return encoding, _proven(content, encoding, None)
@@ -369,39 +376,39 @@ def numbered(
     index_sha256: str, parts: Parts, forms: Mapping[str, Sequence[Form]], earlier: Mapping[str, Sequence[Form]]
 ) -> Ways:
     """The ways, with numbers instead of objects and digests."""
-    sizes = dict(parts.contents)
-    contents = list(sizes)
-    named = [form.base for listed in (*forms.values(), *earlier.values()) for form in listed if form.base is not None]
-    further = sorted({*named, *earlier} - set(contents))
-    numbers = {digest: number for number, digest in enumerate([*contents, *further])}
-    every = {**{base: earlier.get(base, ()) for base in further}, **{digest: forms[digest] for digest in contents}}
-    used = [form.object for digest in numbers for form in every[digest]]
-    objects = {one: number for number, one in enumerate(dict.fromkeys(used))}
-    # a difference has as many bytes as its base
-    pending = [(digest, form.base) for digest in numbers for form in every[digest] if form.base is not None]
-    while len(sizes) < len(numbers):
-        before = len(sizes)
-        for digest, base in pending:
-            if digest in sizes:
-                sizes.setdefault(base, sizes[digest])
-        if len(sizes) == before:
-            raise PoolError("a base of no known size")
+    contents = dict(parts.contents)
+    named = {form.base for form in itertools.chain(*forms.values(), *earlier.values()) if form.base is not None}
+    further = sorted({*named, *earlier} - contents.keys())
+    every = {**{digest: forms[digest] for digest in contents}, **{base: earlier.get(base, ()) for base in further}}
+    numbers = {digest: number for number, digest in enumerate(every)}
+    used = dict.fromkeys(form.object for form in itertools.chain(*every.values()))
+    objects = {one: number for number, one in enumerate(used)}
+    sizes = _sizes(contents, every)
+
+    def way(form: Form) -> Way:
+        base = -1 if form.base is None else numbers[form.base]
+        return Way(form.encoding, objects[form.object], form.at, form.stored, base)
+
     return Ways(
         "blobstore.ways.1",
         index_sha256,
         tuple(objects),
         tuple((base, sizes[base]) for base in further),
-        tuple(
-            tuple(
-                Way(
-                    form.encoding,
-                    objects[form.object],
-                    form.at,
-                    form.stored,
-                    numbers[form.base] if form.base is not None else -1,
-                )
-                for form in every[digest]
-            )
-            for digest in numbers
-        ),
+        tuple(tuple(map(way, listed)) for listed in every.values()),
     )
+
+
+def _sizes(contents: Mapping[str, int], every: Mapping[str, Sequence[Form]]) -> Mapping[str, int]:
+    """The sizes of contents and of all bases: a difference has as many bytes as its base.
+
+    Raises:
+        PoolError: nothing leads to a base.
+    """
+    pairs = [(digest, form.base) for digest, listed in every.items() for form in listed if form.base is not None]
+    sizes = contents
+    while len(sizes) < len(every):
+        found = {base: sizes[digest] for digest, base in pairs if digest in sizes}
+        if found.keys() <= sizes.keys():
+            raise PoolError("a base of no known size")
+        sizes = {**found, **sizes}
+    return sizes

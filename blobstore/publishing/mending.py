@@ -15,7 +15,7 @@ it to the next sweep. Everything is made of the pool, which has all contents.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 
 from blobstore.core.codec.blobs import check_encoding, encode
 from blobstore.core.errors import InvalidFileError, PoolError
@@ -57,7 +57,7 @@ class Renewal:
         """The objects that ways should not lead to: those that are not there, whole, and condemned packs."""
         return {one for one in ways.objects if self.is_condemned(one) or lacks(self._objects, one)}
 
-    def ways(self, release: Released, gone: Container[Object] = (), *, every_form: bool) -> Ways:
+    def ways(self, release: Released, gone: Iterable[Object] = (), *, every_form: bool) -> Ways:
         """The ways to the contents of a release without those to condemned packs.
 
         Args:
@@ -73,22 +73,28 @@ class Renewal:
         forms: dict[str, list[Form]] = {}
         earlier: dict[str, list[Form]] = defaultdict(list)
         lacking: list[str] = []
-        for number, (digest, listed) in enumerate(zip(digests, forms_of(release), strict=True)):
-            there = [form for form in listed if form.object not in gone and not self.is_condemned(form.object)]
-            kept = there if every_form else []
-            if number < len(release.parts.contents):
-                if not any(form.base is None for form in kept):
-                    # what the pool has as a recipe stays in the form that devices can read
-                    stored = self._stored(rows, digest, earlier) or [form for form in there if form.base is None]
-                    if not stored:
-                        lacking.append(digest)
-                    kept = [*kept, *(form for form in stored if form not in kept)]
-                forms[digest] = kept
-            elif kept:
-                earlier[digest] = kept
+        ways = self._without(forms_of(release), set(gone))
+        count = len(release.parts.contents)
+        for digest, there in zip(release.parts.contents, ways, strict=False):
+            forms[digest] = there if every_form else []
+            if not any(map(_is_whole, forms[digest])):
+                # what the pool has as a recipe stays in the form that devices can read
+                stored = self._stored(rows, digest, earlier) or list(filter(_is_whole, there))
+                if not stored:
+                    lacking.append(digest)
+                forms[digest] = list(dict.fromkeys([*forms[digest], *stored]))
+        further = zip(digests[count:], ways[count:], strict=True) if every_form else ()
+        earlier |= {base: there for base, there in further if there}
         for digest, form in self._made(lacking, rows):
             forms[digest].append(form)
         return numbered(release.sha256, release.parts, forms, earlier)
+
+    def _without(self, ways: Sequence[Sequence[Form]], gone: Container[Object]) -> list[list[Form]]:
+        """Ways but for those to objects that are gone, or condemned."""
+        return [
+            [form for form in listed if form.object not in gone and not self.is_condemned(form.object)]
+            for listed in ways
+        ]
 
     def _stored(self, rows: dict[bytes, Stored], digest: str, earlier: dict[str, list[Form]]) -> list[Form]:
         """How the pool has a content: whole, or as a difference to one that it has whole."""
@@ -112,6 +118,10 @@ class Renewal:
             return digest, encoding, b"".join(encode(data, encoding, None)), None
 
         return store_forms(self._objects, map(encoded, digests))
+
+
+def _is_whole(form: Form) -> bool:
+    return form.base is None
 
 
 def lacks(objects: Objects, wanted: Object) -> bool:

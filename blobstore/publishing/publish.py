@@ -18,9 +18,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.core.constants import FOUNDATION_KEY
@@ -283,52 +283,53 @@ def _inside(path: Path, output: str) -> Iterator[tuple[Path, str]]:
 
     empty = True
     for folder, folders, names in os.walk(path, onerror=fail):
-        # A link could lead to itself, or to a secret.
-        for one in folders:
-            if not one.startswith(".") and Path(folder, one).is_symlink():
-                raise ReleaseError(f"{Path(folder, one)}: links to folders are not followed; give that folder itself")
-        folders[:] = sorted(
-            one for one in folders if not one.startswith(".") and os.path.realpath(Path(folder, one)) != output
-        )
-        for one in sorted(names):
-            if not one.startswith("."):
-                file = Path(folder, one)
-                if output and leads_into(file, output):
-                    continue
-                empty = False
-                _check_inside(file, path)
-                yield file, file.relative_to(path).as_posix()
+        folders[:] = _walked_into(Path(folder), folders, output)
+        for file in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
+            if output and leads_into(file, output):
+                continue
+            empty = False
+            _check_inside(file, path)
+            yield file, file.relative_to(path).as_posix()
     if empty:
         raise FileAccessError(path, "there are no files in this folder")
+
+
+def _walked_into(folder: Path, names: Iterable[str], output: str) -> list[str]:
+    """The folders in a folder, in order, without hidden ones and the release folder."""
+    inside = [folder / name for name in sorted(names) if not name.startswith(".")]
+    for one in inside:
+        if one.is_symlink():  # it could lead to itself, or to a secret
+            raise ReleaseError(f"{one}: links to folders are not followed; give that folder itself")
+    return [one.name for one in inside if os.path.realpath(one) != output]
 
 
 def _listed(inputs: Sequence[tuple[Path, str]]) -> list[_Input]:
     """The files of a release, checked."""
     files: dict[str, _Input] = {}
-    keys: dict[str, set[str]] = {}  # of data files
     for path, name in inputs:
         check_file_name(name)
         if name in files:
             raise ReleaseError(f"{path}: two files of the release would be called {name!r}")
-        try:
-            kind = detect_format(path)
-        except InvalidFileError:  # it is empty
-            kind = Format.UNKNOWN
-        if kind is Format.PTD:
-            # A damaged blob would get a digest of its own here, and every device would accept it.
-            data_map = open_ptd(path, verify=True)
-            is_adapter = FOUNDATION_KEY in data_map.metadata
-            files[name] = _Input(path, name, "adapter" if is_adapter else "data")
-            if not is_adapter:
-                keys[name] = set(data_map)
-        else:
-            files[name] = _Input(path, name, "program" if kind is Format.PTE else "other")
+        files[name] = _Input(path, name, _kind(path))
+    keys = {name: set(open_ptd(file.path)) for name, file in files.items() if file.kind == "data"}
     every = set().union(*keys.values())
     for name, file in files.items():
         if file.kind == "program":
             taken = taken_by(read_program(file.path), every)
-            files[name] = _Input(file.path, name, file.kind, tuple(n for n, has in keys.items() if has & taken))
+            files[name] = replace(file, data=tuple(data for data, has in keys.items() if has & taken))
     return list(files.values())
+
+
+def _kind(path: Path) -> str:
+    """What an index calls a file."""
+    try:
+        kind = detect_format(path)
+    except InvalidFileError:  # it is empty
+        return "other"
+    if kind is not Format.PTD:
+        return "program" if kind is Format.PTE else "other"
+    # A damaged blob would get a digest of its own here, and every device would accept it.
+    return "adapter" if FOUNDATION_KEY in open_ptd(path, verify=True).metadata else "data"
 
 
 def _in_pool(

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.core.errors import FileAccessError, ReleaseError
@@ -112,27 +112,13 @@ class _Round:
         # after that: what was published meanwhile is in the pool, too
         versions = pool.versions()
         self.withdrawn = _withdraw(self._objects, versions, there)
-        indexes = {
-            version: read
-            for version in versions
-            if INDEX in there.get(version.name, {}).get(version.version, ())
-            and (read := read_index(self._objects, version)) is not None
-        }
-        newest: dict[str, Version] = {}
-        for version, (_, index) in indexes.items():
-            if version.name not in newest or index.published > indexes[newest[version.name]][1].published:
-                newest[version.name] = version
-        needed: dict[Version, set[str]] = {}
-        renewal = Renewal(pool)
+        indexes = _indexes(self._objects, versions, there)
+        newest = {version.name: version for version in indexes}
         for version in indexes:
             if EARLIER in there[version.name][version.version]:
                 # they lead from releases before to forms that go
                 self._objects.delete(f"{version.name}/{version.version}/{EARLIER}")
-            release = whole_release(pool, version)
-            if release is not None:
-                needed[version] = self._rewrite(
-                    release, renewal.ways(release, every_form=newest[version.name] is version)
-                )
+        needed = dict(self._renewed(indexes, set(newest.values())))
         for name, listed in there.items():
             if LATEST in listed:
                 _lead_to_newest(pool, name, newest.get(name), indexes)
@@ -145,6 +131,16 @@ class _Round:
     def changed(self) -> bool:
         """Whether anything is gone."""
         return bool(self.withdrawn or self.removed)
+
+    def _renewed(
+        self, versions: Iterable[Version], every_form: Container[Version]
+    ) -> Iterator[tuple[Version, set[str]]]:
+        """Renew the ways of releases, and say which objects beside the pool each needs."""
+        renewal = Renewal(self._pool)
+        for version in versions:
+            release = whole_release(self._pool, version)
+            if release is not None:
+                yield version, self._rewrite(release, renewal.ways(release, every_form=version in every_form))
 
     def _rewrite(self, release: Released, ways: Ways) -> set[str]:
         """Write the ways of a release, if they change; the objects beside the pool that it then needs."""
@@ -192,6 +188,16 @@ def _listed(objects: Objects, name: str) -> dict[str, set[str]]:
         if len(inside) == 2:
             listed[inside[0]].add(inside[1])
     return listed
+
+
+def _indexes(
+    objects: Objects, versions: Iterable[Version], there: Mapping[str, Mapping[str, set[str]]]
+) -> dict[Version, tuple[bytes, Index]]:
+    """The indexes of all releases, the oldest first."""
+    published = [one for one in versions if INDEX in there.get(one.name, {}).get(one.version, ())]
+    read = ((one, read_index(objects, one)) for one in published)
+    found = [(version, index) for version, index in read if index is not None]
+    return dict(sorted(found, key=lambda one: one[1][1].published))
 
 
 def _withdraw(objects: Objects, versions: Sequence[Version], there: Mapping[str, Mapping[str, set[str]]]) -> int:
