@@ -97,14 +97,20 @@ def _ptd(source: Source) -> tuple[list[Region], int]:
             if data_map.has_digests and draft.kind.is_blob:
                 draft.recorded = data_map.digest(key).xxh3_128.hex()
         draft.keys.append(key)
+    if data_map.manifest_extent is not None:
+        drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
+    return _cover(source, drafts, data_map.head_size), _alignment(data_map)
+
+
+def _alignment(data_map: PtdDataMap) -> int:
+    """Where blobs of a file begin: at multiples of this."""
     if data_map.manifest_extent is None:
-        return _cover(source, drafts, data_map.head_size), ALIGNMENT
-    drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
+        return ALIGNMENT
     alignment = SEGMENT_ALIGNMENT
     for wanted in {data_map.alignment(key) for key in data_map}:
         if (multiple := math.lcm(alignment, max(wanted, 1))) <= MAX_ALIGNMENT:  # no writer goes beyond it
             alignment = multiple
-    return _cover(source, drafts, data_map.head_size), alignment
+    return alignment
 
 
 def _kind_of_opaque(key: str) -> RegionKind:
@@ -115,34 +121,44 @@ def _kind_of_opaque(key: str) -> RegionKind:
 def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
     source.fill(0, int.from_bytes(head[16:24], "little") if head[8:12] == b"eh00" else source.size)
     program = ProgramFile(source.path, source.structure())
-    drafts = []
-    for tensor in program.tensors:
-        kind = RegionKind.CONSTANT if tensor.kind == "constant" else RegionKind.STATE
-        names = list(dict.fromkeys(use.name for use in tensor.uses if use.name is not None))
-        layouts = [use.layout for use in tensor.uses if use.layout is not None]
-        largest = max(layouts, key=lambda layout: layout.nbytes, default=None)
-        if largest is not None and largest.nbytes != tensor.span.size:
-            largest = None
-        methods = list(dict.fromkeys(use.method for use in tensor.uses))
-        keys = names or [_unnamed(tensor)]
-        drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
-    users = _users(program)
-    stored = {blob.key for blob in program.named_data}
-    weights = stored if is_url(source.path) else weights_among(program)  # of a remote file, payloads are not read
-    for blob in program.named_data:
-        kind = _kind_of_opaque(blob.key) if blob.key in weights else RegionKind.METADATA
-        drafts.append(_Draft(kind, *blob.span, [blob.key], users.get(blob.key, [])))
+    drafts = [_tensor(tensor) for tensor in program.tensors]
+    drafts += _named_data(program, is_remote=is_url(source.path))
     for payload in program.delegates:
         key = f"{payload.method}/{payload.backend}[{payload.index}]"
         drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))
-    for index, span in enumerate(program.inline):
-        if span is not None:
-            drafts.append(_Draft(RegionKind.UNREFERENCED, *span, [f"constant[{index}]"], []))
-    drafts += [
-        _Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users
-    ]
+    drafts += _unreferenced(program)
     # a rewrite that moved tensors out keeps every place of the rest to the alignment that it had before
     return _cover(source, drafts, program.program_size), PAGE if program.externals else ALIGNMENT
+
+
+def _tensor(tensor: TensorData) -> _Draft:
+    kind = RegionKind.CONSTANT if tensor.kind == "constant" else RegionKind.STATE
+    names = list(dict.fromkeys(use.name for use in tensor.uses if use.name is not None))
+    methods = list(dict.fromkeys(use.method for use in tensor.uses))
+    layouts = [use.layout for use in tensor.uses if use.layout is not None]
+    largest = max(layouts, key=lambda layout: layout.nbytes, default=None)
+    if largest is not None and largest.nbytes != tensor.span.size:
+        largest = None
+    return _Draft(kind, *tensor.span, names or [_unnamed(tensor)], methods, largest)
+
+
+def _named_data(program: ProgramFile, *, is_remote: bool) -> Iterator[_Draft]:
+    users = _users(program)
+    # of a remote file, payloads are not read
+    weights = {blob.key for blob in program.named_data} if is_remote else weights_among(program)
+    for blob in program.named_data:
+        kind = _kind_of_opaque(blob.key) if blob.key in weights else RegionKind.METADATA
+        yield _Draft(kind, *blob.span, [blob.key], users.get(blob.key, []))
+
+
+def _unreferenced(program: ProgramFile) -> Iterator[_Draft]:
+    """Constants and segments that nothing uses."""
+    for index, span in enumerate(program.inline):
+        if span is not None:
+            yield _Draft(RegionKind.UNREFERENCED, *span, [f"constant[{index}]"], [])
+    for segment in program.segments:
+        if not segment.users:
+            yield _Draft(RegionKind.UNREFERENCED, *segment.span, [], [])
 
 
 def _users(program: ProgramFile) -> dict[str, list[str]]:
@@ -236,26 +252,8 @@ _GGML = {
 
 
 def _gguf(source: Source) -> list[Region]:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise MissingDependencyError(f"a .gguf needs the gguf package: {install('gguf')}") from None
-
-    def read(path: str) -> list[Region]:
-        try:
-            with np.errstate(all="ignore"):
-                reader = GGUFReader(path)
-        except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
-            raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
-        head = int(reader.data_offset)
-        drafts = [_gguf_tensor(source, head, tensor, big_endian=reader.byte_order == "S") for tensor in reader.tensors]
-        if reader.tensors:
-            last = reader.tensors[-1].field
-            head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
-        return _cover(source, drafts, head)
-
     if not is_url(source.path):
-        return read(source.path)
+        return _gguf_at(source.path, source)
     with tempfile.TemporaryDirectory() as folder:  # the package reads local files; only the head of this one is real
         copy = Path(folder) / "head.gguf"
         done = 0
@@ -266,10 +264,29 @@ def _gguf(source: Source) -> list[Region]:
                     done += file.write(chunk)
                 file.truncate(source.size)
             try:
-                return read(os.fspath(copy))
+                return _gguf_at(os.fspath(copy), source)
             except InvalidFileError:
                 if done >= min(source.size, 1 << 30):
                     raise
+
+
+def _gguf_at(path: str, source: Source) -> list[Region]:
+    """The regions of a file, of which at least the head is at a local path."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingDependencyError(f"a .gguf needs the gguf package: {install('gguf')}") from None
+    try:
+        with np.errstate(all="ignore"):
+            reader = GGUFReader(path)
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
+        raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
+    head = int(reader.data_offset)
+    drafts = [_gguf_tensor(source, head, tensor, big_endian=reader.byte_order == "S") for tensor in reader.tensors]
+    if reader.tensors:
+        last = reader.tensors[-1].field
+        head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
+    return _cover(source, drafts, head)
 
 
 def _gguf_tensor(source: Source, data_offset: int, tensor: Any, *, big_endian: bool) -> _Draft:
