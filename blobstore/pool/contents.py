@@ -68,10 +68,6 @@ def parts_of(tables: Tables, version: Version) -> list[FilePart]:
 class Blobs:
     """Reads contents of a pool, one by one or many in a row. A base that several in a row need is read once.
 
-    Args:
-        objects, tables: the pool.
-        digests: what will be read.
-
     Raises:
         PoolError: one of them is not in the pool.
     """
@@ -274,10 +270,6 @@ def files_of(blobs: Blobs, version: Version, parts: Sequence[FilePart]) -> Itera
 
     A piece is valid until the next one. Behind the last one of a file, its digest is compared.
 
-    Args:
-        blobs: reads them.
-        version, parts: of the pool.
-
     Raises:
         IntegrityError: with the bytes: a file is not the one that was added.
         InvalidFileError: the parts of a file overlap, or do not fit its size; from the bytes, as what `Blobs.read` raises.
@@ -332,10 +324,6 @@ class PoolDataMap(NamedDataMap):
     """The tensors of a version by name. Bytes are read when they are asked for, and only then.
 
     If several files of the version have a name, it is `file:name`.
-
-    Args:
-        objects, tables: the pool.
-        version: which.
     """
 
     def __init__(self, objects: Objects, tables: Tables, version: Version) -> None:

@@ -89,11 +89,7 @@ def base_kinds(parts: Iterable[ScannedPart]) -> set[tuple[str, int]]:
 
 
 class Derivations:
-    """Finds from what new blobs follow.
-
-    Args:
-        stored: blobs that are whole.
-    """
+    """Finds from what new blobs follow."""
 
     def __init__(self, stored: Iterable[Candidate]) -> None:
         self._stored: dict[tuple[str, int], list[Candidate]] = defaultdict(list)

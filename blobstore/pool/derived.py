@@ -66,12 +66,7 @@ def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryvie
 
 
 def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
-    """How many bytes steps make of as many bytes, and how many bytes of factors they need; None if they do not fit.
-
-    Args:
-        nbytes: of the base.
-        steps: as `split_steps` gives them.
-    """
+    """How many bytes steps make of as many bytes, and how many bytes of factors they need; None if they do not fit."""
     size, factors = nbytes, 0
     for step in steps:
         if step.startswith(f"{SCALE}:"):

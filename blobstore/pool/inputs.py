@@ -61,10 +61,6 @@ def is_url(path: object) -> bool:
 def bucket_files(url: str, options: Mapping[str, str]) -> list[BucketFile]:
     """An object by its name, or those below a path by theirs.
 
-    Args:
-        url: of the object, or of the path.
-        options: of the store.
-
     Raises:
         PoolError: there are none, or one has a name that no file of a version can have.
         TransferError: the store refuses.
@@ -148,10 +144,6 @@ def _parts(tables: Tables, identity: str, file: str) -> tuple[ScannedPart, ...]:
 @contextlib.contextmanager
 def fetched(files: Sequence[BucketFile], progress: Progress | None) -> Iterator[list[tuple[str, str]]]:
     """Objects as files of the folder for temporary files, while they are added: paths, and names in the version.
-
-    Args:
-        files: the objects.
-        progress: called with bytes.
 
     Raises:
         DataChangedError: an object was replaced since it was listed.

@@ -100,12 +100,7 @@ def layout_size(nbytes: int, layout: Layout) -> int | None:
 
 
 def rearrange(base: memoryview, layout: Layout) -> memoryview:
-    """The elements of a base in another order; takes the memory of the result only.
-
-    Args:
-        base: bytes that `layout_size` accepts.
-        layout: any.
-    """
+    """The elements of a base in another order; takes the memory of the result only."""
     width = len(base) // math.prod(layout.sizes)
     source = np.frombuffer(base, f"<u{width}").reshape(layout.sizes).transpose(layout.order)
     out = np.empty(layout.result, source.dtype)

@@ -138,11 +138,7 @@ class Rooms:
 
 
 class Reader:
-    """Reads blobs of a pool, and compares their digests.
-
-    Args:
-        objects: the pool.
-    """
+    """Reads blobs of a pool, and compares their digests."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -340,16 +336,9 @@ class _Worker:
 
 
 def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> list[Stored]:
-    """Store blobs in one new pack: what a worker does.
+    """Store blobs in one new pack, and return their rows: what a worker does.
 
     Every blob is read back from what was encoded, and compared with what was scanned, before the pack gets its name.
-
-    Args:
-        url, options: of the pool.
-        jobs: what to store.
-
-    Returns:
-        The rows of the blobs.
 
     Raises:
         DataChangedError: a file changed since it was scanned.

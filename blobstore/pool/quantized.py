@@ -63,12 +63,7 @@ def check_rule(recipe: str) -> bool:
 
 
 def quantized_size(nbytes: int, recipe: str) -> int | None:
-    """How many bytes a recipe makes of weights of as many bytes; None if it does not fit these.
-
-    Args:
-        nbytes: of the weights, in float32.
-        recipe: any that `check_rule` accepts.
-    """
+    """How many bytes a recipe makes of weights of as many bytes; None if it does not fit these."""
     _, _, length, form = recipe.split(":")
     if nbytes % 4 or nbytes // 4 % int(length) or (form in "lhLH" and nbytes % 8):
         return None

@@ -88,10 +88,6 @@ def with_bases(tables: Tables, parts: Sequence[ScannedPart]) -> list[Job]:
     the last ones would have. Around a base of which fine-tunes go in all directions, none would: two of them are
     further from each other than from the base. What would have saved less than a fifth of itself does not count, nor what is
     close to another base by now; so the same differences do not ask for a second base.
-
-    Args:
-        tables: the tables of the pool.
-        parts: the new blobs, each content once.
     """
     choice = _Choice(tables, [part for part in parts if part.sketch])
     jobs = {part.digest: choice.job(part) if part.sketch else Job(part) for part in sorted(parts, key=_rank)}

@@ -27,12 +27,7 @@ def check_scale(recipe: str) -> bool:
 
 
 def factors_size(nbytes: int, recipe: str) -> int | None:
-    """Bytes of the factors for weights of as many bytes; None if the recipe does not fit these.
-
-    Args:
-        nbytes: of the weights, in float32.
-        recipe: any that `check_scale` accepts.
-    """
+    """Bytes of the factors for weights of as many bytes; None if the recipe does not fit these."""
     group = 4 * int(recipe.partition(":")[2])
     return nbytes // group * 4 if nbytes and nbytes % group == 0 else None
 

@@ -113,12 +113,7 @@ def element(dtype: str) -> tuple[int, bool]:
 
 
 def checked(pieces: Iterable[memoryview], seed: bytes) -> bytes:
-    """A check of bytes that are read twice: a fast hash, with a seed that whoever changes them meanwhile does not know.
-
-    Args:
-        pieces: the bytes.
-        seed: `SEED` random bytes, with which the check begins.
-    """
+    """A check of bytes that are read twice: a fast hash, with a seed that whoever changes them meanwhile does not know."""
     hasher = _check(seed)
     for piece in pieces:
         hasher.update(piece)
@@ -131,10 +126,6 @@ def _check(seed: bytes) -> xxhash.xxh3_128:
 
 def scan(path: str, name: str) -> ScannedFile:
     """Read a file once.
-
-    Args:
-        path: the file; any kind.
-        name: its path in the version.
 
     Raises:
         FileAccessError: it cannot be read, or changes meanwhile.

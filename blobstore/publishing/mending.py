@@ -37,11 +37,7 @@ __all__ = ["Renewal", "mend", "whole_release"]
 
 
 class Renewal:
-    """New lists of ways, for releases that lead to what is gone, or to packs that a collection condemned.
-
-    Args:
-        pool: as its tables were seen last.
-    """
+    """New lists of ways, for releases that lead to what is gone, or to packs that a collection condemned."""
 
     def __init__(self, pool: Pool) -> None:
         self._objects, self._tables = pool.objects, pool.tables

@@ -96,13 +96,7 @@ def sweep(releases: str | os.PathLike[str], *, grace: float = 7 * _DAY, keep: fl
 
 
 class _Round:
-    """Look at all releases, and remove what none of them needs.
-
-    Args:
-        pool: whose releases they are.
-        noted: what was unused when an earlier sweep ended, and since when.
-        keep: as in `sweep`.
-    """
+    """Look at all releases, and remove what none of them needs."""
 
     def __init__(self, pool: Pool, noted: Mapping[str, int], keep: float) -> None:
         self._pool, self._objects = pool, pool.objects

@@ -33,13 +33,7 @@ _Array = npt.NDArray[Any]
 
 
 def split_chunk(chunk: memoryview, encoding: str, base: memoryview | None) -> Iterable[bytes]:
-    """The streams that an encoding makes of a chunk, each as it is.
-
-    Args:
-        chunk: at most `CHUNK` bytes.
-        encoding: any but raw.
-        base: for `near`, as many bytes of the base.
-    """
+    """The streams that an encoding makes of a chunk, each as it is."""
     other = None if base is None else np.frombuffer(base, np.uint8)
     return (stream.tobytes() for stream in _split(np.frombuffer(chunk, np.uint8), encoding, other))
 
