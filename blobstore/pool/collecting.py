@@ -205,8 +205,7 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
 
 
 def _delete_rows(tables: Tables, packs: Iterable[tuple[bytes]]) -> None:
-    for listed in _lists([pack for (pack,) in packs]):
-        tables.delete(BLOBS, f"pack IN ({listed})")
+    _delete(tables, BLOBS, "pack", (pack for (pack,) in packs))
 
 
 def _stranded(tables: Tables, gone: Iterable[bytes]) -> list[Stored]:
@@ -279,16 +278,16 @@ def _packs(objects: Objects, stale: float) -> Iterator[tuple[bytes, Entry]]:
 def _forget(tables: Tables) -> None:
     """Delete the parts of versions that are gone."""
     ended = tables.query("SELECT DISTINCT id FROM parts WHERE id IN (SELECT id FROM events WHERE kind <> 'add')")
-    for start in range(0, len(ended), _LISTED):
-        listed = ", ".join("'" + identity.replace("'", "''") + "'" for (identity,) in ended[start : start + _LISTED])
-        tables.delete(PARTS, f"id IN ({listed})")
+    _delete(tables, PARTS, "id", (identity for (identity,) in ended))
 
 
-def _lists(values: Sequence[bytes]) -> list[str]:
-    distinct = list(dict.fromkeys(values))
-    return [", ".join(map(_literal, distinct[at : at + _LISTED])) for at in range(0, len(distinct), _LISTED)]
+def _delete(tables: Tables, table: str, column: str, values: Iterable[bytes | str]) -> None:
+    """Delete the rows that have one of these values."""
+    literals = list(dict.fromkeys(map(_literal, values)))
+    for start in range(0, len(literals), _LISTED):
+        tables.delete(table, f"{column} IN ({', '.join(literals[start : start + _LISTED])})")
 
 
-def _literal(value: bytes) -> str:
-    """Bytes as the conditions of a Delta table have them."""
-    return f"X'{value.hex()}'"
+def _literal(value: bytes | str) -> str:
+    """A value as the conditions of a Delta table have it."""
+    return f"X'{value.hex()}'" if isinstance(value, bytes) else "'" + value.replace("'", "''") + "'"

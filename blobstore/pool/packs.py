@@ -8,15 +8,14 @@ blobs: a collection may be about to delete the older one.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,11 +32,11 @@ from blobstore.core.codec.blobs import (
     sample,
 )
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
-from blobstore.core.memory.mapped_file import map_file, named
+from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
 from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked, element
 from blobstore.pool.tables import short_key
-from blobstore.storage.objects import Objects, write_spooled
+from blobstore.storage.objects import Objects
 
 __all__ = [
     "Job",
@@ -346,7 +345,7 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
     """
     objects = Objects(url, options)
     worker = _Worker(Reader(objects), [map_file(path) for path in {job.part.source.path for job in jobs}])
-    return _packed(objects, jobs, lambda job, at, write: _store(job, worker, at, write))
+    return _packed(objects, (_store(job, worker) for job in jobs))
 
 
 def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
@@ -357,72 +356,47 @@ def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
         FileAccessError, TransferError: reading or writing fails.
     """
     reader = Reader(objects)
-
-    def copy(row: Stored, at: int, write: _Write) -> Stored:
-        write(reader.stored(row))
-        return row._replace(offset=at)
-
-    return _packed(objects, rows, copy)
+    return _packed(objects, ((row, reader.stored(row)) for row in rows))
 
 
-_Write = Callable[["bytes | memoryview"], None]
-_T = TypeVar("_T")
+_Bytes = bytes | memoryview
 
 
-def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Write], Stored]) -> list[Stored]:
-    """Write a pack: `store` writes one item, which begins at the given byte, and returns its row but for the pack."""
+def _packed(objects: Objects, items: Iterable[tuple[Stored, _Bytes]]) -> list[Stored]:
+    """Write a pack of what blobs are stored as; their rows, in which the pack and the places are filled in."""
     rows: list[Stored] = []
-    with objects.spool("packs/new") as spooled:
-        hasher = hashlib.sha256()
-        with named(spooled), write_spooled(spooled) as file:
 
-            def write(data: bytes | memoryview) -> None:
-                hasher.update(data)
-                file.write(data)
+    def pieces() -> Iterator[_Bytes]:
+        yield _HEAD + secrets.token_bytes(16)
+        end = len(_HEAD) + 16
+        for row, stored in items:
+            yield b"\0" * (-end % _ALIGNMENT)
+            end += -end % _ALIGNMENT
+            rows.append(row._replace(offset=end, length=len(stored)))
+            yield stored
+            end += len(stored)
 
-            write(_HEAD)
-            write(secrets.token_bytes(16))
-            for item in items:
-                write(b"\0" * (-file.tell() % _ALIGNMENT))
-                rows.append(store(item, file.tell(), write))
-            file.flush()
-            os.fsync(file.fileno())
-        pack = hasher.digest()
-        objects.place(spooled, pack_path(pack))
+    pack, _ = objects.store("packs", pieces(), pack_path)
     return [row._replace(pack=pack) for row in rows]
 
 
-def _store(job: Job, worker: _Worker, at: int, write: _Write) -> Stored:
-    data = job.part.source.view()
+def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
+    """A blob as it is stored, with its row."""
+    part, data = job.part, job.part.source.view()
     row = Stored(
-        digest=job.part.digest,
-        size=len(data),
-        dtype=job.part.dtype,
-        shape=job.part.shape,
-        encoding="",
-        base=None,
-        pack=b"",
-        offset=at,
-        length=0,
-        time=int(time.time()),
-        check=job.part.check,
+        *(part.digest, len(data), part.dtype, part.shape, "raw", None, b"", 0, 0, int(time.time()), part.check)
     )
     made = _made(job, worker, data)
     if made is not None and made.steps and _is_enough(made, job, data):
-        return _against(made, job, row, write, (), b"")
+        return _against(made, job, row), made.factors
     encoding = _choice(data, job, made)
-    is_near = encoding.startswith("near")
-    base = made.data if made is not None and is_near else None
+    base = made.data if made is not None and encoding.startswith("near") else None
     stored = b"".join(encode(data, encoding, base))
-    if (
-        checked(decode(encoding, len(data), memoryview(stored), base, worker.chunk), job.part.check[:SEED])
-        != job.part.check
-    ):
-        raise DataChangedError(f"{job.part.source.path}: the file changed while it was added")
-    if made is not None and is_near:
-        return _against(made, job, row, write, (encoding,), stored)
-    write(stored)
-    return row._replace(encoding=encoding, length=len(stored), sketch=job.part.sketch or None)
+    if checked(decode(encoding, len(data), memoryview(stored), base, worker.chunk), part.check[:SEED]) != part.check:
+        raise DataChangedError(f"{part.source.path}: the file changed while it was added")
+    if made is not None and base is not None:
+        return _against(made, job, row, encoding), made.factors + stored
+    return row._replace(encoding=encoding, sketch=part.sketch or None), stored
 
 
 class _Made(NamedTuple):
@@ -458,15 +432,14 @@ def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
     return not made.factors or made.share < _NEAR_WORTH * best_planes(data, job.part.dtype)[1]
 
 
-def _against(made: _Made, job: Job, row: Stored, write: _Write, then: tuple[str, ...], stored: bytes) -> Stored:
-    """Write a blob as a recipe, and what it does not say."""
-    write(made.factors + stored)
+def _against(made: _Made, job: Job, row: Stored, *then: str) -> Stored:
+    """The row of a blob that follows from a base, with what comes after the steps."""
+    # what is scaled or in another order says nothing about what is near to the base
+    is_near = all(step.startswith("cast:") for step in made.steps)
     return row._replace(
         encoding="+".join([*made.steps, *then]),
         base=job.base and job.base[0],
-        length=len(made.factors) + len(stored),
-        # what is scaled or in another order says nothing about what is near to the base
-        near_sketch=job.part.sketch or None if all(step.startswith("cast:") for step in made.steps) else None,
+        near_sketch=job.part.sketch or None if is_near else None,
     )
 
 

@@ -49,7 +49,6 @@ from blobstore.publishing.released import (
     Released,
     lead_to_newest,
     released_before,
-    store_bytes,
     store_pieces,
 )
 from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
@@ -389,7 +388,7 @@ class _Publisher:
             published=self._time(previous),
             executorch=executorch,
             files=files,
-            parts=store_bytes(objects, encoded_parts),
+            parts=store_pieces(objects, [encoded_parts]),
             plain=self._plain,
         )
         data = encode(index)

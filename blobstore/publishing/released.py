@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blobstore.core.errors import FileAccessError, PoolError
+from blobstore.core.errors import PoolError
 from blobstore.core.memory.digest import sha256
 from blobstore.pool import Pool
 from blobstore.pool.versions import Version, live_versions
@@ -16,7 +14,7 @@ from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Ways, parse_ways
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, LATEST
-from blobstore.storage.objects import Objects, write_spooled
+from blobstore.storage.objects import Objects
 
 __all__ = [
     "Released",
@@ -24,7 +22,6 @@ __all__ = [
     "read_index",
     "read_released",
     "released_before",
-    "store_bytes",
     "store_pieces",
 ]
 
@@ -123,24 +120,7 @@ def _needed(objects: Objects, path: str) -> bytes:
     return data
 
 
-def store_bytes(objects: Objects, data: bytes) -> Object:
-    """Make an object of some bytes."""
-    return store_pieces(objects, [data])
-
-
 def store_pieces(objects: Objects, pieces: Iterable[bytes | memoryview]) -> Object:
     """Make an object below `files` of bytes that come in pieces."""
-    hasher, nbytes = hashlib.sha256(), 0
-    with objects.spool(f"{FILES}/new") as spooled:
-        try:
-            with write_spooled(spooled) as file:
-                for piece in pieces:
-                    hasher.update(piece)
-                    nbytes += file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise FileAccessError(spooled, error) from None
-        done = Object(hasher.hexdigest(), nbytes)
-        objects.place(spooled, done.path)
-    return done
+    digest, nbytes = objects.store(FILES, pieces, lambda digest: f"{FILES}/{digest.hex()}")
+    return Object(digest.hex(), nbytes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs obstore: {install('pool')}") from error
 
-__all__ = ["FULL", "PARALLEL", "REQUEST", "RESERVE", "TEMPORARY", "Entry", "Objects", "write_spooled"]
+__all__ = ["FULL", "PARALLEL", "REQUEST", "RESERVE", "TEMPORARY", "Entry", "Objects"]
 
 RESERVE = "reserve"
 """What takes room in a local pool, which `drop` and `gc` use when the disk is full: they write a little to free much."""
@@ -198,7 +199,7 @@ class Objects:
         if self.folder is not None:
             # what a killed process leaves under such a name is removed with the files that a table does not have
             with self.spool(path, "new-") as spooled, named(self.folder / path):
-                with write_spooled(spooled) as file:
+                with _write_spooled(spooled) as file:
                     file.write(content.read_bytes() if isinstance(content, Path) else content)
                     file.flush()
                     os.fsync(file.fileno())
@@ -265,7 +266,7 @@ class Objects:
 
     @contextlib.contextmanager
     def spool(self, path: str, prefix: str = TEMPORARY) -> Iterator[Path]:
-        """A place for a new file, for `write_spooled`, that `place` makes an object; it is removed if that did not happen."""
+        """A place for a new file, for `_write_spooled`, that `place` makes an object; it is removed if that did not happen."""
         if self.folder is None:
             folder = Path(tempfile.gettempdir())
             with named(folder):
@@ -281,6 +282,30 @@ class Objects:
         finally:
             with contextlib.suppress(OSError):
                 spooled.unlink(missing_ok=True)
+
+    def store(
+        self, folder: str, pieces: Iterable[bytes | memoryview], path: Callable[[bytes], str]
+    ) -> tuple[bytes, int]:
+        """Make an object of pieces, complete or not at all.
+
+        Args:
+            folder: for what is not complete yet.
+            pieces: the object.
+            path: gives its path, by its SHA-256.
+
+        Returns:
+            Its SHA-256, and its size.
+        """
+        hasher, nbytes = hashlib.sha256(), 0
+        with self.spool(f"{folder}/new") as spooled:
+            with named(spooled), _write_spooled(spooled) as file:
+                for piece in pieces:
+                    hasher.update(piece)
+                    nbytes += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            self.place(spooled, path(hasher.digest()))
+        return hasher.digest(), nbytes
 
     def place(self, spooled: Path, path: str) -> None:
         """Make an object of a file in a spool, complete or not at all; its name says that it never changes."""
@@ -483,7 +508,7 @@ def _entry(item: Any) -> Entry:
     return Entry(item["path"], item["size"], int(item["last_modified"].timestamp()), item["e_tag"])
 
 
-def write_spooled(spooled: Path) -> BinaryIO:
+def _write_spooled(spooled: Path) -> BinaryIO:
     """A file in a spool, to be written; a link that took its place meanwhile is not followed."""
     return open(spooled, "r+b", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)))
 

@@ -544,7 +544,7 @@ GUARDS = (
         "pool: what is stored is decoded again",
         f"{_POOL}/packs.py",
         "_store",
-        "checked(decoded, job.check[:SEED]) != job.check",
+        "checked(decode(encoding, len(data), memoryview(stored), base, worker.chunk), part.check[:SEED]) != part.check",
         "False",
         ("tests/pool/test_guards.py::test_what_is_stored_is_read_back",),
     ),
@@ -559,7 +559,7 @@ GUARDS = (
     Guard(
         "pool: a link in the place of a new file is not followed",
         "blobstore/storage/objects.py",
-        "write_spooled",
+        "_write_spooled",
         'flags | getattr(os, "O_NOFOLLOW", 0)',
         "flags",
         ("tests/pool/test_folders.py::test_a_link_in_the_place_of_a_new_pack_is_not_written_through",),
