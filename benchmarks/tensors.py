@@ -16,7 +16,7 @@ from benchmarks.lowered import plugin, save
 from blobstore.core.memory.arrays import plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.store import BlobStore
-from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
+from blobstore.logical.records import ModelTensor, Operation, Record, Records, Step, records_key
 from blobstore.logical.steps import store
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
@@ -128,7 +128,7 @@ def repeated(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[
 def floats(folder: Path) -> Row:
     """A row for tensors that are stored as they are, without a new layout."""
     names = [f"layer.{number}.weight" for number in range(200)]
-    source = [Source(name, ScalarType.FLOAT, (64, 64)) for name in names]
+    source = [ModelTensor(name, ScalarType.FLOAT, (64, 64)) for name in names]
     step = (Step(Operation.RESHAPE, (64, 64)),)
     data = Records("XnnpackBackend", tuple(Record(f"{s.name}@{0:016}", 64 * 64 * 4, (s,), step) for s in source)).pack()
     blobs = BlobStore()

@@ -25,7 +25,7 @@ from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.peft_folder import MODEL_NAME, PeftPair, read_peft
 from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, params_head_dim, rotary_head_dim
 from blobstore.adapters.peft_places import adapter_path
-from blobstore.adapters.peft_record import RECORD, Origin, Record
+from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import common_scale, multiplied
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, KeyNotFoundError, LayoutError
@@ -100,7 +100,7 @@ def import_peft(
     room = base if like is None else _Template(read_adapter(like))
     # The file of an adapter has one scale; what other modules need goes into their lora_b.
     scale, factors = common_scale(pair.scale for pair in pairs)
-    record = Record.from_config(config.fields)
+    record = PeftRecord.from_config(config.fields)
     tensors: dict[str, Plain] = {}
     for module, pair, first in _placed(pairs, given, room, folder):
         # Two modules of PEFT may be tied in the program, and only one adapter can be there.
@@ -112,7 +112,7 @@ def import_peft(
         head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], lambda: base.head_dim, base.name)
         factor = factors[pair.scale]
         kinds = (pair.a[1], pair.b[1])
-        record.modules[module] = Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim, first)
+        record.modules[module] = PeftOrigin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim, first)
         b = multiplied(pair.ordered(head_dim, folder), factor, rounded=round_values) if factor else None
         if b is None:
             way_out = "; allow that with round_values=True (--round)" if factor else ", which is out of range"

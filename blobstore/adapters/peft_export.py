@@ -21,7 +21,7 @@ from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA
 from blobstore.adapters.peft_folder import MODEL_NAME, half_of
 from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated, params_head_dim, rows_as_hf
-from blobstore.adapters.peft_record import RECORD, Origin, Record
+from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import divided
 from blobstore.core.disk.folders import folders
 from blobstore.core.disk.kinds import Format
@@ -80,7 +80,7 @@ def export_peft(
     halves = {name for pair in adapter.pairs for name in (pair.a, pair.b)}
     if others := [name for name in adapter.contents if name not in halves]:
         raise AdapterError(f"{adapter.path}: {', '.join(map(repr, others))} belong to no pair, which PEFT cannot name")
-    record = Record.of(adapter)
+    record = PeftRecord.of(adapter)
     tensors: dict[str, Plain] = {}
     used: dict[str, tuple[int, float]] = {}
     for (a_key, b_key), parts in _pieces(adapter, record, head_dim).items():
@@ -102,7 +102,7 @@ def export_peft(
     return _write(as_path(directory), config, tensors, adapter)
 
 
-def _pieces(adapter: Adapter, record: Record | None, head_dim: int | None) -> dict[tuple[str, str], list[_Piece]]:
+def _pieces(adapter: Adapter, record: PeftRecord | None, head_dim: int | None) -> dict[tuple[str, str], list[_Piece]]:
     """What each two keys of PEFT's file consist of."""
     pieces: dict[tuple[str, str], list[_Piece]] = {}
     for pair in adapter.pairs:
@@ -124,7 +124,7 @@ class _Piece:
     """
 
     module: str
-    origin: Origin
+    origin: PeftOrigin
     a: Plain
     b: Plain
     factor: float = 1.0
@@ -135,7 +135,7 @@ class _Piece:
         return None if b is None else replace(self, b=b, factor=self.origin.factor)
 
 
-def _as_imported(adapter: Adapter, pair: Pair, origin: Origin, rank: int) -> _Piece:
+def _as_imported(adapter: Adapter, pair: Pair, origin: PeftOrigin, rank: int) -> _Piece:
     if origin.head_dim and not are_heads(pair.out_features, origin.head_dim):
         raise InvalidFileError(adapter.path, f"the metadata {RECORD} does not fit module '{pair.module}'")
     a, b = (adapter.value(name) for name in (pair.a, pair.b))
@@ -210,7 +210,7 @@ def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
     return made if same_tensors(cast(made, tensor[1]), tensor) else tensor
 
 
-def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> Origin:
+def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> PeftOrigin:
     module = pair.module.removeprefix(PREFIX)
     name = hf_name(module)
     head_dim = 0
@@ -226,7 +226,7 @@ def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | Non
                 f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}"
             )
     kinds = adapter.value(pair.a)[1], adapter.value(pair.b)[1]
-    return Origin(f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", rank, kinds, 1.0, head_dim)
+    return PeftOrigin(f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", rank, kinds, 1.0, head_dim)
 
 
 def _config(path: Path, used: Mapping[str, tuple[int, float]]) -> dict[str, Any]:

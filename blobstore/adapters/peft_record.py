@@ -15,7 +15,7 @@ from blobstore.core.errors import InvalidFileError
 from blobstore.core.memory.dtypes import FLOATS
 from blobstore.core.memory.layout import ScalarType
 
-__all__ = ["RECORD", "Origin", "Record"]
+__all__ = ["RECORD", "PeftOrigin", "PeftRecord"]
 
 RECORD = PEFT_KEY
 """The metadata of an adapter that was imported: JSON."""
@@ -24,7 +24,7 @@ _KEPT = ("base_model_name_or_path", "task_type")  # what the tensors do not show
 
 
 @dataclass(frozen=True)
-class Origin:
+class PeftOrigin:
     """Where the tensors of a module came from: their keys, rank and dtypes in PEFT's file, and what was done to lora_b.
     `first` is its first row there."""
 
@@ -38,15 +38,15 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Record:
+class PeftRecord:
     """What the metadata of an imported adapter says: each module of the program that has one, and what is kept of PEFT's
     configuration."""
 
     config: dict[str, str]
-    modules: dict[str, Origin]
+    modules: dict[str, PeftOrigin]
 
     @classmethod
-    def from_config(cls, fields: Mapping[str, Any]) -> Record:
+    def from_config(cls, fields: Mapping[str, Any]) -> PeftRecord:
         """One without modules, of the fields of PEFT's configuration."""
         return cls({name: fields[name] for name in _KEPT if is_text(fields.get(name))}, {})
 
@@ -61,7 +61,7 @@ class Record:
         return json.dumps({"config": self.config, "modules": modules}, separators=(",", ":"))
 
     @classmethod
-    def of(cls, adapter: Adapter) -> Record | None:
+    def of(cls, adapter: Adapter) -> PeftRecord | None:
         """That of an adapter; None if it has none.
 
         Raises:
@@ -82,7 +82,7 @@ class Record:
 
 def _origin(
     a_key: str, b_key: str, rank: int, a_kind: str, b_kind: str, factor: float, head_dim: int, first: int = 0
-) -> Origin:
+) -> PeftOrigin:
     if not (is_text(a_key) and is_text(b_key) and all(type(number) is int for number in (rank, head_dim, first))):
         raise TypeError("the fields of a module have other types")
     if rank <= 0 or head_dim < 0 or head_dim % 2 or first < 0:
@@ -94,4 +94,4 @@ def _origin(
     kinds = ScalarType[a_kind], ScalarType[b_kind]
     if not FLOATS.issuperset(kinds):
         raise ValueError("the dtypes of a module are no floats")
-    return Origin(a_key, b_key, rank, kinds, float(factor), head_dim, first)
+    return PeftOrigin(a_key, b_key, rank, kinds, float(factor), head_dim, first)

@@ -37,7 +37,7 @@ COMMANDS = {
 """The module of each command, and the sentence that `blobstore --help` says about it."""
 
 
-class _Commands(typer.core.TyperGroup):
+class _LazyCommands(typer.core.TyperGroup):
     """A group whose commands are in the modules that `COMMANDS` names."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -57,7 +57,7 @@ class _Commands(typer.core.TyperGroup):
 
 app = typer.Typer(
     name="blobstore",
-    cls=_Commands,
+    cls=_LazyCommands,
     help="Content-addressed weights for ExecuTorch. Exit codes: 0 done, 1 the answer is no, 2 usage, 3 error, 130 Ctrl-C, 141 closed pipe.",
     no_args_is_help=True,
     rich_markup_mode=None,

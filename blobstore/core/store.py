@@ -36,10 +36,10 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
 from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
-from blobstore.core.formats.ptd.header import HeaderError
+from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError, peek_metadata
 from blobstore.core.formats.ptd.reader import open_ptd
-from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
+from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, BlobEntry, write_ptd
 from blobstore.core.memory.buffers import address_of, same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.distinct import Distinct
@@ -249,10 +249,10 @@ class BlobStore:
         """The tags in use, in the order in which they were added; None stands for untagged blobs."""
         return tuple(dict.fromkeys(key.tag for key in self._keys.values()))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[BlobEntry]:
         """The keys with their blobs, in the order in which they were added."""
         return [
-            Entry(key, *self._blobs[known.blob], known.blob, known.alignment, known.layout)
+            BlobEntry(key, *self._blobs[known.blob], known.blob, known.alignment, known.layout)
             for key, known in self._keys.items()
         ]
 
@@ -364,7 +364,7 @@ class BlobStore:
         Raises:
             As `write_ptd`.
         """
-        files: dict[str, list[Entry]] = {}
+        files: dict[str, list[BlobEntry]] = {}
         for entry in self.entries():
             tag = self.tag(entry.key)
             files.setdefault(DEFAULT_TAG if tag is None else tag, []).append(entry)
@@ -406,13 +406,13 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} is in the store with the tag {entry.tag!r}, now with {tag!r}")
 
 
-def nbytes(entries: Iterable[Entry]) -> int:
+def nbytes(entries: Iterable[BlobEntry]) -> int:
     """The size of the distinct blobs of these keys, in bytes."""
     return sum({entry.blob: len(entry.data) for entry in entries}.values())
 
 
 def stage_ptd(
-    staging: Staging, path: str | os.PathLike[str], entries: Sequence[Entry], metadata: Mapping[str, str] | None
+    staging: Staging, path: str | os.PathLike[str], entries: Sequence[BlobEntry], metadata: Mapping[str, str] | None
 ) -> int:
     """Write a .ptd as one of the files of `staging`; its size in bytes.
 
@@ -432,7 +432,7 @@ def _refuse_data_of_programs(path: Path) -> None:
     Raises:
         OutputPathError: the path is such a file.
     """
-    with suppress(FileAccessError, InvalidFileError, HeaderError, ManifestError):
+    with suppress(FileAccessError, InvalidFileError, PtdHeaderError, ManifestError):
         # The table of a large file takes longer to read than a small one to write, and one that is malformed may be
         # replaced. So the manifest comes first, and the table only if the answer may be no.
         if OF_PROGRAMS.items() <= peek_metadata(map_file(path)).items() and _is_whole(path):

@@ -19,10 +19,10 @@ from blobstore.core.memory.layout import ScalarType
 
 __all__ = [
     "STATE",
+    "ModelTensor",
     "Operation",
     "Record",
     "Records",
-    "Source",
     "Step",
     "is_propagated",
     "records_key",
@@ -78,7 +78,7 @@ class Operation(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelTensor:
     """A tensor of the model.
 
     Attributes:
@@ -122,7 +122,7 @@ class Record:
 
     key: str
     nbytes: int
-    sources: tuple[Source, ...]
+    sources: tuple[ModelTensor, ...]
     steps: tuple[Step, ...] = ()
     group: int = 0
     refusal: str = ""
@@ -145,7 +145,7 @@ class Records:
 
     inner: str
     records: tuple[Record, ...]
-    outside: tuple[Source, ...] = ()
+    outside: tuple[ModelTensor, ...] = ()
     shared: tuple[str, ...] = ()
     transient: tuple[str, ...] = ()
 
@@ -193,7 +193,7 @@ def _write_record(builder: TableBuilder, record: Record) -> int:
     )
 
 
-def _write_source(builder: TableBuilder, source: Source) -> int:
+def _write_source(builder: TableBuilder, source: ModelTensor) -> int:
     name = builder.CreateString(source.name)
     aliases = builder.texts(source.aliases)
     sizes = builder.numbers(I64, source.sizes)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from blobstore.lowering.tables import NameTable
     from blobstore.runtime.executorch import CompileSpec, PreprocessResult
 
-__all__ = ["InnerLowering", "Lowered", "Part"]
+__all__ = ["InnerLowering", "Lowered", "Subgraph"]
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """One part of a graph, lowered by an inner backend.
+    """A subgraph, lowered by an inner backend.
 
     Attributes:
         result: what its `preprocess` returned, with readable keys instead of its own, also in the payload.
@@ -33,12 +33,12 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a graph, which is to be lowered.
+class Subgraph:
+    """A subgraph that an inner backend lowers.
 
     Attributes:
-        program: the part.
-        specs: what the inner partitioner gave the part.
+        program: the subgraph.
+        specs: what the inner partitioner gave it.
         table: the names of the tensors, and the data files that they go to.
     """
 
@@ -50,9 +50,9 @@ class Part:
 class InnerLowering(Protocol):
     """The ahead-of-time half of an inner backend.
 
-    It may also have a method `preprocess_multimethod(parts)`, for backends that share something between the parts that they
-    lower together. It gets all parts of the backend, a `dict` of lists of `Part` by method, and returns a `Lowered` for each
-    of them in the same form, or None: then `preprocess` lowers each part alone.
+    It may also have a method `preprocess_multimethod(parts)`, for backends that share something between the subgraphs that they
+    lower together. It gets all subgraphs of the backend, a `dict` of lists of `Subgraph` by method, and returns a `Lowered` for
+    each of them in the same form, or None: then `preprocess` lowers each of them alone.
 
     Attributes:
         backend_id: the backend's name in ExecuTorch.
@@ -61,11 +61,11 @@ class InnerLowering(Protocol):
     backend_id: str
 
     def preprocess(self, program: ExportedProgram, specs: list[CompileSpec], table: NameTable) -> Lowered:
-        """Lower a part of a graph.
+        """Lower a subgraph.
 
         Args:
-            program: the part.
-            specs: what the inner partitioner gave the part.
+            program: the subgraph.
+            specs: what the inner partitioner gave it.
             table: the names of the tensors, and the data files that they go to.
         """
         ...

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from blobstore.core.memory.layout import ScalarType
-from blobstore.logical.records import Operation, Source, Step
+from blobstore.logical.records import ModelTensor, Operation, Step
 from blobstore.lowering.names import Fold, identity
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def marks(nodes: Iterable[Node]) -> dict[str, Fold | str | None]:
     for node in nodes:
         for name, value in json.loads((node.meta.get("custom") or {}).get(_MARK, "{}")).items():
             if isinstance(value, dict):
-                sources = [Source(source, ScalarType(kind), tuple(sizes)) for source, kind, sizes in value["sources"]]
+                sources = [
+                    ModelTensor(source, ScalarType(kind), tuple(sizes)) for source, kind, sizes in value["sources"]
+                ]
                 operation, ints, floats = value["step"]
                 step = Step(Operation(operation), tuple(ints), tuple(floats))
                 by_name[name] = Fold(value["name"], tuple(sources), step)

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from blobstore.core.errors import BlobStoreError, KeyConflictError
 from blobstore.core.groups import Groups
-from blobstore.logical.records import Source
+from blobstore.logical.records import ModelTensor
 from blobstore.lowering.marks import add_aliases
 from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits
 from blobstore.lowering.tables import NameTable
@@ -283,7 +283,7 @@ class _NewNames:
         }
         self.renamed = {old: self.sources[tensor] for tensor, old in table.sources.items()}
 
-    def prefixed(self, tensor: str, *sources: Source) -> tuple[Source, ...]:
+    def prefixed(self, tensor: str, *sources: ModelTensor) -> tuple[ModelTensor, ...]:
         """What a tensor was folded from. What is no source of the table itself gets the prefix of the tensor."""
         new = self._names.get(tensor, (tensor,))[0]
         prefix = new.removesuffix(tensor) if new.endswith(tensor) else ""
@@ -294,7 +294,7 @@ class _NewNames:
         return Fold(named.name, self.prefixed(tensor, *fold.sources), fold.step)
 
 
-def _renamed(source: Source, tensor: str, names: tuple[str, ...]) -> Source:
+def _renamed(source: ModelTensor, tensor: str, names: tuple[str, ...]) -> ModelTensor:
     """A source with new names; `tensor` is its old name in the program, `names` are the tensor's new ones."""
     name = names[0] if source.name == tensor else logical_name(names[0])
     aliases = (other for other in names if other not in {name, names[0]})

@@ -10,7 +10,7 @@ from blobstore.core.errors import InvalidTagError
 from blobstore.core.memory.dtypes import NUMBERS, scalar_type_named
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.store import check_tag
-from blobstore.logical.records import Source, Step
+from blobstore.logical.records import ModelTensor, Step
 
 if TYPE_CHECKING:
     import torch
@@ -50,14 +50,14 @@ class Fold(NamedTuple):
     tensors as the step takes them, and the step."""
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[ModelTensor, ...]
     step: Step
 
 
 class Refusal(NamedTuple):
     """Tensors of the model that cannot be changed, and why."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[ModelTensor, ...]
     reason: str
 
 

@@ -9,14 +9,14 @@ import torch
 import xxhash
 from torch.export import ExportedProgram
 
-from blobstore.logical.records import Operation, Record, Source, Step
+from blobstore.logical.records import ModelTensor, Operation, Record, Step
 from blobstore.lowering.tables import NameTable
 
-__all__ = ["Origin", "Origins", "blob_key"]
+__all__ = ["TensorOrigin", "TensorOrigins", "blob_key"]
 
 
 @dataclass(frozen=True)
-class Origin:
+class TensorOrigin:
     """Where a tensor of the graph comes from.
 
     Attributes:
@@ -28,7 +28,7 @@ class Origin:
     """
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[ModelTensor, ...]
     tensors: tuple[torch.Tensor, ...]
     steps: tuple[Step, ...] = ()
     done: int = 0
@@ -40,13 +40,13 @@ class Origin:
         return last.ints if last is not None and last.operation is Operation.RESHAPE else self.sources[0].sizes
 
     @classmethod
-    def combined(cls, name: str, parts: Sequence[Origin | None], *steps: Step) -> Origin:
+    def combined(cls, name: str, parts: Sequence[TensorOrigin | None], *steps: Step) -> TensorOrigin:
         """The origin of a tensor that is made of these parts; None stands for an optional part that is missing."""
         present = [part for part in parts if part is not None]
         return cls(name, tuple(p.sources[0] for p in present), tuple(p.tensors[0] for p in present), steps)
 
 
-class Origins:
+class TensorOrigins:
     """The tensors of a part of a graph by their names in the program, before any pass replaces them; and those that cannot
     be changed, and why."""
 
@@ -54,20 +54,20 @@ class Origins:
         signature = program.graph_signature
         self.table = table
         self.tensors: dict[str, torch.Tensor] = {**program.constants, **program.state_dict}
-        self.refused: dict[Source, str] = {}
+        self.refused: dict[ModelTensor, str] = {}
         self.used = (*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values())
 
-    def origin(self, name: str) -> Origin | None:
+    def origin(self, name: str) -> TensorOrigin | None:
         """The origin of a tensor of the graph; None if it is unknown."""
         if name not in self.tensors or name in self.table.refused:
             return None
         held = (self.tensors[name],)
         if fold := self.table.folds.get(name):
-            return Origin(fold.name, fold.sources, held, (fold.step,), done=1)
+            return TensorOrigin(fold.name, fold.sources, held, (fold.step,), done=1)
         source = self.table.sources.get(name)
-        return None if source is None else Origin(source.name, (source,), held)
+        return None if source is None else TensorOrigin(source.name, (source,), held)
 
-    def refuse(self, sources: Iterable[Source], reason: str) -> None:
+    def refuse(self, sources: Iterable[ModelTensor], reason: str) -> None:
         """Note that tensors cannot be changed; the first reason stays."""
         for source in sources:
             self.refused.setdefault(source, reason)
@@ -90,7 +90,7 @@ class Origins:
         return [*records.values(), *refusals]
 
 
-def blob_key(name: str, sources: tuple[Source, ...], steps: tuple[Step, ...]) -> str:
+def blob_key(name: str, sources: tuple[ModelTensor, ...], steps: tuple[Step, ...]) -> str:
     """The key of a blob: the name that users know, and a digest of everything that determines how it is laid out.
 
     It does not depend on the backend, so backends that store a tensor in the same way share a blob.

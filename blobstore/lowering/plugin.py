@@ -17,7 +17,7 @@ from blobstore.core.reprs import line
 from blobstore.logical.records import STATE, Record, Records, records_key
 from blobstore.lowering import marks, methods, names, openvino, tables
 from blobstore.lowering.holes import HolesLowering, find_backend
-from blobstore.lowering.inner import InnerLowering, Lowered, Part
+from blobstore.lowering.inner import InnerLowering, Lowered, Subgraph
 from blobstore.lowering.names import Refusal, Tag
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack import XnnpackLowering
@@ -224,19 +224,19 @@ def _bears(compile_specs: list[CompileSpec]) -> bool:
     return any(spec.key == _BEARER_SPEC for spec in compile_specs)
 
 
-def _part(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> Part:
+def _part(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> Subgraph:
     specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
-    return Part(program, specs, _refuse_changed(table, {**program.constants, **program.state_dict}))
+    return Subgraph(program, specs, _refuse_changed(table, {**program.constants, **program.state_dict}))
 
 
-def _lower(part: Part) -> Lowered:
+def _lower(part: Subgraph) -> Lowered:
     return _inners[part.table.inner].preprocess(part.program, part.specs, part.table)
 
 
-def _lower_together(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]:
+def _lower_together(parts: Mapping[str, list[Subgraph]]) -> dict[str, list[Lowered]]:
     """Lower the parts of all methods. The parts of a backend that can share something between them are given to it
     together."""
-    by_backend: dict[str, dict[str, list[Part]]] = {}
+    by_backend: dict[str, dict[str, list[Subgraph]]] = {}
     for method, of_method in parts.items():
         for part in of_method:
             by_backend.setdefault(part.table.inner, {}).setdefault(method, []).append(part)
@@ -249,7 +249,7 @@ def _lower_together(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]
     return {method: [lowered[id(part)] for part in of_method] for method, of_method in parts.items()}
 
 
-def _lower_alone(parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]]:
+def _lower_alone(parts: Mapping[str, list[Subgraph]]) -> dict[str, list[Lowered]]:
     return {method: [_lower(part) for part in of_method] for method, of_method in parts.items()}
 
 

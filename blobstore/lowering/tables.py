@@ -18,7 +18,7 @@ import xxhash
 from blobstore.core.errors import BlobStoreError
 from blobstore.core.memory.dtypes import FLOATS
 from blobstore.core.memory.layout import ScalarType
-from blobstore.logical.records import Source, is_propagated
+from blobstore.logical.records import ModelTensor, is_propagated
 from blobstore.lowering.marks import aliases_of, marks, names_of_tensors
 from blobstore.lowering.names import (
     QUANTIZED,
@@ -70,16 +70,16 @@ class NameTable:
     """
 
     inner: str
-    sources: dict[str, Source]
+    sources: dict[str, ModelTensor]
     tags: dict[str, str | None]
     default: Callable[[str], str | None]
     folds: dict[str, Fold] = field(default_factory=dict)
     refused: dict[str, Refusal] = field(default_factory=dict)
-    outside: tuple[Source, ...] = ()
+    outside: tuple[ModelTensor, ...] = ()
     shared: tuple[str, ...] = ()
     bearer: str | None = None
     exported: Mapping[str, Sequence[weakref.ref[torch.Tensor]]] = field(default_factory=dict, repr=False, compare=False)
-    state: tuple[Source, ...] = ()
+    state: tuple[ModelTensor, ...] = ()
     transient: frozenset[str] = frozenset()
 
     @property
@@ -121,7 +121,7 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         InvalidTagError: the tag, or what it returns for a tensor, is not a plain file name.
     """
     choose = chooser(tag)
-    reading = _Reading(program)
+    reading = _TableReading(program)
     partitions = {name: placeholder.meta.get("delegation_tag") for name, placeholder in reading.placeholders.items()}
     return NameTable(
         inner,
@@ -152,7 +152,7 @@ def _bearer(partitions: Mapping[str, str | None], choose: Callable[[str], str | 
     return next(iter((*to_a_file, *(partition for _, partition in delegated))), None)
 
 
-class _Reading:
+class _TableReading:
     """The tensors of a program, read one after the other; the attributes are those of a `NameTable`.
 
     Attributes:
@@ -166,10 +166,10 @@ class _Reading:
         self._is_quantized = any(_QUANTIZING.search(_operator(node)) for node in program.graph.nodes)
         self._names_of = names_of_tensors(program)
         self._not_persistent = set(signature.non_persistent_buffers)
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, ModelTensor] = {}
         self.folds: dict[str, Fold] = {}
         self.refused: dict[str, Refusal] = {}
-        self.state: list[Source] = []
+        self.state: list[ModelTensor] = []
         self.transient: set[str] = set()
         used = {node.name: node for node in program.graph.nodes if node.op == "placeholder" and node.users}
         inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -181,7 +181,7 @@ class _Reading:
         for name, placeholder, tensor, kind in self._typed():
             aliases = self._aliases(name, placeholder)
             if name in changed:
-                self.state.append(Source(name, kind, tuple(tensor.shape), aliases))
+                self.state.append(ModelTensor(name, kind, tuple(tensor.shape), aliases))
             elif isinstance(fold := self._marks.get(name), Fold):
                 self._add_fold(name, placeholder, fold)
             else:
@@ -191,7 +191,7 @@ class _Reading:
         constant = self._program.constants.get(name)
         kind = None if constant is None else scalar_type(constant.dtype)
         if kind in FLOATS:
-            self.refused[name] = Refusal((Source(name, kind, tuple(constant.shape)),), _PROPAGATED)
+            self.refused[name] = Refusal((ModelTensor(name, kind, tuple(constant.shape)),), _PROPAGATED)
 
     def _typed(self) -> Iterator[tuple[str, Node, torch.Tensor, ScalarType]]:
         """The tensors that have a name of their own and a dtype that updates can take."""
@@ -224,7 +224,7 @@ class _Reading:
         # A state dict has the weight as it was before it was quantized.
         if logical != name:
             kind = _kind_of_float(self._program.state_dict.get(logical))
-        source = self.sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
+        source = self.sources[name] = ModelTensor(logical, kind, tuple(tensor.shape), aliases)
         noted = aliases_of(placeholder)
         if not any(noted.get(other, other not in self._not_persistent) for other in (name, *aliases)):
             self.transient.add(logical)

@@ -26,13 +26,13 @@ from blobstore.reporting.named import (
 )
 from blobstore.reporting.savings import count
 
-__all__ = ["Options", "find_all"]
+__all__ = ["ReportOptions", "find_all"]
 
 _SAME_VALUES = {FindingKind.OTHER_LAYOUT, FindingKind.OTHER_DTYPE}
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """What the caller of a report asked for, see `making.report`."""
 
     exact_only: bool
@@ -41,7 +41,7 @@ class Options:
 
 
 def find_all(
-    files: Sequence[FileReport], prints: Sequence[Prints], engine: Engine, options: Options
+    files: Sequence[FileReport], prints: Sequence[Prints], engine: Engine, options: ReportOptions
 ) -> tuple[list[FileReport], list[Finding], bool]:
     """Find all that is to be found in some files.
 
@@ -52,7 +52,7 @@ def find_all(
         options: what to look for.
 
     Returns:
-        The files with the names of their blobs; the findings, as `savings.count` orders them; and whether `Options.names`
+        The files with the names of their blobs; the findings, as `savings.count` orders them; and whether `ReportOptions.names`
         had a name for something.
     """
     catalog = Catalog(files, prints)
@@ -64,7 +64,7 @@ def find_all(
     return _named_from_beside(named, prints, engine, options), findings, used_names
 
 
-def _find(catalog: Catalog, engine: Engine, options: Options) -> list[Finding]:
+def _find(catalog: Catalog, engine: Engine, options: ReportOptions) -> list[Finding]:
     findings = [*duplicates.find(catalog), *leftovers.find(catalog)]
     if options.exact_only:
         return findings
@@ -82,7 +82,7 @@ def _find(catalog: Catalog, engine: Engine, options: Options) -> list[Finding]:
 
 
 def _named_from_beside(
-    files: list[FileReport], prints: Sequence[Prints], engine: Engine, options: Options
+    files: list[FileReport], prints: Sequence[Prints], engine: Engine, options: ReportOptions
 ) -> list[FileReport]:
     """The files with the names that checkpoints beside them have for their tensors, also in another type or layout."""
     folders = nameless_folders(files)

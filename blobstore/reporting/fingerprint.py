@@ -24,7 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from blobstore.core.memory.layout import ScalarType
-from blobstore.core.regions.source import CHUNK, Source
+from blobstore.core.regions.source import CHUNK, RegionSource
 
 __all__ = ["MIN_BYTES", "Fingerprint", "Wanted", "fingerprint", "fold_for"]
 
@@ -87,7 +87,7 @@ def fold_for(fold: tuple[int, int], width: int) -> tuple[int, int]:
     return xor, total % {1: 255, 2: 65535}.get(width, 1 << 64)
 
 
-def fingerprint(source: Source, wanted: Wanted) -> Fingerprint:
+def fingerprint(source: RegionSource, wanted: Wanted) -> Fingerprint:
     """Read a blob once.
 
     Raises:
@@ -117,7 +117,7 @@ class _Pass:
         self.needle: tuple[int, int] | None = None
         self.needle_variety = 0
 
-    def run(self, source: Source, wanted: Wanted) -> Fingerprint:
+    def run(self, source: RegionSource, wanted: Wanted) -> Fingerprint:
         position = 0
         for chunk in source.chunks(wanted.start, wanted.stop):
             self.piece(chunk, position)

@@ -13,7 +13,7 @@ from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.engine import Engine, default_executor
-from blobstore.reporting.everything import Options, find_all
+from blobstore.reporting.everything import ReportOptions, find_all
 from blobstore.reporting.listing import list_files, names_of_paths
 from blobstore.reporting.named import names_of
 from blobstore.reporting.view import Report
@@ -68,7 +68,7 @@ def report(
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
     checkpoints = open_names(names)
     check_progress(progress)
-    options = Options(exact_only, float(near), names_of(checkpoints) if checkpoints else None)
+    options = ReportOptions(exact_only, float(near), names_of(checkpoints) if checkpoints else None)
     listing = list_files(names_of_paths(paths))
     notes: list[str] = []
     with Cache(cache) as known, default_executor(executor) as workers:

@@ -21,7 +21,7 @@ from blobstore.adapters import (
 )
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import BlobStoreError
-from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
+from blobstore.logical.records import ModelTensor, Operation, Record, Records, Step, records_key
 from blobstore.runtime import BlobCache
 from tests.adapters.caches import bits
 
@@ -29,7 +29,7 @@ NAMES = ["m.lora_a", "m.lora_b", "m.weight", "x", ""]
 names = st.sampled_from(NAMES) | st.text(max_size=5)
 numbers = st.sampled_from([0, 1, 2, 3, -1, 2**31, 2**32 + 1, 2**62, -(2**63), 2**63 - 1]) | st.integers(0, 20)
 sources = st.builds(
-    Source,
+    ModelTensor,
     names,
     st.sampled_from(list(ScalarType)),
     st.lists(numbers, max_size=4).map(tuple),

@@ -21,18 +21,18 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import InvalidFileError
 from blobstore.logical.records import (
+    ModelTensor,
     Operation,
     Record,
     Records,
-    Source,
     Step,
     is_propagated,
     records_key,
 )
 from blobstore.runtime.tensors import LogicalTensors
 
-WEIGHT = Source("layer.weight", ScalarType.FLOAT, (4, 3), ("head.weight", "größe"))
-SCALES = Source("layer.weight.scale", ScalarType.BFLOAT16, (4,))
+WEIGHT = ModelTensor("layer.weight", ScalarType.FLOAT, (4, 3), ("head.weight", "größe"))
+SCALES = ModelTensor("layer.weight.scale", ScalarType.BFLOAT16, (4,))
 RECORDS = Records(
     "XnnpackBackend",
     (
@@ -51,7 +51,7 @@ RECORDS = Records(
         Record("", 0, (WEIGHT, SCALES), refusal="it is not there"),
         Record("", 2**40, ()),
     ),
-    outside=(Source("scalar", ScalarType.BOOL, ()),),
+    outside=(ModelTensor("scalar", ScalarType.BOOL, ()),),
     shared=("layer.weight",),
     transient=("scalar",),
 )
@@ -100,10 +100,10 @@ def _record(table: Any) -> Record:
     return Record(texts[0], table.Nbytes(), sources, steps, table.Group(), texts[1], bool(table.Auxiliary()))
 
 
-def _source(table: Any) -> Source:
+def _source(table: Any) -> ModelTensor:
     sizes = tuple(table.Sizes(i) for i in range(table.SizesLength()))
     aliases = tuple(table.Aliases(i).decode() for i in range(table.AliasesLength()))
-    return Source(table.Name().decode(), ScalarType(table.ScalarType()), sizes, aliases)
+    return ModelTensor(table.Name().decode(), ScalarType(table.ScalarType()), sizes, aliases)
 
 
 def _step(table: Any) -> Step:

@@ -10,15 +10,15 @@ import pytest
 
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import UpdateError
-from blobstore.logical.records import Operation, Record, Records, Source, Step
+from blobstore.logical.records import ModelTensor, Operation, Record, Records, Step
 from blobstore.runtime import BlobCache
 from tests.logical.test_updates import cached
 
 ROWS, COLUMNS, ACTIVATIONS = 3, 4, 0.25
 
 
-def source(name: str, *sizes: int) -> Source:
-    return Source(name, ScalarType.FLOAT, sizes)
+def source(name: str, *sizes: int) -> ModelTensor:
+    return ModelTensor(name, ScalarType.FLOAT, sizes)
 
 
 def channels(scales: str, low: int, high: int, kind: ScalarType) -> Step:

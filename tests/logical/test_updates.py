@@ -22,7 +22,7 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
+from blobstore.logical.records import STATE, ModelTensor, Operation, Record, Records, Step, records_key
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.runtime.tensors import LogicalTensors
 
@@ -53,8 +53,8 @@ def cached(folder: Path, *parts: Record | Records, **blobs: object) -> BlobCache
     return BlobCache(write(folder, *parts, **blobs))
 
 
-def source(name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Source:
-    return Source(name, ScalarType.FLOAT, sizes, aliases)
+def source(name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> ModelTensor:
+    return ModelTensor(name, ScalarType.FLOAT, sizes, aliases)
 
 
 def record(key: str, name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Record:
@@ -390,7 +390,7 @@ def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
 
 def test_a_tensor_is_read_back_as_far_as_it_is_stored(tmp_path: Path) -> None:
     """Reshaped and cast, it is there; quantized or combined, it is not."""
-    source = Source("w", ScalarType.DOUBLE, (2, 3))
+    source = ModelTensor("w", ScalarType.DOUBLE, (2, 3))
     done = (Step(Operation.RESHAPE, (6, 1)), Step(Operation.CAST, (int(ScalarType.FLOAT),)))
     data = {"w@1": np.arange(6, dtype=np.float32).tobytes()}
     array, kind = tensors(tmp_path, Record("w@1", 24, (source,), done), **data).value("w")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
-from blobstore.releases.device.assembly import Recipe, Step, make
+from blobstore.releases.device.assembly import Assembly, Piece, make
 from blobstore.releases.device.installed import Installed
 from blobstore.releases.device.plan import commit
 from blobstore.releases.device.spool import Spool
@@ -292,9 +292,9 @@ def test_a_chunk_is_bounded_before_it_is_read(tmp_path: Path) -> None:
     wanted = Object("c" * 64, 1 << 40)
     spool = Spool(tmp_path, wanted)
     spool.write(0, b"\xff" * 4)
-    step = Step(Part(0, 1 << 20, "d" * 64), None, spool, Way("planes:1", 0, 0, 1 << 40))
+    step = Piece(Part(0, 1 << 20, "d" * 64), None, spool, Way("planes:1", 0, 0, 1 << 40))
     with pytest.raises(IntegrityError, match="a chunk of"):
-        make(Recipe(Object("e" * 64, 1 << 20), None, [step]), tmp_path, cast(Any, Again(spool)))
+        make(Assembly(Object("e" * 64, 1 << 20), None, [step]), tmp_path, cast(Any, Again(spool)))
 
 
 class Again:

@@ -21,7 +21,7 @@ from blobstore import BlobStore, open_ptd, save_file
 from blobstore.core.disk.locks import Lock
 from blobstore.core.disk.names import journal_name, temporary_beside
 from blobstore.core.formats.keys import OF_PROGRAMS
-from blobstore.core.formats.ptd.writer import Entry, write_ptd
+from blobstore.core.formats.ptd.writer import BlobEntry, write_ptd
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import (
@@ -82,7 +82,7 @@ def test_a_working_copy_is_that_of_the_python_writer(tmp_path, blobs):
     assert json.loads(metadata["blobstore.working_copy.files"]) == [[0, len(blobs)] if blobs else []]
     with (tmp_path / "expected.ptd").open("wb") as file:
         entries = [
-            Entry(key, memoryview(data), digest(data), number, alignment, layout)
+            BlobEntry(key, memoryview(data), digest(data), number, alignment, layout)
             for number, (key, ((data, layout), alignment)) in enumerate(blobs.items())
         ]
         assert write_ptd(file, entries, metadata) == size
@@ -394,7 +394,7 @@ def test_it_takes_little_memory(tmp_path):
     nbytes = 1 << 27
     with (tmp_path / "x.ptd").open("wb") as file:
         data = memoryview(bytes(nbytes))
-        write_ptd(file, [Entry("k", data, digest(data), 0, 1, TensorLayout(ScalarType.BYTE, (nbytes,)))], {})
+        write_ptd(file, [BlobEntry("k", data, digest(data), 0, 1, TensorLayout(ScalarType.BYTE, (nbytes,)))], {})
     code = (
         "import sys; from blobstore.runtime import BlobCache; cache = BlobCache(sys.argv[1], 'private')\n"
         "def private():\n"

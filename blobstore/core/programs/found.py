@@ -11,11 +11,11 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.programs.deployed import old_data, old_programs, other_data, taken_from
 
-__all__ = ["Found", "find"]
+__all__ = ["Earlier", "find"]
 
 
 @dataclass(frozen=True)
-class Found:
+class Earlier:
     """What earlier runs left: `old`, those of the data files of this run that exist, and its `neighbours`, by file name.
 
     The programs that stay, with the keys that they take from each of `old`, cannot be rewritten, so these keys must keep
@@ -57,7 +57,7 @@ class Found:
         )
 
 
-def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, force: bool) -> Found:
+def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, force: bool) -> Earlier:
     """Read a folder for a run with data files of these names and these programs as outputs; `force` as for `old_data`."""
     paths = [directory / tag for tag in tags]
     old = {data_map.path.name: data_map for data_map in old_data(paths, force=force)}
@@ -69,4 +69,4 @@ def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, for
         of_old = {tag: keys for tag, keys in taken.items() if tag in old}
         if any(of_old.values()):
             staying[program] = of_old
-    return Found(old, neighbours, staying)
+    return Earlier(old, neighbours, staying)

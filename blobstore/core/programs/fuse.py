@@ -23,7 +23,7 @@ from blobstore.core.formats.flatbuffer import Span
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.description import describe
-from blobstore.core.formats.pte.fuse import Blob, Fusion, Part
+from blobstore.core.formats.pte.fuse import FusedBlob, FusedProgram, Fusion
 from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
@@ -277,7 +277,7 @@ def _missing(
     programs: list[ProgramFile],
     names: list[dict[str, str]],
     keys: list[dict[str, str]],
-    blobs: Mapping[str, Blob],
+    blobs: Mapping[str, FusedBlob],
     given: list[Path],
     *,
     keep_external: bool,
@@ -348,7 +348,7 @@ def _keys_in(program: ProgramFile, backend: str, payload: Span) -> Collection[st
 
 
 def _without_equal_methods(
-    programs: list[ProgramFile], names: list[dict[str, str]], blobs: Mapping[str, Blob]
+    programs: list[ProgramFile], names: list[dict[str, str]], blobs: Mapping[str, FusedBlob]
 ) -> tuple[list[dict[str, str]], list[FusedMethod]]:
     """Leave out each method that is equal to one of the same name before it."""
     first: dict[str, tuple[int, str]] = {}
@@ -377,7 +377,7 @@ def _without_equal_methods(
 
 
 def _check_same_data(
-    program: ProgramFile, methods: Collection[str], other: ProgramFile, blobs: Mapping[str, Blob]
+    program: ProgramFile, methods: Collection[str], other: ProgramFile, blobs: Mapping[str, FusedBlob]
 ) -> None:
     """Fail unless the delegates of methods find the same bytes as those of equal methods in another program."""
     mine, its = _found_by_delegates(program, blobs), _found_by_delegates(other, blobs)
@@ -389,7 +389,7 @@ def _check_same_data(
             )
 
 
-def _found_by_delegates(program: ProgramFile, blobs: Mapping[str, Blob]) -> dict[str, memoryview]:
+def _found_by_delegates(program: ProgramFile, blobs: Mapping[str, FusedBlob]) -> dict[str, memoryview]:
     """What the delegates of a program find under each key."""
     given = {key: blob.data for key, blob in blobs.items()}
     return given | {blob.key: program.data[blob.span.start : blob.span.stop] for blob in program.named_data}
@@ -405,13 +405,13 @@ def _methods_of(program: ProgramFile) -> dict[str, dict[str, list[str]]]:
     return by_method
 
 
-def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
+def _blobs(data_maps: list[PtdDataMap]) -> dict[str, FusedBlob]:
     """The contents of all data files, without blobstore's own records, which programs do not look up."""
-    blobs: dict[str, Blob] = {}
+    blobs: dict[str, FusedBlob] = {}
     for data_map in data_maps:
         for key in data_map:
             if not key.startswith(KEY_PREFIX):
-                blob = Blob(data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key))
+                blob = FusedBlob(data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key))
                 first = blobs.setdefault(key, blob)
                 if first.layout != blob.layout or not same_bytes(first.data, blob.data):
                     raise KeyConflictError(
@@ -421,8 +421,8 @@ def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
 
 
 def _part(
-    program: ProgramFile, methods: dict[str, str], application: dict[str, str], blobs: Mapping[str, Blob]
-) -> Part:
+    program: ProgramFile, methods: dict[str, str], application: dict[str, str], blobs: Mapping[str, FusedBlob]
+) -> FusedProgram:
     """A program with what it takes from the data files."""
     taken = {one.key: blobs[one.key] for one in program.externals if one.use.method in methods and one.key in blobs}
     named = {key: blobs[key] for key in sorted(delegated_keys(program, blobs.keys(), methods))}
@@ -433,4 +433,4 @@ def _part(
             raise KeyConflictError(
                 f"{program.path}: the key {blob.key!r} has other bytes in a data file that was given"
             )
-    return Part(program, methods, tensors=taken, named_data=named, unneeded=unneeded, application=application)
+    return FusedProgram(program, methods, tensors=taken, named_data=named, unneeded=unneeded, application=application)

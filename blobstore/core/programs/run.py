@@ -15,19 +15,19 @@ from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import IntegrityError, KeyConflictError, OutputPathError
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.formats.ptd.writer import Entry, write_ptd
+from blobstore.core.formats.ptd.writer import BlobEntry, write_ptd
 from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import USERS, describing, place_of, taken_by, users_of, weights_among
-from blobstore.core.programs.found import Found, find
+from blobstore.core.programs.found import Earlier, find
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
 from blobstore.core.programs.planning import NamesByContent, Plan, clash_with, has, names_by_content
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.series import APPENDED_TO, Series
-from blobstore.core.programs.targets import DataInput, Given, Job, ProgramInput, Slim, Targets
+from blobstore.core.programs.targets import DataInput, Given, ProgramInput, ProgramJob, Slim, Targets
 from blobstore.core.store import BlobStore, nbytes
 
 __all__ = ["run"]
@@ -58,7 +58,7 @@ def run(
         number: BlobStore() for number in [*(one.namespace for one in programs), *(one.namespace for one in data)]
     }
     targets = Targets.of(data, stores, directory, options)
-    jobs = [Job(one.program, directory / one.place, stores[one.namespace]) for one in programs]
+    jobs = [ProgramJob(one.program, directory / one.place, stores[one.namespace]) for one in programs]
     outputs = [job.output for job in jobs]
     _check_outputs(outputs, targets, inputs, options)
     found = find(directory, targets.tags, outputs, force=options.force)
@@ -106,7 +106,7 @@ def _check_outputs(outputs: Sequence[Path], targets: Targets, inputs: Sequence[P
             Series(targets.directory, tag, force=options.force).check_extensible()
 
 
-def _keep_what_others_take(targets: Targets, found: Found) -> None:
+def _keep_what_others_take(targets: Targets, found: Earlier) -> None:
     """Add what programs take that stay."""
     for tag, data_map in found.old.items():
         held = found.held(tag)
@@ -115,7 +115,7 @@ def _keep_what_others_take(targets: Targets, found: Found) -> None:
                 _copy(targets.home[tag], data_map, key, tag)
 
 
-def _add_data(targets: Targets, found: Found) -> None:
+def _add_data(targets: Targets, found: Earlier) -> None:
     """Add the data files that the programs take already, whose keys no program that stays may have in itself."""
     for one in targets.given:
         for key in one.data_map:
@@ -130,14 +130,14 @@ def _add_data(targets: Targets, found: Found) -> None:
                 raise clash_with(targets.earlier[key], key, one.data_map.path, delegate=False)
 
 
-def _names(jobs: Sequence[Job], options: Options) -> NamesByContent:
+def _names(jobs: Sequence[ProgramJob], options: Options) -> NamesByContent:
     """The names that checkpoints give to what may leave the programs."""
     sizes = {len(item.data) for job in jobs for item in job.program.movable() if item.name is None}
     return names_by_content([*options.names, *options.names_beside], sizes)
 
 
 def _move_out(
-    jobs: Sequence[Job], targets: Targets, found: Found, by_content: NamesByContent, options: Options
+    jobs: Sequence[ProgramJob], targets: Targets, found: Earlier, by_content: NamesByContent, options: Options
 ) -> list[Slim]:
     """Move what is large enough out of the programs."""
     leaving: set[str] = set()
@@ -179,7 +179,7 @@ class _Rest:
     pruned: dict[str, BlobStore]
 
 
-def _keep_the_rest(slim: Sequence[Slim], targets: Targets, found: Found, *, prune: bool) -> _Rest:
+def _keep_the_rest(slim: Sequence[Slim], targets: Targets, found: Earlier, *, prune: bool) -> _Rest:
     """Keep or drop what else the data files had."""
     # Before anything is kept here: files of one namespace have one store, where a key may come from another file.
     added = {tag: set(store) for tag, store in targets.home.items()}
@@ -198,7 +198,7 @@ def _keep_the_rest(slim: Sequence[Slim], targets: Targets, found: Found, *, prun
     return rest
 
 
-def _taken(slim: Sequence[Slim], targets: Targets, found: Found) -> set[str]:
+def _taken(slim: Sequence[Slim], targets: Targets, found: Earlier) -> set[str]:
     """The keys that a program takes when the run is done, and those of records that describe one of them."""
     taken = set(found.takers).union(*(one.asked for one in slim))
     every_key = set(itertools.chain(*found.old.values(), *targets.stores()))
@@ -211,10 +211,10 @@ def _taken(slim: Sequence[Slim], targets: Targets, found: Found) -> set[str]:
 
 def _metadata(
     tag: str,
-    contents: Mapping[str, Sequence[Entry]],
+    contents: Mapping[str, Sequence[BlobEntry]],
     slim: Sequence[Slim],
     targets: Targets,
-    found: Found,
+    found: Earlier,
     options: Options,
 ) -> dict[str, str]:
     """The metadata of a data file. It lists the programs that take the file if other data files have some of its keys."""
@@ -240,8 +240,8 @@ class _Files:
     """The data files that a run writes, and the `old` ones that are there. Until all programs are in place, they have their
     `early` contents: a program that is replaced may take keys that are pruned."""
 
-    contents: Mapping[str, Sequence[Entry]]
-    early: Mapping[str, Sequence[Entry]]
+    contents: Mapping[str, Sequence[BlobEntry]]
+    early: Mapping[str, Sequence[BlobEntry]]
     metadata: Mapping[str, Mapping[str, str]]
     old: Mapping[str, PtdDataMap]
 
@@ -275,7 +275,7 @@ def _write(
         Staging(options.progress, force=options.force, folder=targets.directory, dry_run=options.dry_run) as staging,
     ):
 
-        def write_data(tag: str, entries: Sequence[Entry], *, again: bool = False) -> None:
+        def write_data(tag: str, entries: Sequence[BlobEntry], *, again: bool = False) -> None:
             with staging.open(targets.directory / tag, nbytes(entries), kind=Format.PTD, again=again) as file:
                 sizes[tag] = write_ptd(file, entries, files.metadata[tag])
 
@@ -310,8 +310,8 @@ def _program_result(slim: Slim, size: int, targets: Targets, options: Options) -
 
 def _data_results(
     targets: Targets,
-    found: Found,
-    contents: Mapping[str, Sequence[Entry]],
+    found: Earlier,
+    contents: Mapping[str, Sequence[BlobEntry]],
     metadata: Mapping[str, Mapping[str, str]],
 ) -> list[DataResult]:
     """What the run did with the data files that were given."""
@@ -346,7 +346,7 @@ class _Whereabouts:
         return KeyResult(key, self.targets.directory / tag, merged_with, None if first == key else first)
 
 
-def _first_files(targets: Targets, found: Found) -> dict[tuple[int, str], Path]:
+def _first_files(targets: Targets, found: Earlier) -> dict[tuple[int, str], Path]:
     """For each key of a store the file that had it first, with the bytes that it has now: of the folder, then of the inputs."""
     firsts: dict[tuple[int, str], Path] = {}
     for tag, data_map in found.old.items():
@@ -360,7 +360,7 @@ def _first_files(targets: Targets, found: Found) -> dict[tuple[int, str], Path]:
     return firsts
 
 
-def _first_keys(entries: Iterable[Entry]) -> dict[str, str]:
+def _first_keys(entries: Iterable[BlobEntry]) -> dict[str, str]:
     """For each key of a data file the first one there that has the same bytes."""
     first: dict[int, str] = {}
     return {entry.key: first.setdefault(entry.blob, entry.key) for entry in entries}
@@ -371,7 +371,7 @@ def _entry(data_map: PtdDataMap, key: str) -> tuple[memoryview, TensorLayout | N
     return data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key)
 
 
-def _keys(entries: Iterable[Entry]) -> set[str]:
+def _keys(entries: Iterable[BlobEntry]) -> set[str]:
     return {entry.key for entry in entries}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.formats.ptd.writer import Entry
+from blobstore.core.formats.ptd.writer import BlobEntry
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import taken_by
@@ -15,7 +15,7 @@ from blobstore.core.programs.options import Options
 from blobstore.core.programs.series import Series
 from blobstore.core.store import BlobStore, file_name
 
-__all__ = ["DataInput", "Given", "Job", "ProgramInput", "Slim", "Targets"]
+__all__ = ["DataInput", "Given", "ProgramInput", "ProgramJob", "Slim", "Targets"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DataInput:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProgramJob:
     """A program of a run: as it is, the path of the slim one, and the store of its namespace."""
 
     program: ProgramFile
@@ -55,7 +55,7 @@ class Job:
 class Slim:
     """A program with what leaves it, and the keys under which that does."""
 
-    job: Job
+    job: ProgramJob
     moves: Mapping[Movable, str]
 
     @property
@@ -140,10 +140,10 @@ class Targets:
 
     def contents(
         self, old: Mapping[str, PtdDataMap], pruned: Mapping[str, BlobStore] | None = None
-    ) -> dict[str, list[Entry]]:
+    ) -> dict[str, list[BlobEntry]]:
         """The contents of each data file, with what it will lose if `pruned` has that. Keys that a file has already keep
         their order; new ones follow."""
-        files: dict[str, list[Entry]] = {tag: [] for tag in old}
+        files: dict[str, list[BlobEntry]] = {tag: [] for tag in old}
         for store in self.stores():
             for entry in store.entries():
                 files.setdefault(store.tag(entry.key) or "", []).append(entry)

@@ -27,7 +27,7 @@ from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.deployed import weights_among
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
-from blobstore.core.regions.source import CHUNK, Source, is_url
+from blobstore.core.regions.source import CHUNK, RegionSource, is_url
 
 __all__ = ["SUFFIXES", "read_regions"]
 
@@ -40,7 +40,7 @@ _ASSUMED_PADDING = 4096
 """A gap of a remote file that is no longer than this is not read to see whether it is zeros."""
 
 
-def read_regions(source: Source) -> tuple[str, list[Region], int]:
+def read_regions(source: RegionSource) -> tuple[str, list[Region], int]:
     """The format of a file, its regions in the order of their bytes, and the alignment of `FileReport`.
 
     Raises:
@@ -79,7 +79,7 @@ class _Draft:
     recorded: str = ""
 
 
-def _ptd(source: Source) -> tuple[list[Region], int]:
+def _ptd(source: RegionSource) -> tuple[list[Region], int]:
     source.fill(0, _HEAD)
     data = source.structure()
     if len(data) >= 48:  # the header says where the segments are; the reader refuses a bad one
@@ -118,7 +118,7 @@ def _kind_of_opaque(key: str) -> RegionKind:
     return RegionKind.STRUCTURE if key.startswith(KEY_PREFIX) else RegionKind.NAMED_DATA
 
 
-def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
+def _pte(source: RegionSource, head: bytes) -> tuple[list[Region], int]:
     source.fill(0, int.from_bytes(head[16:24], "little") if head[8:12] == b"eh00" else source.size)
     program = ProgramFile(source.path, source.structure())
     drafts = [_tensor(tensor) for tensor in program.tensors]
@@ -190,7 +190,7 @@ def _unnamed(tensor: TensorData) -> str:
     return f"{tensor.kind}[{group}{tensor.index}]"
 
 
-def _safetensors(source: Source) -> list[Region]:
+def _safetensors(source: RegionSource) -> list[Region]:
     source.fill(0, 8)
     data = source.structure()
     header = 8 + int.from_bytes(data[:8], "little")
@@ -210,7 +210,7 @@ def _safetensors(source: Source) -> list[Region]:
     return _cover(source, drafts, header)
 
 
-def _ptn(source: Source) -> list[Region]:
+def _ptn(source: RegionSource) -> list[Region]:
     source.fill(0, source.size)
     package = PtnDataMap(source.path, data=source.structure())
     drafts = []
@@ -251,7 +251,7 @@ _GGML = {
 }
 
 
-def _gguf(source: Source) -> list[Region]:
+def _gguf(source: RegionSource) -> list[Region]:
     if not is_url(source.path):
         return _gguf_at(source.path, source)
     with tempfile.TemporaryDirectory() as folder:  # the package reads local files; only the head of this one is real
@@ -270,7 +270,7 @@ def _gguf(source: Source) -> list[Region]:
                     raise
 
 
-def _gguf_at(path: str, source: Source) -> list[Region]:
+def _gguf_at(path: str, source: RegionSource) -> list[Region]:
     """The regions of a file, of which at least the head is at a local path."""
     try:
         from gguf import GGUFReader
@@ -289,7 +289,7 @@ def _gguf_at(path: str, source: Source) -> list[Region]:
     return _cover(source, drafts, head)
 
 
-def _gguf_tensor(source: Source, data_offset: int, tensor: Any, *, big_endian: bool) -> _Draft:
+def _gguf_tensor(source: RegionSource, data_offset: int, tensor: Any, *, big_endian: bool) -> _Draft:
     start, dtype = int(tensor.data_offset), tensor.tensor_type.name
     if big_endian and dtype != "I8":  # no layout of ours says so
         dtype = f"{dtype} (big-endian)"
@@ -305,7 +305,7 @@ def _gguf_tensor(source: Source, data_offset: int, tensor: Any, *, big_endian: b
     return _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, "")
 
 
-def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Region]:
+def _cover(source: RegionSource, drafts: Iterable[_Draft], structure: int) -> list[Region]:
     """All bytes of a file: what is claimed, and what lies between; the first `structure` bytes are the file's own.
 
     Where two claims overlap the earlier has the bytes; a claim inside another adds its keys to it.
@@ -347,7 +347,7 @@ def _region(draft: _Draft) -> Region:
     )
 
 
-def _gap(source: Source, start: int, stop: int, structure: int) -> Sequence[Region]:
+def _gap(source: RegionSource, start: int, stop: int, structure: int) -> Sequence[Region]:
     """The regions of bytes that nothing claims."""
     regions = []
     if start < min(stop, structure):

@@ -19,7 +19,7 @@ from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
 
-__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source"]
+__all__ = ["CHUNK", "Identity", "RegionSource", "identify", "is_url", "needs_package", "open_source"]
 
 CHUNK = 1 << 19
 """Bytes that are looked at in one go: they stay in the processor's cache from the first look to the last."""
@@ -115,7 +115,7 @@ def _remote_identity(path: str, information: dict[str, Any]) -> Identity | None:
     return Identity(path, int(information["size"]), 0, 0, ":".join([*unique, *stamps]))
 
 
-class Source:
+class RegionSource:
     """An open file. The caller closes it; views that it returned stay valid.
 
     Attributes:
@@ -158,14 +158,14 @@ class Source:
     def close(self) -> None:
         """Free what is not in use by views."""
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> RegionSource:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def open_source(path: str) -> Source:
+def open_source(path: str) -> RegionSource:
     """Open a local path or a URL.
 
     Raises:
@@ -176,7 +176,7 @@ def open_source(path: str) -> Source:
     return _Remote(path) if is_url(path) else _Local(path)
 
 
-class _Local(Source):
+class _Local(RegionSource):
     def __init__(self, path: str) -> None:
         self.path = path
         self._data = map_file(path)
@@ -207,7 +207,7 @@ class _Local(Source):
         self._data = memoryview(b"")
 
 
-class _Remote(Source):
+class _Remote(RegionSource):
     def __init__(self, path: str) -> None:
         try:
             import fsspec

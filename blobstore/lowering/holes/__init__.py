@@ -21,9 +21,9 @@ from blobstore.logical.records import Record
 from blobstore.lowering.holes.encodings import stored
 from blobstore.lowering.holes.probes import with_values
 from blobstore.lowering.holes.search import Payload, Search
-from blobstore.lowering.inner import Lowered, Part
+from blobstore.lowering.inner import Lowered, Subgraph
 from blobstore.lowering.names import scalar_type
-from blobstore.lowering.origins import Origin, Origins, blob_key
+from blobstore.lowering.origins import TensorOrigin, TensorOrigins, blob_key
 from blobstore.lowering.tables import NameTable
 from blobstore.runtime.executorch import BackendDetails, CompileSpec, DataEntry, NamedDataStoreOutput, PreprocessResult
 
@@ -60,7 +60,7 @@ class HolesLowering:
         backend = self._backend()
         if backend.preprocess is BackendDetails.preprocess:
             raise UnsupportedOperationError(f"backend {self.backend_id!r} has no preprocess() for one part alone")
-        origins = Origins(table, program)
+        origins = TensorOrigins(table, program)
         floats = {name: origin for name, origin in _origins(origins).items() if _is_float(origin)}
 
         def lower(values: Payload.Values) -> Payload:
@@ -86,7 +86,7 @@ class HolesLowering:
         result = replace(payload.result, processed_bytes=payload.data, data_store_output=output)
         return Lowered(result, [*constants.values(), *own], origins.records_of(records, missing))
 
-    def preprocess_multimethod(self, parts: Mapping[str, list[Part]]) -> dict[str, list[Lowered]] | None:
+    def preprocess_multimethod(self, parts: Mapping[str, list[Subgraph]]) -> dict[str, list[Lowered]] | None:
         """Lower all parts with the backend's own `preprocess_multimethod`, if it has one and that makes something else of
         them than `preprocess`; see `InnerLowering`.
 
@@ -118,7 +118,7 @@ class HolesLowering:
     def _are_alone(
         self,
         backend: type[BackendDetails],
-        parts: Mapping[str, list[Part]],
+        parts: Mapping[str, list[Subgraph]],
         results: Mapping[str, list[PreprocessResult]],
     ) -> bool:
         """Whether results are those of `preprocess`, so that the parts share nothing."""
@@ -141,11 +141,11 @@ class HolesLowering:
         return backend
 
 
-def _kept(part: Part, result: PreprocessResult) -> Lowered:
+def _kept(part: Subgraph, result: PreprocessResult) -> Lowered:
     """A part as its backend lowered it together with others."""
     output, own = _named_data(result, [], 0)
     kept = replace(result, data_store_output=output)
-    return Lowered(kept, own, Origins(part.table, part.program).records_of([], _TOGETHER))
+    return Lowered(kept, own, TensorOrigins(part.table, part.program).records_of([], _TOGETHER))
 
 
 def find_backend(backend_id: str) -> type[BackendDetails] | None:
@@ -163,12 +163,12 @@ def _shares(backend: type[BackendDetails]) -> bool:
     return own is not inherited
 
 
-def _origins(origins: Origins) -> dict[str, Origin]:
+def _origins(origins: TensorOrigins) -> dict[str, TensorOrigin]:
     by_name = {name: origins.origin(name) for name in origins.used}
     return {name: origin for name, origin in by_name.items() if origin is not None}
 
 
-def _is_float(origin: Origin) -> bool:
+def _is_float(origin: TensorOrigin) -> bool:
     """Whether a tensor is one of floats, and was not quantized from another."""
     kind = scalar_type(origin.tensors[0].dtype)
     return (

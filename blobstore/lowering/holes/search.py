@@ -17,7 +17,7 @@ from blobstore.logical.records import Step
 from blobstore.lowering.holes.encodings import encodings, stored
 from blobstore.lowering.holes.probes import other_values
 
-__all__ = ["Found", "Payload", "Search"]
+__all__ = ["Payload", "Placement", "Search"]
 
 _MOST_ATTEMPTS = 24
 """Each lowers the part of the graph twice."""
@@ -62,7 +62,7 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Found:
+class Placement:
     """Where a constant lies in a payload, and the steps to the form in which it is there."""
 
     steps: tuple[Step, ...]
@@ -101,7 +101,7 @@ class Search:
         self._seeds = _different_seeds(tensors)
         self._attempts = 0
         self._untried: set[str] = set()
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, Placement] = {}
         self.refused: dict[str, str] = {}
 
     def run(self) -> Payload:
@@ -124,12 +124,12 @@ class Search:
         """Whether a constant is in more places than it may. The places of a small one are not known until it is proved."""
         return len(places) > MOST_HOLES and self._tensors[name].nbytes > _SMALL
 
-    def _locate(self, name: str, probed: Payload) -> Found | None:
+    def _locate(self, name: str, probed: Payload) -> Placement | None:
         """Where the other values of a constant lie in a payload."""
         probe = self._other(name, 1)
         for steps in encodings(probe):
             if places := tuple(_occurrences(probed.data, stored(probe, steps))):
-                return Found(steps, places)
+                return Placement(steps, places)
         return None
 
     def _why_not(self, name: str, probed: Payload) -> str | None:
@@ -141,7 +141,7 @@ class Search:
             return _NOT_FOUND
         return _TOO_OFTEN if self._is_too_often(name, located.places) else None
 
-    def _largest(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Found], Payload | None]:
+    def _largest(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Placement], Payload | None]:
         """The proved constants among some: all, or those that halves of them add to each other."""
         if not names:
             return {}, None
@@ -160,7 +160,7 @@ class Search:
 
     def _attempt(
         self, names: Sequence[str], probed: Payload | None, otherwise: Iterable[str]
-    ) -> tuple[dict[str, Found], Payload] | None:
+    ) -> tuple[dict[str, Placement], Payload] | None:
         """What `_prove` returns; after too many attempts None, and the constants `otherwise` count as untried."""
         if self._attempts >= _MOST_ATTEMPTS:
             self._untried.update(otherwise)
@@ -168,7 +168,7 @@ class Search:
         self._attempts += 1
         return self._prove(names, probed)
 
-    def _prove(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Found], Payload] | None:
+    def _prove(self, names: Sequence[str], probed: Payload | None) -> tuple[dict[str, Placement], Payload] | None:
         """Prove that a payload follows these constants in their places, and nowhere else.
 
         `probed` is the payload with other values for all constants, if these are all. Returned are their places, and the
@@ -187,7 +187,7 @@ class Search:
             places = _places_of(data, payload, located.places)
             if places is None:
                 return None
-            by_name[name] = Found(located.steps, places)
+            by_name[name] = Placement(located.steps, places)
             holes.update(dict.fromkeys(places, len(data)))
         if _overlap(holes) or sum(len(located.places) for located in by_name.values()) != len(holes):
             return None

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.arrays import plain, same_tensors
-from blobstore.logical.records import Operation, Source, Step
+from blobstore.logical.records import ModelTensor, Operation, Step
 from blobstore.lowering.names import Fold
 from blobstore.lowering.pt2e.frozen import float_tensor, float_tensors, gives
 
@@ -177,9 +177,9 @@ class _Layer:
     def _gives(self, names: list[str], step: Step, tensor: torch.Tensor) -> bool:
         return gives([self._own.tensors[name] for name in names], step, tensor)
 
-    def _sources(self, names: list[str]) -> tuple[Source, ...]:
+    def _sources(self, names: list[str]) -> tuple[ModelTensor, ...]:
         sources = []
         for name in names:
             array, kind = plain(self._own.tensors[name])
-            sources.append(Source(name, kind, tuple(array.shape)))
+            sources.append(ModelTensor(name, kind, tuple(array.shape)))
         return tuple(sources)

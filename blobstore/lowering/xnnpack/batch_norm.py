@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from blobstore.logical.records import Operation, Step
-from blobstore.lowering.origins import Origin
+from blobstore.lowering.origins import TensorOrigin
 from blobstore.lowering.xnnpack.run import Run
 from blobstore.runtime.executorch import get_param_tensor, get_tensor_name
 
@@ -41,12 +41,12 @@ def record_fold(run: Run, original: Callable[..., None], fusion: Any, *args: Any
         if is_conv
         else (Operation.FOLD_LINEAR_WEIGHT, Operation.FOLD_LINEAR_BIAS)
     )
-    run.combined[get_tensor_name(program, layer.args[1])] = Origin.combined(
+    run.combined[get_tensor_name(program, layer.args[1])] = TensorOrigin.combined(
         weight.name,
         (weight, variance, gamma),
         Step(of_weight, ints=(axis, int(gamma is not None)), floats=(epsilon,)),
     )
-    run.combined[get_tensor_name(program, layer.args[2])] = Origin.combined(
+    run.combined[get_tensor_name(program, layer.args[2])] = TensorOrigin.combined(
         bias.name if bias is not None else _bias_beside(weight.name),
         (mean, variance, bias, gamma, beta),
         Step(of_bias, ints=_presence(bias, gamma, beta), floats=(epsilon,)),
@@ -64,13 +64,13 @@ def record_replacement(run: Run, original: Callable[..., Any], decomposition: An
         return conv
     name = mean.name if gamma is None else gamma.name
     value = get_param_tensor(program, conv.args[1])
-    run.combined[get_tensor_name(program, conv.args[1])] = Origin.combined(
+    run.combined[get_tensor_name(program, conv.args[1])] = TensorOrigin.combined(
         name,
         (mean, variance, gamma, beta),
         Step(Operation.NORM_WEIGHT, ints=_presence(gamma, beta), floats=(epsilon,)),
         Step(Operation.RESHAPE, ints=tuple(value.shape)),
     )
-    run.combined[get_tensor_name(program, conv.args[2])] = Origin.combined(
+    run.combined[get_tensor_name(program, conv.args[2])] = TensorOrigin.combined(
         beta.name if beta is not None else _bias_beside(name),
         (mean, variance, gamma, beta),
         Step(Operation.NORM_BIAS, ints=_presence(gamma, beta), floats=(epsilon,)),
@@ -84,7 +84,7 @@ class _Parts:
     def __init__(self, run: Run, program: ExportedProgram) -> None:
         self._run, self._program, self.known = run, program, True
 
-    def find(self, node: Any) -> Origin | None:
+    def find(self, node: Any) -> TensorOrigin | None:
         if not isinstance(node, torch.fx.Node):
             return None
         origin = self._run.origin(get_tensor_name(self._program, node))
@@ -94,7 +94,7 @@ class _Parts:
         return origin
 
 
-def _presence(*parts: Origin | None) -> tuple[int, ...]:
+def _presence(*parts: TensorOrigin | None) -> tuple[int, ...]:
     """Which optional parts there are: 1 or 0 for each."""
     return tuple(int(part is not None) for part in parts)
 

@@ -9,17 +9,17 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from blobstore.logical.records import Record
-from blobstore.lowering.origins import Origin, Origins
+from blobstore.lowering.origins import TensorOrigin, TensorOrigins
 from blobstore.lowering.tables import NameTable
 
 __all__ = ["Run"]
 
 
-class Run(Origins):
+class Run(TensorOrigins):
     """One run of XNNPACK's exporter.
 
     Args:
-        table, program: see `Origins`.
+        table, program: see `TensorOrigins`.
 
     Attributes:
         combined: the origins of tensors that passes computed from several tensors, by their names in the program.
@@ -30,12 +30,12 @@ class Run(Origins):
 
     def __init__(self, table: NameTable, program: ExportedProgram) -> None:
         super().__init__(table, program)
-        self.combined: dict[str, Origin] = {}
+        self.combined: dict[str, TensorOrigin] = {}
         self.records: dict[int, Record] = {}
         self.keys: dict[int, tuple[str, int]] = {}
         self.graph: Any = None
 
-    def origin(self, name: str) -> Origin | None:
+    def origin(self, name: str) -> TensorOrigin | None:
         """The origin of a tensor of the graph; None if it is unknown."""
         return self.combined[name] if name in self.combined else super().origin(name)
 

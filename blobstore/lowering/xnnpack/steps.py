@@ -10,18 +10,18 @@ import torch
 
 from blobstore.core.memory.arrays import plain
 from blobstore.core.memory.layout import ScalarType
-from blobstore.logical.records import Operation, Record, Source, Step
+from blobstore.logical.records import ModelTensor, Operation, Record, Step
 from blobstore.logical.steps import cast
 from blobstore.lowering.names import Refusal, is_frozen, scalar_type
-from blobstore.lowering.origins import Origin, blob_key
+from blobstore.lowering.origins import TensorOrigin, blob_key
 from blobstore.lowering.proof import contradiction
 from blobstore.lowering.xnnpack.run import Run
 
-__all__ = ["Layout", "prove_constant", "prove_scales"]
+__all__ = ["ConstantLayout", "prove_constant", "prove_scales"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ConstantLayout:
     """How XNNPACK's exporter was asked to store a constant.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layout:
     nhwc: bool
 
 
-def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout: Layout) -> Record | Refusal:
+def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout: ConstantLayout) -> Record | Refusal:
     """The record of a constant, if its steps give these very bytes; otherwise why it cannot be updated.
 
     `value` is the tensor as the passes left it, and `layout` how XNNPACK was asked to store it.
@@ -46,7 +46,7 @@ def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout
         return run.table.refused[name]
     origin = run.origin(name)
     if origin is None:
-        return Refusal((Source(name, ScalarType.FLOAT, ()),), _why_unnamed(name))
+        return Refusal((ModelTensor(name, ScalarType.FLOAT, ()),), _why_unnamed(name))
     steps = _steps(origin, value, layout)
     if isinstance(steps, str):
         return Refusal(origin.sources, steps)
@@ -59,7 +59,7 @@ def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout
     return Refusal(origin.sources, reason) if reason else record
 
 
-def prove_scales(origin: Origin, quant: Any, data: bytes) -> Record | Refusal:
+def prove_scales(origin: TensorOrigin, quant: Any, data: bytes) -> Record | Refusal:
     """As `prove_constant`, for the scales that a tensor is quantized with."""
     record = replace(_scale_record(origin.name, quant), nbytes=len(data))
     reason = contradiction(record, record.steps, [quant.scale], memoryview(data))
@@ -75,7 +75,7 @@ def _why_unnamed(name: str) -> str:
     return "it was made up or computed from other tensors while lowering"
 
 
-def _steps(origin: Origin, value: torch.Tensor, layout: Layout) -> tuple[Step, ...] | str:
+def _steps(origin: TensorOrigin, value: torch.Tensor, layout: ConstantLayout) -> tuple[Step, ...] | str:
     """The steps that XNNPACK's exporter takes, in its order; or why they cannot be repeated."""
     steps = list(origin.steps)
     shape, before, quant = tuple(value.shape), origin.sizes, layout.quant
@@ -123,6 +123,6 @@ def _quantization(name: str, quant: Any) -> Step | str:
 def _scale_record(name: str, quant: Any) -> Record:
     """The record of the scales of a tensor's channels or groups; the weight's own record has the axis."""
     kind = scalar_type(quant.scale.dtype) or ScalarType.FLOAT
-    source = Source(f"{name}.scale", kind, tuple(quant.scale.shape))
+    source = ModelTensor(f"{name}.scale", kind, tuple(quant.scale.shape))
     steps = (Step(Operation.CAST, ints=(int(ScalarType.BFLOAT16),)),) if quant.per_channel_group else ()
     return Record(blob_key(source.name, (source,), steps), 0, (source,), steps, auxiliary=True)

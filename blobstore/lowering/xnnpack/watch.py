@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import torch
 
 from blobstore.core.memory.layout import ScalarType
-from blobstore.logical.records import Record, Source
+from blobstore.logical.records import ModelTensor, Record
 from blobstore.lowering.names import Refusal
 from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
 from blobstore.lowering.xnnpack.graph import check_biases, check_layouts, separate_operators
 from blobstore.lowering.xnnpack.run import Run
-from blobstore.lowering.xnnpack.steps import Layout, prove_constant, prove_scales
+from blobstore.lowering.xnnpack.steps import ConstantLayout, prove_constant, prove_scales
 from blobstore.runtime.executorch import (
     DecomposeBatchNorm,
     FuseBatchNormPass,
@@ -80,7 +80,7 @@ def _store_constant(
     """Wraps `NodeVisitor.get_serialized_buffer_index`, which stores a constant and returns its index, or 0."""
     program = visitor.exported_program
     node = tensor if quant_params is None else quant_params.q_input
-    layout = Layout(quant_params, force_fp32, groups if swap_in_out_for_weights else 0, convert_to_nhwc)
+    layout = ConstantLayout(quant_params, force_fp32, groups if swap_in_out_for_weights else 0, convert_to_nhwc)
 
     def prove(data: bytes) -> _Proved:
         name = get_tensor_name(program, node)
@@ -124,7 +124,7 @@ def _store_scales(
     if named.key:
         run.name_constant(graph.constant_data[index], index, named.key, named.record)
     elif origin is not None and not quant_params.is_dynamic:
-        scale = Source(f"{origin.name}.scale", ScalarType.FLOAT, ())
+        scale = ModelTensor(f"{origin.name}.scale", ScalarType.FLOAT, ())
         run.refuse((scale,), "its scale is one number inside the delegate's payload")
     return result
 

@@ -1,6 +1,6 @@
 """Making the files of a release from what was fetched and what is here.
 
-Each file has a recipe: the whole object, or its parts in order, each from a spool or from a file that is here. Whoever
+Each file has an assembly: the whole object, or its parts in order, each from a spool or from a file that is here. Whoever
 makes a file reads behind the threads that fetch, so hashing and decoding go on while bytes arrive. A part that turns out
 wrong is fetched again, once. If a content that is here may be to blame, the caller makes another plan without it.
 """
@@ -26,11 +26,11 @@ from blobstore.releases.index.parts import Part
 from blobstore.releases.index.ways import Way
 from blobstore.releases.sources.source import pieces_of
 
-__all__ = ["DamagedHereError", "Recipe", "Step", "make"]
+__all__ = ["Assembly", "DamagedHereError", "Piece", "make"]
 
 
 @dataclass(frozen=True)
-class Step:
+class Piece:
     """Where the bytes of one part come from.
 
     Attributes:
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass
-class Recipe:
+class Assembly:
     """How to make an object.
 
     Attributes:
@@ -63,7 +63,7 @@ class Recipe:
 
     wanted: Object
     whole: Spool | None
-    steps: list[Step] | None
+    steps: list[Piece] | None
 
 
 class DamagedHereError(IntegrityError):
@@ -78,7 +78,7 @@ class _WrongError(Exception):
         self.number = number
 
 
-def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
+def make(assembly: Assembly, files: Path, transfer: Transfer) -> None:
     """Make an object; it is in its place, complete and synced, when this returns.
 
     Raises:
@@ -86,10 +86,10 @@ def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
         IntegrityError: the bytes that were fetched are wrong, twice.
         TransferError, FileAccessError: fetching or writing failed.
     """
-    if recipe.whole is not None:
-        _take_whole(recipe.wanted, recipe.whole, files, transfer)
+    if assembly.whole is not None:
+        _take_whole(assembly.wanted, assembly.whole, files, transfer)
         return
-    steps = recipe.steps or []
+    steps = assembly.steps or []
     tried: set[int] = set()
     while True:
         try:
@@ -97,12 +97,12 @@ def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
                 for number, step in enumerate(steps):
                     _pad(writer, step.part.offset)
                     _write_step(writer, number, step)
-                _pad(writer, recipe.wanted.size)
-                writer.finish(recipe.wanted)
+                _pad(writer, assembly.wanted.size)
+                writer.finish(assembly.wanted)
             return
         except _WrongError as error:
             step = steps[error.number]
-            name = f"{recipe.wanted.sha256}, {step.part.size} bytes at {step.part.offset}"
+            name = f"{assembly.wanted.sha256}, {step.part.size} bytes at {step.part.offset}"
             # One more attempt per step: what is wrong twice was published wrong, and would be fetched for ever.
             if step.spool is None or step.fetched is None or error.number in tried:
                 if step.local is not None:
@@ -117,7 +117,7 @@ def _pad(writer: ObjectWriter, end: int) -> None:
         writer.write(bytes(min(PIECE, end - writer.size)))
 
 
-def _write_step(writer: ObjectWriter, number: int, step: Step) -> None:
+def _write_step(writer: ObjectWriter, number: int, step: Piece) -> None:
     hasher = hashlib.sha256()
     size = 0
     try:
@@ -133,7 +133,7 @@ def _write_step(writer: ObjectWriter, number: int, step: Step) -> None:
         raise _WrongError(number, f"expected the SHA-256 {step.part.sha256}, found {hasher.hexdigest()}")
 
 
-def _pieces(step: Step) -> Iterator[bytes | memoryview]:
+def _pieces(step: Piece) -> Iterator[bytes | memoryview]:
     if step.spool is None or step.way is None:
         assert step.local is not None  # noqa: S101 - it is here or there
         yield from _local(step.local)
@@ -155,7 +155,7 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
         yield from _decoded(step, read, descriptor)
 
 
-def _decoded(step: Step, read: Callable[[int], bytes], descriptor: int | None) -> Iterator[memoryview]:
+def _decoded(step: Piece, read: Callable[[int], bytes], descriptor: int | None) -> Iterator[memoryview]:
     """The bytes of a part, chunk by chunk as they arrive; `descriptor` is the file that has its base."""
     from blobstore.core.codec.blobs import CHUNK, LARGEST_CHUNK, decode
 

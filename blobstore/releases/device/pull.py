@@ -368,12 +368,12 @@ def _obtain(
     # Making two files at a time hashes one while the other one waits for bytes or for the disk.
     pool = ThreadPoolExecutor(_MAKERS)
     try:
-        for recipe in shopping.bases:
-            make(recipe, installed.made(place), transfer)
+        for assembly in shopping.bases:
+            make(assembly, installed.made(place), transfer)
         # A file that is fetched whole gets its place at the end, because parts of others may be read from it.
         for whole in (False, True):
-            recipes = [recipe for recipe in shopping.recipes if (recipe.whole is not None) == whole]
-            made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in recipes]
+            assemblies = [assembly for assembly in shopping.assemblies if (assembly.whole is not None) == whole]
+            made = [pool.submit(make, assembly, installed.made(place), transfer) for assembly in assemblies]
             done, _ = wait(made, return_when=FIRST_EXCEPTION)
             for one in done:
                 one.result()
@@ -385,12 +385,12 @@ def _obtain(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    kept = {recipe.wanted.sha256 for recipe in shopping.recipes}
-    for recipe in shopping.bases:
-        if recipe.wanted.sha256 not in kept:
+    kept = {assembly.wanted.sha256 for assembly in shopping.assemblies}
+    for assembly in shopping.bases:
+        if assembly.wanted.sha256 not in kept:
             with named(installed.made(place)):
-                (installed.made(place) / recipe.wanted.sha256).unlink(missing_ok=True)
+                (installed.made(place) / assembly.wanted.sha256).unlink(missing_ok=True)
     if shopping.parts is not None:
         store_bytes(installed.made(place), shopping.parts)
     shopping.discard()
-    return len(shopping.recipes)
+    return len(shopping.assemblies)

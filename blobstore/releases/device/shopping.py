@@ -15,7 +15,7 @@ from blobstore.core.errors import (
     MissingDependencyError,
     ReleaseError,
 )
-from blobstore.releases.device.assembly import Recipe, Step
+from blobstore.releases.device.assembly import Assembly, Piece
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import read_object
@@ -48,8 +48,8 @@ class Shopping:
 
     Attributes:
         bases: contents that others are differences to and that must be made first, in this order; they are not kept.
-        recipes: one for each file that is missing.
-        ranges: what the recipes need of each spool.
+        assemblies: one for each file that is missing.
+        ranges: what the assemblies need of each spool.
         ways: the list of ways that was used; None if none was needed.
         parts: the list of the parts of the release, to be kept beside its files; None if it is here, or none is needed.
     """
@@ -67,8 +67,8 @@ class Shopping:
         self._installed, self._source, self._verify, self._place = installed, source, verify, place
         self._checked: dict[str, LocalBlob | None] = {}
         self._plain, self._fresh = plain, fresh
-        self.bases: list[Recipe] = []
-        self.recipes: list[Recipe] = []
+        self.bases: list[Assembly] = []
+        self.assemblies: list[Assembly] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
         self.parts: bytes | None = None
         self.ways: bytes | None = None
@@ -102,7 +102,7 @@ class Shopping:
             if index.plain and file.size and cost >= _WORTH * (file.size - self.spool(file.object).present):
                 self._fetch_whole(file)
             else:
-                self.recipes.append(Recipe(file.object, None, [routes.step(part) for part in listed[sha256]]))
+                self.assemblies.append(Assembly(file.object, None, [routes.step(part) for part in listed[sha256]]))
 
     def _decodes(self, index: Index) -> bool:
         # bytes of a folder on this machine cost less than decoding them
@@ -133,14 +133,14 @@ class Shopping:
 
     def _fetch_whole(self, file: File) -> None:
         self.ranges.setdefault(file.sha256, []).append((0, file.size))
-        self.recipes.append(Recipe(file.object, self.spool(file.object), None))
+        self.assemblies.append(Assembly(file.object, self.spool(file.object), None))
 
     @property
     def source_name(self) -> str:
         """As messages call the source."""
         return self._source.name
 
-    def need(self, step: Step) -> Step:
+    def need(self, step: Piece) -> Piece:
         """Note the range that a step needs."""
         if step.spool is not None and step.fetched is not None:
             self.ranges.setdefault(step.spool.wanted.sha256, []).append(step.fetched)
@@ -217,9 +217,9 @@ class Shopping:
         for spool in self.spools:
             for start, stop in Intervals(self.ranges.get(spool.wanted.sha256, ())):
                 need += sum(b - a for a, b in spool.missing(start, stop))
-        for recipe in [*self.bases, *self.recipes]:
-            need += 0 if recipe.steps is None else recipe.wanted.size
-            largest = max(largest, recipe.wanted, key=lambda one: one.size)
+        for assembly in [*self.bases, *self.assemblies]:
+            need += 0 if assembly.steps is None else assembly.wanted.size
+            largest = max(largest, assembly.wanted, key=lambda one: one.size)
         check_room(folder, need, folder / largest.sha256, largest.size, "the release")
 
     def discard(self) -> None:
@@ -258,11 +258,11 @@ class _Routes:
             total += self._sizes[number] if route is None else route.cost
         return total
 
-    def step(self, part: Part) -> Step:
+    def step(self, part: Part) -> Piece:
         """Where the bytes of a part come from."""
         return self._step(self._numbers[part.sha256], part)
 
-    def _step(self, number: int, part: Part) -> Step:
+    def _step(self, number: int, part: Part) -> Piece:
         route, shopping = self._best[number], self._shopping
         if route is None:
             raise ReleaseError(
@@ -270,10 +270,10 @@ class _Routes:
                 "zstandard, and a release that was published with plain (--plain) has whole files"
             )
         if route.way is None:
-            return Step(part, self._local[number])
+            return Piece(part, self._local[number])
         base = self._base(route.way.base) if route.way.base >= 0 else None
         spool = shopping.spool(self._objects[route.way.object])
-        return shopping.need(Step(part, base, spool, route.way))
+        return shopping.need(Piece(part, base, spool, route.way))
 
     def _base(self, number: int) -> LocalBlob:
         """A content that another one is a difference to: it is here, or is made first, and before it what it is made of."""
@@ -291,7 +291,7 @@ class _Routes:
             digest, size = self._digests[at], self._sizes[at]
             step = self._step(at, Part(0, size, digest))
             self._local[at] = self._shopping.made(digest, size)
-            self._shopping.bases.append(Recipe(Object(digest, size), None, [step]))
+            self._shopping.bases.append(Assembly(Object(digest, size), None, [step]))
         made = self._local[number]
         assert made is not None  # noqa: S101 - it was here, or is in the chain
         return made

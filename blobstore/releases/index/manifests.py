@@ -16,7 +16,7 @@ from blobstore.core.memory.digest import sha256
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.ways import Ways
 
-__all__ = ["MANIFEST_LIMIT", "MANIFEST_TYPE", "Manifest", "layers_of", "make_manifest", "parse_manifest"]
+__all__ = ["MANIFEST_LIMIT", "MANIFEST_TYPE", "OciManifest", "layers_of", "make_manifest", "parse_manifest"]
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_LIMIT = 1 << 22
@@ -33,7 +33,7 @@ _MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
-class Manifest:
+class OciManifest:
     """What a manifest says.
 
     Attributes:
@@ -129,7 +129,7 @@ def make_manifest(
     return manifest
 
 
-def parse_manifest(data: bytes, where: str) -> Manifest:
+def parse_manifest(data: bytes, where: str) -> OciManifest:
     """Read a manifest.
 
     Raises:
@@ -152,7 +152,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise InvalidFileError(where, f"this is not a release: expected a config of type {_CONFIG}, found {kind!r}")
     if not isinstance(signature, str | None):
         raise InvalidFileError(where, "the signature is malformed")
-    return Manifest(index, ways, earlier, signature)
+    return OciManifest(index, ways, earlier, signature)
 
 
 def _described(descriptor: Any, limit: int, where: str) -> Object:

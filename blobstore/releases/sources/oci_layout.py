@@ -20,7 +20,7 @@ from blobstore.core.errors import FileAccessError, IntegrityError, InvalidFileEr
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named, open_regular
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
+from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, OciManifest, parse_manifest
 from blobstore.releases.index.objects import store_bytes, store_file
 from blobstore.releases.index.references import Reference
 from blobstore.releases.sources.source import Body, Found, Source, check_pin, pieces_of, read_small
@@ -59,7 +59,7 @@ class LayoutSource(Source):
 
     def __init__(self, reference: Reference) -> None:
         self._reference, self._folder, self.name = reference, as_path(reference.place), reference.text
-        self._manifest: Manifest | None = None
+        self._manifest: OciManifest | None = None
         self._fetched = 0
 
     @property

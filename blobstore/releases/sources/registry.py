@@ -16,7 +16,7 @@ from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import named
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
+from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, OciManifest, parse_manifest
 from blobstore.releases.index.references import Reference, is_loopback
 from blobstore.releases.sources.http import MOST_RANGES, Client, joined, natural, origin
 from blobstore.releases.sources.patience import InterruptedTransferError, retry
@@ -57,7 +57,7 @@ class RegistrySource(Source):
     def __init__(self, reference: Reference, client: Client) -> None:
         self._repository, self._client = _Repository(reference, client), client
         self.name, self.patience = reference.text, client.patience
-        self._manifest: Manifest | None = None
+        self._manifest: OciManifest | None = None
 
     @property
     def fetched(self) -> int:

@@ -25,7 +25,7 @@ from blobstore.reporting.tui.commands import Commands, Some
 from blobstore.reporting.tui.facts import Facts
 from blobstore.reporting.tui.files import Files
 from blobstore.reporting.tui.findings import Findings
-from blobstore.reporting.tui.listing import Listing
+from blobstore.reporting.tui.listing import RowList
 from blobstore.reporting.tui.popups import DetailsWindow, HelpWindow
 from blobstore.reporting.tui.unread import Unread
 from blobstore.reporting.tui.view import Details, View
@@ -65,7 +65,7 @@ class Tab(Static):
         await self.run_action(f"app.show({self._number})")
 
 
-class Search(Input):
+class SearchInput(Input):
     """What is searched for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -88,7 +88,7 @@ class Browser(App[None]):
     #tabs { height: 1; }
     #tabs Tab { width: auto; margin-right: 2; }
     #about { padding: 0 1; text-wrap: wrap; overflow-y: hidden; }
-    Search, Search:focus { height: 1; border: none; padding: 0 1; display: none; background: ansi_default; }
+    SearchInput, SearchInput:focus { height: 1; border: none; padding: 0 1; display: none; background: ansi_default; }
     """
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
@@ -136,7 +136,7 @@ class Browser(App[None]):
         self._back: list[tuple[View, Callable[[], None], Details, Place]] = []
         self._typed: Timer | None = None
         self._lines = 0
-        self._listing = Listing(self._line, self._choose)
+        self._listing = RowList(self._line, self._choose)
 
     # ---- what is on the screen
 
@@ -150,7 +150,7 @@ class Browser(App[None]):
         yield Static(id="columns")
         yield self._listing
         yield Static(id="about")
-        yield Search()
+        yield SearchInput()
         yield Static(id="keys")
 
     def on_mount(self) -> None:
@@ -201,7 +201,7 @@ class Browser(App[None]):
         self._view.cursor = cursor
         self._describe()
 
-    async def on_listing_opened(self) -> None:
+    async def on_row_list_opened(self) -> None:
         """Open what was clicked."""
         self.action_open()
 
@@ -294,10 +294,10 @@ class Browser(App[None]):
         """Ask what to search for."""
         if self._view.SEARCHES:
             self._show_search(True)
-            self.query_one(Search).focus()
+            self.query_one(SearchInput).focus()
 
     def _show_search(self, visible: bool) -> None:
-        search = self.query_one(Search)
+        search = self.query_one(SearchInput)
         search.display = visible
         search.placeholder = f"find in {self._view.NAME.lower()}: all of these words"
         with search.prevent(Input.Changed):
@@ -316,8 +316,8 @@ class Browser(App[None]):
     def _search(self) -> None:
         if self._typed is not None:
             self._typed.stop()
-        if self.query_one(Search).display:
-            self._view.search(self.query_one(Search).value.strip())
+        if self.query_one(SearchInput).display:
+            self._view.search(self.query_one(SearchInput).value.strip())
             self._draw()
 
     def action_focus_list(self) -> None:

@@ -14,16 +14,16 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-__all__ = ["Listing"]
+__all__ = ["RowList"]
 
 _CURSOR = Style(reverse=True)
 
 
-class Listing(ScrollView, can_focus=True):
+class RowList(ScrollView, can_focus=True):
     """Rows of one line, one of which is chosen."""
 
     DEFAULT_CSS = """
-    Listing { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
+    RowList { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),

@@ -16,7 +16,7 @@ from blobstore.core.text import size
 from blobstore.reporting.tree import Place
 from blobstore.reporting.tui.cells import FAINT, STRONG, fit
 from blobstore.reporting.tui.facts import Facts
-from blobstore.reporting.tui.listing import Listing
+from blobstore.reporting.tui.listing import RowList
 from blobstore.reporting.tui.view import Details
 
 __all__ = ["DetailsWindow", "HelpWindow"]
@@ -52,7 +52,7 @@ class Window(ModalScreen[Place | None]):
     DEFAULT_CSS = """
     Window { align: center middle; background: transparent; }
     Window > Vertical { width: 90%; max-width: 110; height: auto; max-height: 90%; border: round ansi_default; background: ansi_default; }
-    Window Listing { height: auto; }
+    Window RowList { height: auto; }
     Window Static { height: 1; text-wrap: nowrap; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -63,7 +63,7 @@ class Window(ModalScreen[Place | None]):
         super().__init__()
         self._caption = title
         self._hint = hint
-        self.listing = Listing(self._line)
+        self.listing = RowList(self._line)
 
     def compose(self) -> ComposeResult:
         """A title, the rows, and what keys do."""
@@ -140,7 +140,7 @@ class DetailsWindow(Window):
         if not isinstance(row, Text):
             self.dismiss(row)
 
-    def on_listing_opened(self, message: Listing.Opened) -> None:
+    def on_row_list_opened(self, message: RowList.Opened) -> None:
         """Go to the place that was clicked."""
         message.stop()
         self.action_go()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-__all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "MARK", "Header", "HeaderError"]
+__all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "MARK", "Header", "PtdHeaderError"]
 
 FILE_IDENTIFIER = b"FT01"
 MAGIC = b"FH01"
@@ -18,7 +18,7 @@ MARK = slice(START + _FIELDS.size, START + FLATBUFFER_OFFSET)
 """Where a file with a manifest has its mark. ExecuTorch pads its header with zeros here."""
 
 
-class HeaderError(ValueError):
+class PtdHeaderError(ValueError):
     """Why the first bytes are not those of a .ptd."""
 
 
@@ -59,22 +59,22 @@ class Header(NamedTuple):
             HeaderError: this is not a .ptd, or its parts cannot lie in `data`.
         """
         if len(data) < START + _FIELDS.size:
-            raise HeaderError(f"{len(data)} bytes are too few for a .ptd")
+            raise PtdHeaderError(f"{len(data)} bytes are too few for a .ptd")
         if (found := bytes(data[4:8])) != FILE_IDENTIFIER:
-            raise HeaderError(f"not a .ptd: expected the identifier {FILE_IDENTIFIER!r}, found {found!r}")
+            raise PtdHeaderError(f"not a .ptd: expected the identifier {FILE_IDENTIFIER!r}, found {found!r}")
         magic, length, *fields = _FIELDS.unpack_from(data, START)
         if magic != MAGIC:
-            raise HeaderError(f"expected the header magic {MAGIC!r}, found {magic!r}")
+            raise PtdHeaderError(f"expected the header magic {MAGIC!r}, found {magic!r}")
         if length < _FIELDS.size:
-            raise HeaderError(f"header length {length} is below {_FIELDS.size}")
+            raise PtdHeaderError(f"header length {length} is below {_FIELDS.size}")
         header = cls(*fields)
         if header.flatbuffer_offset < START + _FIELDS.size or header.flatbuffer_end > header.segment_base:
-            raise HeaderError(
+            raise PtdHeaderError(
                 f"flatbuffer of {header.flatbuffer_size} bytes at {header.flatbuffer_offset} does not lie between "
                 f"the header and the segment base {header.segment_base}"
             )
         if header.segment_end > len(data):
-            raise HeaderError(
+            raise PtdHeaderError(
                 f"truncated: {header.segment_data_size} bytes of segments at {header.segment_base} are expected, "
                 f"the file has {len(data)} bytes"
             )

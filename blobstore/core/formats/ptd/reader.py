@@ -16,7 +16,7 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.ptd.bounds import read_contents
 from blobstore.core.formats.ptd.columns import ColumnsError
-from blobstore.core.formats.ptd.header import HeaderError
+from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
@@ -47,7 +47,7 @@ class PtdDataMap(NamedDataMap):
         self._data = map_file(path) if data is None else bytes_of(data)
         try:
             contents = read_contents(self._data)
-        except (HeaderError, ColumnsError, LayoutError) as error:
+        except (PtdHeaderError, ColumnsError, LayoutError) as error:
             raise InvalidFileError(self.path, str(error)) from None
         except ManifestError as error:
             raise IntegrityError(self.path, str(error)) from None

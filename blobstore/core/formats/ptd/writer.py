@@ -20,14 +20,14 @@ from blobstore.core.memory.digest import Digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PIECE, read_pieces
 
-__all__ = ["MAX_ALIGNMENT", "Entry", "copy_checked", "write_ptd"]
+__all__ = ["MAX_ALIGNMENT", "BlobEntry", "copy_checked", "write_ptd"]
 
 MAX_ALIGNMENT = 1 << 30
 """The largest alignment of a blob, and the largest common multiple in a file; it bounds the padding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BlobEntry:
     """One key of a file that will be written.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
     layout: TensorLayout | None
 
 
-def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+def write_ptd(file: BinaryIO, entries: Sequence[BlobEntry], metadata: Mapping[str, str]) -> int:
     """Write a .ptd to an empty file; the result depends on nothing but the values of the arguments.
 
     Args:
@@ -99,10 +99,10 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
     return base + end + len(manifest)
 
 
-def _distinct(entries: Sequence[Entry]) -> tuple[list[int], list[Entry], list[int]]:
+def _distinct(entries: Sequence[BlobEntry]) -> tuple[list[int], list[BlobEntry], list[int]]:
     """For each entry the index of its blob, for each blob its first entry, and the alignment of each blob."""
     number: dict[int, int] = {}
-    blobs: list[Entry] = []
+    blobs: list[BlobEntry] = []
     alignments: list[int] = []
     for entry in entries:
         at = number.setdefault(entry.blob, len(blobs))

@@ -32,14 +32,14 @@ from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
 
-__all__ = ["Blob", "Fusion", "Part"]
+__all__ = ["FusedBlob", "FusedProgram", "Fusion"]
 
 _MAX_FLATBUFFER = 2**31 - 1
 _SAMPLE = 256  # bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Blob:
+class FusedBlob:
     """What becomes part of the program: its bytes, its layout if it is a tensor, and its alignment in bytes."""
 
     data: memoryview
@@ -48,7 +48,7 @@ class Blob:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FusedProgram:
     """A program that becomes part of another one.
 
     Attributes:
@@ -63,8 +63,8 @@ class Part:
 
     program: ProgramFile
     methods: Mapping[str, str]
-    tensors: Mapping[str, Blob] = field(default_factory=dict)
-    named_data: Mapping[str, Blob] = field(default_factory=dict)
+    tensors: Mapping[str, FusedBlob] = field(default_factory=dict)
+    named_data: Mapping[str, FusedBlob] = field(default_factory=dict)
     unneeded: Collection[str] = frozenset()
     application: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,11 +86,11 @@ class Fusion:
         InvalidKeyError: the name of a method is empty, holds a NUL or is not valid Unicode.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[FusedProgram]) -> None:
         self._parts = parts
         self._segments = _Contents()
         self._constants, self._states = _Contents(), _Contents()
-        self._named: dict[str, tuple[int, Part]] = {}
+        self._named: dict[str, tuple[int, FusedProgram]] = {}
         self._payloads: list[tuple[Excerpt, int, int]] = []  # slots of their references, and their segments
         self._names: list[tuple[Excerpt, int, bytes]] = []  # slots of their references
         self._check()
@@ -136,7 +136,7 @@ class Fusion:
 
     # The parts.
 
-    def _excerpt(self, part: Part) -> Excerpt:
+    def _excerpt(self, part: FusedProgram) -> Excerpt:
         """The methods of a program with numbers for the lists of the whole."""
         program = part.program
         plans = _plans(part)
@@ -154,7 +154,7 @@ class Fusion:
         for plan, name in plans:
             for number, delegate in enumerate(plan.tables("delegates")):
                 span = spans[name, number]
-                blob = Blob(program.data[span.start : span.stop], None, alignment)
+                blob = FusedBlob(program.data[span.start : span.stop], None, alignment)
                 slot = delegate.slot("processed")
                 excerpt.open(slot)
                 self._payloads.append((excerpt, slot, self._segments.add(blob)))
@@ -163,7 +163,7 @@ class Fusion:
             self._names.append((excerpt, slot, _text(part.methods[name], program)))
         return excerpt
 
-    def _number_tensors(self, part: Part, excerpt: Excerpt) -> None:
+    def _number_tensors(self, part: FusedProgram, excerpt: Excerpt) -> None:
         """Give each constant and each initial state its number in the one segment of its kind."""
         for item in part.program.tensors:
             uses = [use for use in item.uses if use.method in part.methods]
@@ -176,7 +176,7 @@ class Fusion:
                 if item.kind == "state":
                     _use_first_group(excerpt, use.table)
 
-    def _internalize(self, excerpt: Excerpt, program: ProgramFile, external: ExternalTensor, blob: Blob) -> None:
+    def _internalize(self, excerpt: Excerpt, program: ProgramFile, external: ExternalTensor, blob: FusedBlob) -> None:
         """Make a tensor of a data file one of the program."""
         use, tensor = external.use, external.use.table
         what = f"{program.path}: method {use.method!r}, value {use.value}, key {external.key!r}"
@@ -198,13 +198,13 @@ class Fusion:
             )
         excerpt.turn_reference(tensor, "extra_tensor_info", "data_buffer_idx", index)
 
-    def _add_named_data(self, part: Part) -> None:
+    def _add_named_data(self, part: FusedProgram) -> None:
         program = part.program
         alignment = _alignment(program)
         named = [
             (
                 part.application.get(blob.key, blob.key),
-                Blob(program.data[blob.span.start : blob.span.stop], None, alignment),
+                FusedBlob(program.data[blob.span.start : blob.span.stop], None, alignment),
             )
             for blob in program.named_data
             if blob.key not in part.unneeded
@@ -277,7 +277,7 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class _Content:
+class _FusedSegment:
     """The contents of a segment: its size, its alignment, and runs of bytes at offsets in it."""
 
     nbytes: int
@@ -289,7 +289,7 @@ class _Contents:
     """Distinct blobs, each once, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.blobs: list[_Content] = []
+        self.blobs: list[_FusedSegment] = []
         self.shared = 0
         self._alike: dict[tuple[int, bytes, bytes], int | None] = {}
         self._known = Distinct()
@@ -297,7 +297,7 @@ class _Contents:
     def __len__(self) -> int:
         return len(self.blobs)
 
-    def add(self, blob: Blob) -> int:
+    def add(self, blob: FusedBlob) -> int:
         """The index of a blob with these bytes.
 
         A blob is read only if another one has its size, its beginning and its end.
@@ -319,11 +319,11 @@ class _Contents:
             if same is not None:
                 stored = self.blobs[same]
                 if blob.alignment > stored.alignment:
-                    self.blobs[same] = _Content(stored.nbytes, blob.alignment, stored.runs)
+                    self.blobs[same] = _FusedSegment(stored.nbytes, blob.alignment, stored.runs)
                 self.shared += len(data)
                 return same
             self._known.add(data, address, index)
-        self.blobs.append(_Content(len(data), blob.alignment, [(0, data)]))
+        self.blobs.append(_FusedSegment(len(data), blob.alignment, [(0, data)]))
         return index
 
     def add_group(self, group: _Contents) -> int:
@@ -333,7 +333,7 @@ class _Contents:
         places = group.places()
         size = max(places[-1] + group.blobs[-1].nbytes, 1)  # the runtime requires a segment with bytes
         runs = [(place, blob.runs[0][1]) for place, blob in zip(places, group.blobs, strict=True)]
-        self.blobs.append(_Content(size, SEGMENT_ALIGNMENT, runs))
+        self.blobs.append(_FusedSegment(size, SEGMENT_ALIGNMENT, runs))
         return len(self.blobs) - 1
 
     def places(self) -> list[int]:
@@ -432,7 +432,7 @@ class _Flatbuffer:
         return start
 
 
-def _conflict(key: str, part: Part, other: Part) -> KeyConflictError:
+def _conflict(key: str, part: FusedProgram, other: FusedProgram) -> KeyConflictError:
     """The error for a key with two contents."""
     what = f"{part.program.path}: the key {key!r} has other bytes than in {other.program.path}; "
     for one in (part, other):
@@ -445,7 +445,7 @@ def _conflict(key: str, part: Part, other: Part) -> KeyConflictError:
     return KeyConflictError(f"{what}programs with equal keys for different weights cannot become one")
 
 
-def _plans(part: Part) -> list[tuple[Table, str]]:
+def _plans(part: FusedProgram) -> list[tuple[Table, str]]:
     """The methods that are taken of a program, with their names there."""
     plans = [(plan, plan.string("name") or "") for plan in part.program.root.tables("execution_plan")]
     return [(plan, name) for plan, name in plans if name in part.methods]
@@ -457,11 +457,11 @@ def _alignment(program: ProgramFile) -> int:
     return PAGE if filled and program.segment_alignment >= PAGE else SEGMENT_ALIGNMENT
 
 
-def _taken(program: ProgramFile, item: TensorData, nbytes: int) -> Blob:
+def _taken(program: ProgramFile, item: TensorData, nbytes: int) -> FusedBlob:
     """The first bytes of a constant or of an initial state. Their alignment is that of their place in the segment."""
     start = item.span.start
     place = start if item.group is None else program.offsets[item.group].values[item.index]
-    return Blob(program.data[start : start + nbytes], None, alignment_of(place))
+    return FusedBlob(program.data[start : start + nbytes], None, alignment_of(place))
 
 
 def _use_first_group(excerpt: Excerpt, tensor: Table) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-__all__ = ["HEADER_OFFSET", "HEADER_WITH_DATA_SIZE", "ExtendedHeader", "HeaderError"]
+__all__ = ["HEADER_OFFSET", "HEADER_WITH_DATA_SIZE", "ExtendedHeader", "PteHeaderError"]
 
 IDENTIFIER = b"ET12"
 HEADER_OFFSET = 8
@@ -26,7 +26,7 @@ HEADER_MIN = 24
 HEADER_WITH_DATA_SIZE = 32
 
 
-class HeaderError(ValueError):
+class PteHeaderError(ValueError):
     """Why the first bytes are not those of a .pte."""
 
 
@@ -56,25 +56,25 @@ class ExtendedHeader(NamedTuple):
         if data[HEADER_OFFSET : HEADER_OFFSET + 4] != HEADER_MAGIC:
             return cls(0, len(data), 0, len(data))
         if len(data) < HEADER_OFFSET + HEADER_WITH_DATA_SIZE:
-            raise HeaderError("the file ends inside the extended header")
+            raise PteHeaderError("the file ends inside the extended header")
         length, program_size, base, data_size = struct.unpack_from("<IQQQ", data, HEADER_OFFSET + 4)
         if length < HEADER_MIN:
-            raise HeaderError(f"the extended header has {length} bytes, expected at least {HEADER_MIN}")
+            raise PteHeaderError(f"the extended header has {length} bytes, expected at least {HEADER_MIN}")
         if program_size > len(data):
-            raise HeaderError(f"truncated: the program takes {program_size} bytes, the file has {len(data)}")
+            raise PteHeaderError(f"truncated: the program takes {program_size} bytes, the file has {len(data)}")
         if HEADER_OFFSET + length > program_size:
-            raise HeaderError(f"the extended header of {length} bytes does not fit a program of {program_size}")
+            raise PteHeaderError(f"the extended header of {length} bytes does not fit a program of {program_size}")
         if base and not program_size <= base <= len(data):
-            raise HeaderError(f"segments begin at {base}, outside {program_size}..{len(data)}")
+            raise PteHeaderError(f"segments begin at {base}, outside {program_size}..{len(data)}")
         if length < HEADER_WITH_DATA_SIZE or data_size == 0:
             return cls(length, program_size, base, len(data))
         if data_size > len(data) - base:
-            raise HeaderError(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
+            raise PteHeaderError(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
         return cls(length, program_size, base, base + data_size)
 
 
 def _check_identifier(data: memoryview) -> None:
     if len(data) < HEADER_OFFSET + 4:
-        raise HeaderError(f"{len(data)} bytes are too few for a program")
+        raise PteHeaderError(f"{len(data)} bytes are too few for a program")
     if data[4:8] != IDENTIFIER:
-        raise HeaderError(f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}")
+        raise PteHeaderError(f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}")

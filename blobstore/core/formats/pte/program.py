@@ -17,7 +17,7 @@ from typing import Literal
 from blobstore.core.errors import InvalidFileError, LayoutError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, alignment_of
 from blobstore.core.formats.flatbuffer import Buffer, Span, Table, walk
-from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader, HeaderError
+from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader, PteHeaderError
 from blobstore.core.formats.pte.parts import (
     DelegatePayload,
     ExternalTensor,
@@ -116,7 +116,7 @@ class ProgramFile:
         self.data = data
         try:
             header = ExtendedHeader.parse(data)
-        except HeaderError as error:
+        except PteHeaderError as error:
             raise self.fail(str(error)) from None
         self.header_size, self.program_size = header.length, header.program_size
         self.segment_base = header.segment_base

@@ -81,7 +81,7 @@ class Rewrite:
             for part in item.parts:
                 if isinstance(part, TensorUse):
                     self._externalize(part, key)
-        contents = {s.index: _Content(s.span.size, [(0, s.span)]) for s in program.segments if s.span.size}
+        contents = {s.index: _NewSegment(s.span.size, [(0, s.span)]) for s in program.segments if s.span.size}
         for number in range(len(program.offsets)):
             self._pack_offsets(number, moved, contents)
         self._drop_named_data(moved, contents)
@@ -168,7 +168,7 @@ class Rewrite:
 
     # Segments of tensors.
 
-    def _pack_offsets(self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]) -> None:
+    def _pack_offsets(self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _NewSegment]) -> None:
         program = self._program
         group = program.offsets[number]
         items = {item.index: item for item in program.tensors if item.group == number}
@@ -182,9 +182,11 @@ class Rewrite:
         kept, stays = self._kept_entries(group, segment, items, moved)
         content, places = _pack(kept.values())
         if stays and not content.size:
-            content = _Content(1, [])  # only tensors without bytes stay, but the runtime requires a segment with bytes
+            content = _NewSegment(
+                1, []
+            )  # only tensors without bytes stay, but the runtime requires a segment with bytes
         runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
-        contents[segment.index] = _Content(content.size, runs)
+        contents[segment.index] = _NewSegment(content.size, runs)
         # Entries ascend, because for ExecuTorch's own reader an entry ends where the next one begins.
         values = [content.size] * len(group.values) if kept or stays else [0]
         for index in range(len(values) - 1, 0, -1):
@@ -214,7 +216,7 @@ class Rewrite:
 
     # Named data.
 
-    def _drop_named_data(self, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]) -> None:
+    def _drop_named_data(self, moved: set[TensorUse | NamedBlob], contents: dict[int, _NewSegment]) -> None:
         program = self._program
         gone = [blob for blob in program.named_data if blob in moved]
         if not gone:
@@ -276,7 +278,7 @@ class Rewrite:
 
     # The file.
 
-    def _place_segments(self, contents: dict[int, _Content]) -> None:
+    def _place_segments(self, contents: dict[int, _NewSegment]) -> None:
         """Decide where every segment will lie, and write that into the flatbuffer and its header."""
         program, editor = self._program, self._editor
         order = sorted(program.segments, key=lambda segment: segment.span)
@@ -311,14 +313,14 @@ class Rewrite:
             raise self._refuse(f"{table.kind.name}.{field} must become {value}, but the table has no such field")
 
 
-class _Content(NamedTuple):
+class _NewSegment(NamedTuple):
     """The new contents of a segment: its size, and runs of the old file at offsets in it."""
 
     size: int
     runs: list[tuple[int, Span]]
 
 
-_EMPTY = _Content(0, [])
+_EMPTY = _NewSegment(0, [])
 
 
 def _needs(leave: Iterable[Span], stay: Iterable[Span]) -> list[tuple[Span, int]]:
@@ -334,7 +336,7 @@ def _needs(leave: Iterable[Span], stay: Iterable[Span]) -> list[tuple[Span, int]
     return needs[::-1]
 
 
-def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:
+def _pack(spans: Iterable[Span]) -> tuple[_NewSegment, dict[int, int]]:
     """Pack spans of a segment densely, overlapping ones as one; also the new place of each start of a span.
 
     Every start keeps its alignment.
@@ -359,4 +361,4 @@ def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:
         places.update((start, cursor + start - run.start) for start in members)
         placed.append((cursor, run))
         cursor += run.size
-    return _Content(cursor, placed), places
+    return _NewSegment(cursor, placed), places

@@ -18,7 +18,7 @@ from blobstore import dedup_programs, open_ptd
 from blobstore.core.disk.kinds import Format, detect_format
 from blobstore.core.formats.pte import ProgramFile, read_program
 from blobstore.core.formats.pte.description import describe
-from blobstore.core.formats.pte.fuse import Blob, Fusion, Part, _Contents
+from blobstore.core.formats.pte.fuse import FusedBlob, FusedProgram, Fusion, _Contents
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import (
@@ -55,7 +55,7 @@ def method_lines(program: ProgramFile, name: str) -> list[tuple[str, list[str]]]
     return [(part.removeprefix(start), lines) for part, lines in describe(program).items() if part.startswith(start)]
 
 
-def fused_in_memory(parts: list[Part]) -> ProgramFile:
+def fused_in_memory(parts: list[FusedProgram]) -> ProgramFile:
     file = io.BytesIO()
     fusion = Fusion(parts)
     fusion.write(file)
@@ -163,7 +163,7 @@ def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("blobstore.core.formats.pte.fuse.digest", lambda data: "the same for all")
     contents = _Contents()
     blobs = [bytes(1000), bytes(500) + b"x" + bytes(499), bytes(999) + b"x", bytes(400) + b"x" + bytes(599), b"", b"y"]
-    indices = [contents.add(Blob(memoryview(blob), None, 16)) for blob in (*blobs, *blobs)]
+    indices = [contents.add(FusedBlob(memoryview(blob), None, 16)) for blob in (*blobs, *blobs)]
     assert indices == [*range(6), *range(6)]
     assert contents.shared == sum(map(len, blobs))
 
@@ -341,9 +341,9 @@ def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
         fuse_programs(ptd, tmp_path / "two.pte")
     external = read_program(tmp_path / "e/model.pte").externals[0]
     with pytest.raises(LayoutError, match="the program expects"):
-        wrong = Blob(memoryview(bytes(4)), TensorLayout(ScalarType.FLOAT, (1,)), 16)
+        wrong = FusedBlob(memoryview(bytes(4)), TensorLayout(ScalarType.FLOAT, (1,)), 16)
         program = read_program(tmp_path / "e/model.pte")
-        Fusion([Part(program, {"forward": "forward"}, tensors={external.key: wrong})])
+        Fusion([FusedProgram(program, {"forward": "forward"}, tensors={external.key: wrong})])
 
 
 @pytest.mark.long
@@ -381,7 +381,7 @@ def test_fields_of_a_later_executorch_are_refused(later_executorch: Path) -> Non
     data = oracle.join(oracle.from_json(program, later_executorch), segments)
     later = ProgramFile("later.pte", memoryview(data))
     with pytest.raises(UnsupportedProgramError, match="unknown fields of ExecutionPlan"):
-        Fusion([Part(later, {"forward": "forward"})])
+        Fusion([FusedProgram(later, {"forward": "forward"})])
 
 
 def _fuse_hostile(data: bytes) -> None:
@@ -391,7 +391,7 @@ def _fuse_hostile(data: bytes) -> None:
         bad = ProgramFile("bad.pte", memoryview(data))
         names = {method: f"bad_{number}" for number, method in enumerate(bad.methods)}
         file = io.BytesIO()
-        fusion = Fusion([Part(good, {"forward": "forward"}), Part(bad, names)])
+        fusion = Fusion([FusedProgram(good, {"forward": "forward"}), FusedProgram(bad, names)])
         fusion.write(file)
     except BlobStoreError as error:
         assert "bad.pte" in str(error)
@@ -424,12 +424,14 @@ def test_everything_that_a_program_can_say(tmp_path: Path) -> None:
     program = ProgramFile("a.pte", memoryview(oracle.one_of_everything()))
     other = ProgramFile("b.pte", memoryview(models.counter().pte))
     names = {method: f"{method}_" for method in other.methods}
-    fused = fused_in_memory([Part(other, names), Part(program, {method: method for method in program.methods})])
+    fused = fused_in_memory(
+        [FusedProgram(other, names), FusedProgram(program, {method: method for method in program.methods})]
+    )
     for method in program.methods:
         assert method_lines(fused, method) == method_lines(program, method)
     for old, new in names.items():
         assert method_lines(fused, new) == method_lines(other, old)
-    again = fused_in_memory([Part(fused, {method: method for method in fused.methods})])
+    again = fused_in_memory([FusedProgram(fused, {method: method for method in fused.methods})])
     assert again.data == fused.data
 
 
@@ -478,7 +480,7 @@ def test_keys_of_methods_that_are_left_out() -> None:
         memoryview(oracle.serialize([], [], named={"first": first, "second": second, "other": other})),
     )
     names = {method: method for method in program.methods}
-    fused = fused_in_memory([Part(program, names, unneeded={"second"})])
+    fused = fused_in_memory([FusedProgram(program, names, unneeded={"second"})])
     assert [one.key for one in fused.named_data] == ["first", "other"]
     assert second not in bytes(fused.data)
 
@@ -497,7 +499,7 @@ def test_tensors_of_several_sizes_at_one_place(kind: str) -> None:
     data = oracle._program.serialize_pte_binary(two, extract_delegate_segments=True)
     program = ProgramFile("a.pte", memoryview(bytes(data)))
     for names, nbytes in ((["forward", "large"], 128), (["large"], 128), (["forward"], 32)):
-        fused = fused_in_memory([Part(program, {name: name for name in names})])
+        fused = fused_in_memory([FusedProgram(program, {name: name for name in names})])
         assert [item.span.size for item in fused.tensors if item.kind == kind] == [nbytes]
         assert (whole[32:48] in bytes(fused.data)) == ("large" in names)
 
@@ -509,17 +511,17 @@ def test_blobs_with_alignments(tmp_path: Path, alignments: tuple[int, ...]) -> N
     (data_file,) = tmp_path.glob("*.ptd")
     with open_ptd(data_file) as data_map:
         tensors = {
-            one.key: Blob(data_map.get_data(one.key), one.layout, alignment)
+            one.key: FusedBlob(data_map.get_data(one.key), one.layout, alignment)
             for one, alignment in zip(program.externals, alignments, strict=False)
         }
         named = {
-            str(number): Blob(memoryview(bytes([number]) * 1000), None, alignment)
+            str(number): FusedBlob(memoryview(bytes([number]) * 1000), None, alignment)
             for number, alignment in enumerate(alignments, 1)
         }
-        fused = fused_in_memory([Part(program, {"forward": "forward"}, tensors=tensors, named_data=named)])
+        fused = fused_in_memory([FusedProgram(program, {"forward": "forward"}, tensors=tensors, named_data=named)])
     for blob, alignment in zip(fused.named_data, alignments, strict=True):
         assert blob.span.start % alignment == 0
-    again = fused_in_memory([Part(fused, {"forward": "forward"})])
+    again = fused_in_memory([FusedProgram(fused, {"forward": "forward"})])
     assert again.data == fused.data
 
 
