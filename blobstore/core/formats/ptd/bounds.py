@@ -44,7 +44,7 @@ def read_contents(data: memoryview) -> Contents:
     """Check a whole file, except for its blobs.
 
     Raises:
-        HeaderError, ColumnsError, LayoutError: the structure is malformed.
+        PtdHeaderError, ColumnsError, LayoutError: the structure is malformed.
         ManifestError: the manifest, or what it covers with its digest, is damaged.
     """
     header = Header.parse(data)

@@ -56,7 +56,7 @@ class Header(NamedTuple):
         """Read and check the header of a file whose bytes are `data`.
 
         Raises:
-            HeaderError: this is not a .ptd, or its parts cannot lie in `data`.
+            PtdHeaderError: this is not a .ptd, or its parts cannot lie in `data`.
         """
         if len(data) < START + _FIELDS.size:
             raise PtdHeaderError(f"{len(data)} bytes are too few for a .ptd")

@@ -160,7 +160,7 @@ def peek_metadata(data: memoryview) -> Mapping[str, str]:
     """The metadata of a .ptd by its manifest alone, if the whole file is well-formed; empty without a manifest.
 
     Raises:
-        HeaderError, ManifestError: the file is not well-formed.
+        PtdHeaderError, ManifestError: the file is not well-formed.
     """
     place = find_manifest(data, Header.parse(data))
     if place is None:

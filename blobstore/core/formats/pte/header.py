@@ -50,7 +50,7 @@ class ExtendedHeader(NamedTuple):
         """Read and check the header of a file whose bytes are `data`.
 
         Raises:
-            HeaderError: this is not a .pte, or its parts cannot lie in `data`.
+            PteHeaderError: this is not a .pte, or its parts cannot lie in `data`.
         """
         _check_identifier(data)
         if data[HEADER_OFFSET : HEADER_OFFSET + 4] != HEADER_MAGIC:
