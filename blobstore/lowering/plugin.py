@@ -301,9 +301,10 @@ def _records_by_file(
         files[first] = []
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     for record in records:
-        # Refusals have no key. They go to a data file also if nothing of this delegate is in one.
-        without_key = table.tag(record.sources[0].name) if first is None else first
-        tag = tag_of.get(record.key) if record.key else without_key
+        if record.key:
+            tag = tag_of.get(record.key)
+        else:  # also if nothing of this delegate is in a data file, as a cache looks in no other place
+            tag = first if first is not None else table.tag(record.sources[0].name)
         files.setdefault(tag, []).append(_with_auxiliary(record, table))
     return first, files
 
