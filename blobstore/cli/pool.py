@@ -100,7 +100,7 @@ def get(
     force: Annotated[bool, typer.Option("--force", help="Also replace files of another format.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the very files of a version, all or none."""
+    """Write the files of a version, all or none."""
     with _open(pool) as opened, progress_bar(hidden=as_json) as progress:
         paths = opened.get(reference, output, force=force, progress=progress)
     if as_json:

@@ -96,7 +96,7 @@ class Derivations:
         self._new: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
         for one in stored:
             self._stored[one.dtype, one.size].append(one)
-        self._sets: dict[_Way, list[_Set]] = {}
+        self._sets: dict[_Way, list[_LikeBases]] = {}
 
     def add(self, candidate: Candidate) -> None:
         """A new blob will be stored whole."""
@@ -123,7 +123,7 @@ class Derivations:
             return scaled
         return near
 
-    def _groups(self, way: _Way) -> Iterator[_Set]:
+    def _groups(self, way: _Way) -> Iterator[_LikeBases]:
         if way not in self._sets:
             self._sets[way] = list(_sets(self._stored.get((way.dtype, way.size), ()), way))
         yield from self._sets[way]
@@ -162,7 +162,7 @@ def _ways_to(dtype: str, size: int) -> Iterator[_Way]:
         yield _Way("float", 2 * size, (f"cast:{dtype}",), dtype)
 
 
-class _Set:
+class _LikeBases:
     """Bases of one type, shape and size, of which elements are known.
 
     Args:
@@ -289,7 +289,7 @@ def _typed(sketches: bytes, way: _Way) -> bytes:
     return sketches
 
 
-def _sets(candidates: Iterable[Candidate], way: _Way) -> Iterator[_Set]:
+def _sets(candidates: Iterable[Candidate], way: _Way) -> Iterator[_LikeBases]:
     """Candidates of one kind by their shapes."""
     width = element(way.dtype)[0]
     positions = sketched(way.size // width)
@@ -298,4 +298,4 @@ def _sets(candidates: Iterable[Candidate], way: _Way) -> Iterator[_Set]:
     for one in candidates:
         if len(one.sketch) == wanted:
             by_shape[one.shape].append(one)
-    yield from (_Set(way, shape, bases, positions) for shape, bases in by_shape.items())
+    yield from (_LikeBases(way, shape, bases, positions) for shape, bases in by_shape.items())

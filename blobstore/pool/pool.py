@@ -253,7 +253,7 @@ class Pool:
         force: bool = False,
         progress: Progress | None = None,
     ) -> list[Path]:
-        """Write the very files of a version into a folder, all or none.
+        """Write the files of a version into a folder, all or none.
 
         Args:
             reference: `name@version`.

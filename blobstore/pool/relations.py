@@ -24,7 +24,7 @@ _CANDIDATES = 4096  # of one kind, the newest
 _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
 _EARLIER = 32  # differences against a base, the newest
-_CLEARLY = 0.8  # what is nearer by less may be so by the chance of the samples
+_CLEARLY = 0.8  # a smaller lead may be a chance of the samples
 _FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
 _COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time, b.check"
@@ -203,7 +203,7 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
 
 
 @dataclass(frozen=True)
-class _Set:
+class _SketchedBases:
     """Possible bases of one kind of blobs, their sketches as rows of numbers, and a few of these, which are compared first."""
 
     bases: Sequence[Candidate]
@@ -215,7 +215,7 @@ def _kind(blob: ScannedPart | Stored) -> _Kind:
     return blob.dtype, blob.shape, blob.size
 
 
-def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _Set:
+def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _SketchedBases:
     """The possible bases of blobs of a part's kind."""
     length = len(part.sketch)
     bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == length]
@@ -228,9 +228,9 @@ def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> 
         sketches += cast(memoryview(b"".join(one.sketch for one in wide)), part.dtype)
     if not bases:
         rows = np.empty((0, length // element(part.dtype)[0]), np.float32)
-        return _Set((), rows, rows)
+        return _SketchedBases((), rows, rows)
     rows = numbers(part.dtype, sketches, length)
-    return _Set(bases, rows, few(rows))
+    return _SketchedBases(bases, rows, few(rows))
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class _Short:
         return saved
 
 
-def _short(part: ScannedPart, among: _Set) -> _Short:
+def _short(part: ScannedPart, among: _SketchedBases) -> _Short:
     """The bases that are the closest to a part, of those of its kind."""
     bases, rows = among.bases, among.numbers
     own = _in_rows(part, part.sketch)

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from blobstore.publishing.publish import Published, publish
     from blobstore.publishing.push import Pushed, push
     from blobstore.publishing.sweep import Swept, sweep
-    from blobstore.releases.device.installed import Collected
+    from blobstore.releases.device.installed import Removed
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.plan import Fetch, Plan, commit, plan
     from blobstore.releases.device.pull import Pulled, gc, pull
     from blobstore.releases.sources.patience import Patience
 
 __all__ = [
-    "Collected",
     "Fetch",
     "Followed",
     "Patience",
@@ -32,6 +31,7 @@ __all__ = [
     "Pulled",
     "Pushed",
     "Release",
+    "Removed",
     "Swept",
     "commit",
     "gc",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Collected": "device.installed",
+    "Removed": "device.installed",
     "Fetch": "device.plan",
     "Followed": "device.live",
     "Patience": "sources.patience",

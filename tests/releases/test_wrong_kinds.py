@@ -10,7 +10,6 @@ import pytest
 
 import blobstore.releases
 from blobstore.releases import (
-    Collected,
     Fetch,
     Followed,
     Patience,
@@ -19,6 +18,7 @@ from blobstore.releases import (
     Pulled,
     Pushed,
     Release,
+    Removed,
     Swept,
     plan,
     publish,
@@ -30,7 +30,7 @@ from tests.releases.server import serving
 
 pytestmark = pytest.mark.long
 
-RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed, Swept}
+RESULTS = {Removed, Fetch, Followed, Plan, Published, Pulled, Pushed, Swept}
 INTERNAL = {"wait", "path"}  # of Patience, for the library; and of Published, a path
 CALLABLES = [
     one

@@ -19,7 +19,7 @@ from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import weights_among
 from blobstore.core.store import BlobStore
 
-__all__ = ["NamesByContent", "Plan", "clash_with", "has", "names_by_content"]
+__all__ = ["MovePlan", "NamesByContent", "clash_with", "has", "names_by_content"]
 
 
 class Name(NamedTuple):
@@ -46,7 +46,7 @@ def names_by_content(names: Iterable[NamedDataMap], sizes: Collection[int]) -> N
 
 
 @dataclass(frozen=True)
-class Plan:
+class MovePlan:
     """What leaves the programs of a run, and under which key.
 
     Attributes:

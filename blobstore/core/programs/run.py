@@ -24,7 +24,7 @@ from blobstore.core.programs.deployed import USERS, describing, place_of, taken_
 from blobstore.core.programs.found import Earlier, find
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
-from blobstore.core.programs.planning import NamesByContent, Plan, clash_with, has, names_by_content
+from blobstore.core.programs.planning import MovePlan, NamesByContent, clash_with, has, names_by_content
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.series import APPENDED_TO, Series
 from blobstore.core.programs.targets import DataInput, Given, ProgramInput, ProgramJob, Slim, Targets
@@ -145,7 +145,7 @@ def _move_out(
         weights = weights_among(job.program)
         least = max(options.keep_small, 1)
         leaving.update(b.key for b in job.program.named_data if b.span.size >= least and b.key in weights)
-    plan = Plan(
+    plan = MovePlan(
         shared=targets.shared,
         data_name=targets.data_name,
         keep_small=options.keep_small,

@@ -47,7 +47,7 @@ from blobstore.releases.index.index import (
 from blobstore.releases.index.parts import Parts, parse_parts
 from blobstore.releases.sources.source import INDEXES, SIGNATURES, read_small, sha256_of
 
-__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark"]
+__all__ = ["CURRENT", "Installed", "LocalBlob", "Mark", "Removed"]
 
 CURRENT = "current"
 _NEWEST = "newest"
@@ -92,7 +92,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Removed:
     """What `gc` removed.
 
     Attributes:
@@ -452,7 +452,7 @@ class Installed:
 
     # Cleaning up
 
-    def gc(self, keep: int) -> Collected:
+    def gc(self, keep: int) -> Removed:
         """Remove what neither the newest releases nor a living process needs.
 
         Args:
@@ -501,7 +501,7 @@ class Installed:
                 self.finish(place)
             if self.incoming.is_dir():
                 shutil.rmtree(self.incoming, ignore_errors=True)
-            return Collected(len(gone), files, nbytes, in_use)
+            return Removed(len(gone), files, nbytes, in_use)
 
 
 def _read_named(path: Path, sha256: str, limit: int) -> bytes:

@@ -15,7 +15,7 @@ from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import count, line
 from blobstore.core.text import size
 from blobstore.releases.device.assembly import DamagedHereError, make
-from blobstore.releases.device.installed import Collected, Installed
+from blobstore.releases.device.installed import Installed, Removed
 from blobstore.releases.device.polls import Polls
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
@@ -127,7 +127,7 @@ def pull(
         return install(source, as_path(directory), options, threads, progress)
 
 
-def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
+def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Removed:
     """Remove from a folder what neither its newest releases nor a living process needs.
 
     Files that a process has mapped stay in its memory. A release that a process has open as a `Release` stays whole.
