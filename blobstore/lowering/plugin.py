@@ -243,7 +243,7 @@ def _lower_together(parts: Mapping[str, list[Subgraph]]) -> dict[str, list[Lower
     lowered: dict[int, Lowered] = {}
     for backend, own in sorted(by_backend.items()):
         together = getattr(_inners[backend], "preprocess_multimethod", _lower_alone)
-        results = together(own)
+        results = together(own) or _lower_alone(own)  # it returns None if sharing makes nothing else of them
         for method, of_method in own.items():
             lowered.update(zip(map(id, of_method), results[method], strict=True))
     return {method: [lowered[id(part)] for part in of_method] for method, of_method in parts.items()}
