@@ -28,7 +28,7 @@ from blobstore.pool.scan import FileRange, ScannedPart, element, sketched
 
 __all__ = ["Candidate", "Derivation", "Derivations", "base_kinds"]
 
-_ALIKE = 0.5  # correlation; of blobs that have nothing to do with each other, that of a sketch is below a third
+_ALIKE = 0.5  # correlation; of unrelated blobs, that of a sketch is below a third
 _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may be a little closer by chance
 _NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as much
 _FAR = 0.5  # of these bits; what is nearer has no factors
