@@ -174,7 +174,7 @@ class BlobStore:
         check_length(view)
         memory = address_of(view)
         address = self._address(view, memory)
-        if key in self._base_keys:
+        if key in self._base_keys:  # it is deployed already, so it is compared, counted and not written
             self._check_base(key, view, layout)
             self._in_base[key] = len(view)
             return address
@@ -219,6 +219,7 @@ class BlobStore:
                         other.name, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}"
                     )
         except BaseException:
+            # What was added last goes again, and the indexes are made anew of what stays.
             self._keys, self._in_base = keys, in_base
             for view, _ in self._blobs[blobs:]:
                 del self._by_memory[address_of(view)]

@@ -133,6 +133,7 @@ def _pairs(parameters: Iterable[_Parameter]) -> Iterable[tuple[_Parameter, _Para
     """Pairs of parameters of two methods with a name or memory in common."""
     groups: dict[object, dict[_Parameter, None]] = {}
     for parameter in parameters:
+        # Empty tensors have no memory that would say which parameter they are.
         for mark in (*parameter.names, *(identity(t) for t in parameter.tensors.values() if t.numel())):
             groups.setdefault(mark, {})[parameter] = None
     pairs = (pair for group in groups.values() for pair in combinations(group, 2))
@@ -152,9 +153,8 @@ def _classes(parameters: list[_Parameter], apart: set[frozenset[str]]) -> list[l
     """The parameters in lists of those that are one together, each in the order of `parameters`."""
     groups = Groups(parameters)
     first: dict[object, _Parameter] = {}
-    for (
-        parameter
-    ) in parameters:  # a module may have two parameters on one memory, as after `load_state_dict(assign=True)`
+    for parameter in parameters:
+        # A module may have two parameters on one memory, as after `load_state_dict(assign=True)`.
         for memory in (identity(tensor) for tensor in parameter.tensors.values() if tensor.numel()):
             groups.join((first.setdefault((parameter.method, memory), parameter), parameter))
     for one, other in _pairs(parameters):

@@ -50,6 +50,7 @@ def check(
         GradientError: they differ; or they cannot be compared, because the module computes something else each time.
     """
     name = type(module).__name__
+    # Twice, because what PyTorch itself computes differently each time cannot be compared with a program.
     loss, expected = _eager(module, inputs)
     again, repeated = _eager(module, inputs)
     if not _close(again, loss, 1.0) or any(not _close(repeated[key], expected[key], 1.0) for key in expected):
@@ -116,6 +117,7 @@ def _close(found: Tensor | None, expected: Tensor, scale: float) -> bool:
     finite = torch.isfinite(b)
     if not torch.equal(torch.isfinite(a), finite):
         return False
+    # A gradient that is zero but for rounding has no relative error to speak of, so it is measured by all of them together.
     rounding = 4 * math.sqrt(torch.finfo(expected.dtype).eps) if expected.dtype.is_floating_point else 0
     difference, size = float((a - b)[finite].norm()), float(b[finite].norm())
     return difference <= max(_TOLERANCE, rounding) * size + 1e-5 * scale

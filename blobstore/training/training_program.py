@@ -146,7 +146,7 @@ class TrainingProgram:
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[list[Any], dict[str, Tensor]]:
         """The outputs, and copies of the buffers from before."""
-        before = _copies(self._buffers)
+        before = _copies(self._buffers)  # a call that fails half-way may have changed running statistics
         try:
             outputs = self._method.call_first(self._native.outputs, *inputs)
         except BaseException:
@@ -265,6 +265,7 @@ class TrainingProgram:
                 files), or of another optimizer; or its base is missing or different.
             UnsupportedOperationError, TrainingError: as in `save`.
         """
+        # Read outside the lock: other threads step meanwhile, and only copying keeps them waiting.
         saved = checkpoint.read(path, checkpoint.open_bases(base))
         self._check_fit(path, saved)
         with self._turns:

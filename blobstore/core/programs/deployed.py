@@ -263,6 +263,7 @@ def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
     wanted = np.zeros(longest + 2, bool)
     wanted[[len(text) for text in texts]] = True
     occurring: set[str] = set()
+    # A flatbuffer aligns the lengths of its texts, but may itself begin anywhere in a payload.
     for shift in range(4):
         words: npt.NDArray[np.uint32] = np.frombuffer(data[shift : shift + (len(data) - shift) // 4 * 4], "<u4")
         (short,) = np.nonzero(words <= longest)

@@ -140,6 +140,7 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     sizes = {key: len(data) for key, data in left.views()}
     total, done = sum(sizes.values()), 0
     added = [key for key in right if key not in left]
+    # By content, so that a renamed key is found without comparing each pair.
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in added}
     changes: list[Change] = []
     for key, size in sizes.items():
@@ -215,7 +216,7 @@ def compare_files(
     """
     one, two = map_file(left), map_file(right)
     at = first_difference(one, two)
-    if at is None:
+    if at is None:  # equal files hold the same, whatever their format
         with open_any(left) as a:
             return Comparison([], len(a), sum(len(data) for _, data in a.views()), [])
     with open_any(left) as a, open_any(right) as b:

@@ -197,7 +197,7 @@ def _beside(program: Path, keys: Set[str]) -> dict[str, tuple[int | None, str]]:
     """The keys of data files beside a program, each with its size and the first such file; at least all of `keys`, if found."""
     beside: dict[str, tuple[int | None, str]] = {}
     for path in sorted(program.parent.glob("*.ptd")) if keys else ():
-        if beside.keys() >= keys:
+        if beside.keys() >= keys:  # a folder may have many files, and opening one reads its whole table
             break
         status = path.stat()
         for key, nbytes in _sizes_in(path, status.st_size, status.st_mtime_ns).items():
