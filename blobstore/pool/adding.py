@@ -80,9 +80,7 @@ def add_version(
     """Add files as a version.
 
     Args:
-        objects, tables: the pool.
         files: paths, and their names in the version.
-        name, version: as it is called.
         executor: does the work; its workers must see the same files and the same pool.
         progress: called with bytes of files.
         before: more files, which an earlier version has read; all their contents are stored.

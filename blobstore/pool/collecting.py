@@ -134,7 +134,6 @@ def collect(objects: Objects, tables: Tables, *, grace: float, keep: float) -> C
     """Collect.
 
     Args:
-        objects, tables: the pool.
         grace: seconds after which a version that was begun is given up, and a file that nothing refers to is removed.
         keep: seconds for which a pack stays after it was condemned, for readers that looked it up before.
 

@@ -90,7 +90,6 @@ def files_read_before(tables: Tables, files: Sequence[BucketFile]) -> list[Scann
     """Those of the files that a version which is there has read, and whose contents are all stored.
 
     Args:
-        tables: of the pool.
         files: by URL, ETag and size they are the same.
     """
     wanted = {(file.url, file.etag, file.size): file.name for file in files if file.etag is not None}

@@ -47,7 +47,6 @@ def try_writing(objects: Objects, path: str) -> None:
     """Try whether a store makes no object that is there already. If it does, it is what it was: nothing is left to remove.
 
     Args:
-        objects: a pool.
         path: of an object that never changes.
 
     Raises:

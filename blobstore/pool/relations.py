@@ -39,7 +39,6 @@ def stored_rows(
     """The rows of contents, each the one with the fewest bytes, and of their bases. What is not stored is missing.
 
     Args:
-        tables: the tables of the pool.
         digests: which contents.
         unmarked: only rows of packs that are not condemned.
         gone: packs whose rows are taken if there are no others.
@@ -157,7 +156,6 @@ def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str 
     """The newest blobs that are whole, of each kind.
 
     Args:
-        tables: the tables of the pool.
         matching: the condition under which a blob is of a kind.
         alike: the columns that blobs of one kind have in common.
         kinds: of which.

@@ -161,7 +161,6 @@ class Tables:
     """The tables of one pool, for one thread at a time.
 
     Args:
-        objects: the pool.
         cache: where files of the tables of a bucket are kept.
 
     Attributes:

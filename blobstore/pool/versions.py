@@ -26,7 +26,6 @@ class Version:
     """A version of a pool.
 
     Attributes:
-        name, version: as it is called.
         id: that of its rows in the tables.
         time: when it was added, in seconds since 1970.
         files: name, size in bytes and SHA-256 of each.
@@ -67,7 +66,6 @@ def live_versions(
     """The versions that are there, or those of one name, by name, the oldest first.
 
     Args:
-        tables: the tables of the pool.
         name, version: only this one.
         newest: only so many, those that were added last.
     """

@@ -9,6 +9,7 @@ import pytest
 
 from tests.pool import gateway as server
 from tests.pool import places
+from tests.pool.proxy import Proxy, proxying
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Gateway
     started = server.Gateway(tmp_path_factory.mktemp("ceph"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def proxy(gateway: server.Gateway) -> Iterator[Proxy]:
+    """What stands between a client and the server."""
+    with proxying(gateway.url) as running:
+        yield running
 
 
 @pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])

@@ -44,3 +44,8 @@ def write(path: Path, model: Tensors) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(model, path)
     return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

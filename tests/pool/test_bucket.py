@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from tests.pool import places
 from tests.pool.gateway import Gateway
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
-from tests.pool.proxy import Proxy, Request, proxying
+from tests.pool.proxy import Proxy, Request
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def place(gateway: Gateway, tmp_path: Path) -> Place:
     return places.bucket(gateway, tmp_path / "cache")
-
-
-@pytest.fixture
-def proxy(gateway: Gateway) -> Iterator[Proxy]:
-    with proxying(gateway.url) as running:
-        yield running
 
 
 def variables(place: Place, **options: str) -> dict[str, str]:

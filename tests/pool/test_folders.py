@@ -20,14 +20,9 @@ from safetensors.numpy import load_file
 from blobstore.errors import BlobStoreError, FileAccessError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from blobstore.storage.objects import Objects
-from tests.pool.models import Tensors, tensors, write
+from tests.pool.models import Tensors, contents, tensors, write
 
 OLD = 1_000_000_000
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

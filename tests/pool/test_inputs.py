@@ -16,9 +16,9 @@ from blobstore.pool import Pool
 from blobstore.pool.inputs import bucket_files, fetched
 from tests.pool import places
 from tests.pool.gateway import Gateway
-from tests.pool.models import tensors, tuned, write
+from tests.pool.models import contents, tensors, tuned, write
 from tests.pool.places import Place
-from tests.pool.proxy import Proxy, proxying
+from tests.pool.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +34,6 @@ def hub(gateway: Gateway, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def proxy(gateway: Gateway) -> Iterator[Proxy]:
-    with proxying(gateway.url) as running:
-        yield running
-
-
-@pytest.fixture
 def pool(hub: Place, proxy: Proxy, tmp_path: Path) -> Iterator[Pool]:
     """A pool in a folder, with the options of the hub."""
     with Pool(tmp_path / "pool", create=True, **{**hub.options, "aws_endpoint": proxy.url}) as made:
@@ -49,10 +43,6 @@ def pool(hub: Place, proxy: Proxy, tmp_path: Path) -> Iterator[Pool]:
 def read(proxy: Proxy) -> list[str]:
     """The objects whose bytes a client got."""
     return sorted({one.path.split("/pool/")[1] for one in proxy.log if one.method == "GET" and "/pool/" in one.path})
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 BASE = ["base/empty.txt", "base/model.safetensors", "base/parts/head.safetensors"]
@@ -83,10 +73,10 @@ def test_only_new_objects_are_read(pool: Pool, hub: Place, proxy: Proxy, tmp_pat
     pool.get("m@2", tmp_path / "out")
     pool.get("n@1", tmp_path / "new")
     assert proxy.log == []
-    assert files(tmp_path / "out") == {
+    assert contents(tmp_path / "out") == {
         path.removeprefix("base/"): (tmp_path / "models" / path).read_bytes() for path in BASE[1:]
     } | {"empty.txt": b""}
-    assert files(tmp_path / "new") == files(tmp_path / "out") | {"parts/head.safetensors": changed}
+    assert contents(tmp_path / "new") == contents(tmp_path / "out") | {"parts/head.safetensors": changed}
     assert pool.open("n@1")["parts/head.safetensors:layer.bias"].shape == (96,)
     assert pool.verify() == []
 

@@ -144,7 +144,9 @@ _LAYOUT = "layout:4,6:1,0"
         *("", "layout", "layout:", "layout:4,6", "layout:4,6:", "layout:4,6:1", "layout:4,6:1,1", "layout:4,6:0,2"),
         *("layout:4,0:1,0", "layout:4,-6:1,0", "layout:4, 6:1,0", "layout:4,6:1,0:", "layout:4,6:1,0\n", "layout:24:0"),
         *("layout:04,6:1,0", "layout:4,6,1:1,0", "layout:2,2,2,2,2,2,2:0,1,2,3,4,5,6", f"layout:4,{'9' * 16}:1,0"),
-        *("layout:٤,6:1,0", "cast", "cast:", "cast:float", "widen:float", "widen:double", "cast:half:", "raw", "quant"),
+        *("layout:٤,6:1,0", "cast", "cast:", "cast:float", "widen:float", "widen:double", "cast:half:", "raw"),
+        *("scale", "scale:", "scale:0", "scale:-1", "scale:4:4", "scale:1e3", "scale:٤"),
+        *("quant", "quant:127:0:n", "quant:127:32:x", "quant:3:32:n", "quant:255e:32:n", "quant:127:32:n:"),
     ],
 )
 def test_other_steps_are_not_known(step: str) -> None:

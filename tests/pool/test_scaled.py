@@ -15,9 +15,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
-from blobstore.pool.derived import cast, derive, made_size, split_steps
+from blobstore.pool.derived import cast, derive, made_size
 from blobstore.pool.packs import Stored
-from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
+from blobstore.pool.scaled import factors_size, find_factors, scale
 from tests.pool.models import write
 from tests.pool.test_layouts import back, bytes_of, moved, normal, opaque, stored
 
@@ -93,11 +93,6 @@ def test_factors_of_any_value(special: float) -> None:
 @pytest.mark.parametrize(("data", "base", "group"), [(0, 0, 1), (8, 4, 1), (8, 8, 3), (6, 6, 1)])
 def test_sizes_that_do_not_fit_have_no_factors(data: int, base: int, group: int) -> None:
     assert find_factors(memoryview(bytes(data)), memoryview(bytes(base)), group) is None
-
-
-@pytest.mark.parametrize("recipe", ["", "scale", "scale:", "scale:0", "scale:-1", "scale:4:4", "scale:1e3", "scale:٤"])
-def test_other_recipes_are_not_known(recipe: str) -> None:
-    assert not check_scale(recipe) and split_steps(recipe) == ((), recipe)
 
 
 def test_factors_that_do_not_fit() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +10,13 @@ import pytest
 from blobstore.errors import BlobStoreError
 from tests.pool import places
 from tests.pool.gateway import Gateway
-from tests.pool.proxy import FAULTS, Fault, Proxy, Request, proxying
+from tests.pool.proxy import FAULTS, Fault, Proxy, Request
 from tests.pool.worlds import World, Worlds
 
 pytestmark = pytest.mark.slow
 
 ADDED = "gone+child+large"
 """Some of its contents are there, but unused; one is so large that it is uploaded in parts."""
-
-
-@pytest.fixture
-def proxy(gateway: Gateway) -> Iterator[Proxy]:
-    with proxying(gateway.url) as running:
-        yield running
 
 
 @pytest.fixture
