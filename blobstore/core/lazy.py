@@ -7,9 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def lazily(
-    package: str, home: Mapping[str, str], name: str, moved: Mapping[str, tuple[str, str]] | None = None
-) -> object:
+def lazily(package: str, home: Mapping[str, str], name: str) -> object:
     """What the `__getattr__` of a package returns; later uses find it in the package itself.
 
     Args:
@@ -17,7 +15,6 @@ def lazily(
         home: for each name, the module below the package that defines it; a dot at its front leads to a neighbour of the
             package.
         name: the one that is looked up.
-        moved: for each deprecated name, the one that replaced it and the warning; each use of such a name warns.
 
     Raises:
         AttributeError: the package has no such name.
@@ -25,11 +22,6 @@ def lazily(
     import sys
     from importlib import import_module
 
-    if moved and name in moved:
-        from blobstore.core.deprecation import warn
-
-        name, message = moved[name]
-        warn(message, stacklevel=3)  # this function, `__getattr__`, and the user
     if name not in home:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     value = getattr(import_module(f".{home[name]}", package), name)
