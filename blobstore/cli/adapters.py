@@ -71,16 +71,11 @@ def listed(
     Exit code 3 if a file is no adapter or cannot be read; the others are listed anyway.
     """
     base = files_of(foundation, (".ptd",))
-    given: list[Path] = []
-    for path in files:
-        inside = files_of(path, (".ptd",))
-        given += inside if inside == [path] else [file for file in inside if not any(same_file(file, b) for b in base)]
-    if not given:
-        raise AdapterError(f"{', '.join(map(str, files))}: there is no adapter beside the foundation")
+    given = _adapters(files, base)
     from blobstore.adapters import AdaptersInfo, inspect_adapters  # needs the native package, as no other command does
 
     code, listed = 0, inspect_adapters(base, [])
-    for path in dict.fromkeys(given):
+    for path in given:
         try:
             info = inspect_adapters(base, path)
         except BlobStoreError as error:
@@ -96,6 +91,18 @@ def listed(
         code = code or exits.NO
     if code:
         raise typer.Exit(code)
+
+
+def _adapters(paths: list[Path], base: list[Path]) -> list[Path]:
+    """The data files of paths, each once; of a folder, those that are not of the foundation."""
+    given: dict[Path, None] = {}
+    for path in paths:
+        for file in files_of(path, (".ptd",)):
+            if file == path or not any(same_file(file, one) for one in base):
+                given[file] = None
+    if not given:
+        raise AdapterError(f"{', '.join(map(str, paths))}: there is no adapter beside the foundation")
+    return list(given)
 
 
 def _print_adapters(info: AdaptersInfo) -> None:

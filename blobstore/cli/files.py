@@ -31,7 +31,7 @@ from blobstore.core.tools.convert import convert as convert_file
 from blobstore.core.tools.convert import pairs as files_to_convert
 from blobstore.core.tools.delta import write_deltas
 from blobstore.core.tools.folders import files_of
-from blobstore.core.tools.inspection import FileInfo, inspect_file
+from blobstore.core.tools.inspection import BlobInfo, ExternalInfo, FileInfo, inspect_file
 
 __all__ = ["app"]
 
@@ -88,25 +88,29 @@ def _each_file(paths: Sequence[Path]) -> Iterator[Path | BlobStoreError]:
 
 def _print_files(files: list[FileInfo]) -> None:
     for file in files:
-        rows: list[tuple[object, ...]] = [
-            (b.key, b.kind, b.layout or "opaque", b.nbytes, b.alignment, b.shared) for b in file.blobs
-        ]
-        if not on_terminal():
-            rows += [(e.key, e.kind, e.layout or "opaque", _known(e.nbytes), "", "") for e in file.externals]
+        blobs = [(*_what(one), one.nbytes, one.alignment, one.shared) for one in file.blobs]
+        taken = [(*_what(one), "?" if one.nbytes is None else one.nbytes) for one in file.externals]
+        if on_terminal():
+            _print_file(file, blobs, taken)
+        else:
+            rows: list[Sequence[object]] = [*blobs, *((*row, "", "") for row in taken)]
             print_table("", (), [(*row, file.path) for row in rows])
-            continue
-        say(f"{file.path}: {file.format}, {file.size:,} bytes")
-        for line in _facts(file):
-            say(f"  {line}")
-        if rows or not file.externals:
-            print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows)
-        if file.externals:
-            columns = ("key", "kind", "layout", "bytes", "taken by", "found in")
-            taken = [
-                (e.key, e.kind, e.layout or "opaque", _known(e.nbytes), ", ".join(e.taken_by), e.found_in)
-                for e in file.externals
-            ]
-            print_table("Taken from data files", columns, taken)
+
+
+def _what(one: BlobInfo | ExternalInfo) -> tuple[object, ...]:
+    return one.key, one.kind, one.layout or "opaque"
+
+
+def _print_file(file: FileInfo, blobs: Sequence[Sequence[object]], taken: Sequence[Sequence[object]]) -> None:
+    say(f"{file.path}: {file.format}, {file.size:,} bytes")
+    for line in _facts(file):
+        say(f"  {line}")
+    if blobs or not taken:
+        print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), blobs)
+    if taken:
+        columns = ("key", "kind", "layout", "bytes", "taken by", "found in")
+        by = [(", ".join(one.taken_by), one.found_in) for one in file.externals]
+        print_table("Taken from data files", columns, [(*row, *more) for row, more in zip(taken, by, strict=True)])
 
 
 def _facts(file: FileInfo) -> Iterator[str]:
@@ -122,10 +126,6 @@ def _facts(file: FileInfo) -> Iterator[str]:
         yield f"external tensors: {tensors}"
     for key, value in file.metadata.items():
         yield f"metadata {key}: {value}"
-
-
-def _known(nbytes: int | None) -> int | str:
-    return "?" if nbytes is None else nbytes
 
 
 @app.command()

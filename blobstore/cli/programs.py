@@ -104,21 +104,24 @@ def dedup(
     if as_json:
         print_json(result)
     else:
-        number = sum(result.named.values())
-        named = f"Named {counted(number, 'moved tensor')} after {', '.join(result.named)}." if number else ""
-        _print_dedup(result, named)
-        written = [program.path for program in result.programs] if append and not dry_run else []
-        for path, files in data_files_of(written, output).items():
-            if len(files) > 1:
-                say(f"Load {path} with {', '.join(map(str, files))}.")
+        _print_dedup(result)
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
+        elif append:
+            _print_data_of_each(result, output)
     if names and not result.named and not dry_run:
         given = ", ".join(map(str, names))
         print_error(f"note: no moved tensor got a name from {given}: none equals exactly one of its tensors")
 
 
-def _print_dedup(result: DedupResult, named: str) -> None:
+def _print_data_of_each(result: DedupResult, output: Path) -> None:
+    """Which data files a program takes, if it takes several."""
+    for path, files in data_files_of([program.path for program in result.programs], output).items():
+        if len(files) > 1:
+            say(f"Load {path} with {', '.join(map(str, files))}.")
+
+
+def _print_dedup(result: DedupResult) -> None:
     rows: list[tuple[object, ...]] = [
         (p.path, "replaced" if p.path in result.replaced else "new", p.bytes_before, p.bytes_after, p.moved)
         for p in result.programs
@@ -128,8 +131,8 @@ def _print_dedup(result: DedupResult, named: str) -> None:
     rows += [(path, "data", "", data, "") for path in result.data_files]
     rows.append(("total (kept not counted)", "", result.bytes_before, result.bytes_after, ""))
     print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows)
-    if named:
-        say(named)
+    if number := sum(result.named.values()):
+        say(f"Named {counted(number, 'moved tensor')} after {', '.join(result.named)}.")
     say(saving(result.bytes_before, result.bytes_after))
     if result.bytes_after > result.bytes_before and result.programs:
         say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")
