@@ -11,8 +11,9 @@ import urllib3
 
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError
 from blobstore.releases.index.index import Object
-from blobstore.releases.sources.http import Client, _Watched
+from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import InterruptedTransferError, Patience
+from blobstore.releases.sources.watched import Watched
 
 WANTED = Object("a" * 64, 100)
 URL = "https://one.test/files/a"
@@ -159,7 +160,7 @@ class _Patient:
 def test_what_is_not_contents_has_an_end() -> None:
     """By its bytes alone, however fast they come; each piece of contents begins anew."""
     raw = _Endless()
-    watched = _Watched(raw, _Patient())  # type: ignore[arg-type]
+    watched = Watched(raw, _Patient())  # type: ignore[arg-type]
     for _ in range(4):
         watched.renew()
         watched.readinto(bytearray(1 << 16))

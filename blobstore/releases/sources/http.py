@@ -7,8 +7,6 @@ a body only with its length, and contents by their digests, which is up to the c
 from __future__ import annotations
 
 import contextlib
-import http.client
-import io
 import json
 import math
 import re
@@ -41,6 +39,7 @@ from blobstore.releases.sources.patience import (
     retry,
 )
 from blobstore.releases.sources.source import Body
+from blobstore.releases.sources.watched import watched
 
 try:
     import urllib3
@@ -61,7 +60,6 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 _MOST_REDIRECTS = 5
 _READ = 1 << 18  # bytes that are read at once
 _ANSWER = 1 << 20  # bytes of an answer that is not a file
-_OVERHEAD = 1 << 17  # bytes of a head, or of the lines around the pieces of a body
 _CHALLENGE = 1 << 13  # bytes of a request to log in
 _TAG = re.compile(r'(W/)?"[!#-~]{0,200}"')
 _NEW = 2  # seconds: a tag made of a file's time may miss a second change within them
@@ -74,82 +72,6 @@ _WHOLE: tuple[int, ...] = (200,)
 _UNFIT = {400, 404, 406}
 """How servers answer that have nothing in the form that is asked for."""
 _SAMPLE = 1 << 16  # bytes from which on the time of a body says how fast the way is
-
-
-class _Watched(io.RawIOBase):
-    """The bytes that a server sends. All reads between two calls of `renew` have the time and the bytes of one.
-
-    Args:
-        raw: where they come from.
-        connection: its socket, whose time limit is that of a single read.
-    """
-
-    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
-        super().__init__()
-        self._raw, self._connection = raw, connection
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin to count anew."""
-        self._since, self._found = time.monotonic(), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        limit = self._connection.gettimeout()
-        if self._found >= _OVERHEAD:
-            raise http.client.HTTPException(f"the server sends more than {_OVERHEAD} bytes that are not contents")
-        try:
-            if limit is not None:
-                left = self._since + limit - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"the server sends no contents for {limit:.3g} seconds")
-                self._connection.settimeout(left)
-            count = self._raw.readinto(buffer)
-        finally:
-            self._connection.settimeout(limit)
-        self._found += count or 0
-        return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Response(http.client.HTTPResponse):
-    """An answer whose head, with all that comes before it, has the time of one read; and so has each piece of its body,
-    with the lines around it.
-    """
-
-    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
-        super().__init__(sock, *arguments, **options)
-        self._watched = _Watched(self.fp.detach(), sock)
-        self.fp = io.BufferedReader(self._watched)
-
-    def read(self, amt: int | None = None) -> bytes:
-        self._watched.renew()
-        return super().read(amt)
-
-    def read1(self, n: int = -1) -> bytes:
-        self._watched.renew()
-        return super().read1(n)
-
-
-class _Connection(urllib3.connection.HTTPConnection):
-    response_class = _Response
-
-
-class _SecureConnection(urllib3.connection.HTTPSConnection):
-    response_class = _Response
-
-
-class _Pool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _SecurePool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
 
 
 @dataclass(frozen=True)
@@ -193,7 +115,7 @@ class Client:
             "timeout": urllib3.Timeout(connect=self.patience.connect, read=self.patience.read),
             "blocksize": _READ,
         }
-        self._pool = _watched(urllib3.PoolManager(**self._options))
+        self._pool = watched(urllib3.PoolManager(**self._options))
         self._proxies: dict[str, urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._headers: dict[str, str] = {}  # Authorization by origin
@@ -288,7 +210,7 @@ class Client:
             return self._pool
         with self._lock:
             if proxy not in self._proxies:
-                self._proxies[proxy] = _watched(urllib3.ProxyManager(proxy, **self._options))
+                self._proxies[proxy] = watched(urllib3.ProxyManager(proxy, **self._options))
             return self._proxies[proxy]
 
     def _redirected(self, url: str, location: str | None) -> str:
@@ -409,30 +331,18 @@ class Client:
             raise WrongAnswerError(f"{url}: expected {expected} bytes, the server announces {printable(length)}")
         most = expected if expected is not None else limit
         assert most is not None  # noqa: S101 - one of the two is given
-        received = counted = 0
-        began = since = time.monotonic()
-        while True:
-            try:
-                piece = response.read1(min(_READ, most - received + 1), decode_content=False)
-            except (HTTPError, OSError) as error:
-                raise InterruptedTransferError(f"{url}: {_reason(error)} after {received} bytes") from None
-            if not piece:
-                break
+        flow = _Flow(url, self.patience)
+        while piece := _read(url, response, min(_READ, most - flow.received + 1), flow.received):
             with self._lock:
                 self.fetched += len(piece) if count else 0
-            received += len(piece)
-            if received > most:
+            flow.add(len(piece))
+            if flow.received > most:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
-            if (passed := time.monotonic() - since) >= self.patience.read:
-                if received - counted < self.patience.slowest * passed:
-                    raise SlowTransferError(
-                        f"{url}: the server sent {received - counted} bytes in {passed:.0f} seconds, which is too slow"
-                    )
-                counted, since = received, time.monotonic()
+            flow.check()
             yield piece
-        self._measure(received, time.monotonic() - began)
-        if expected is not None and received != expected:
-            raise InterruptedTransferError(f"{url}: the connection ended after {received} of {expected} bytes")
+        self._measure(flow.received, flow.seconds)
+        if expected is not None and flow.received != expected:
+            raise InterruptedTransferError(f"{url}: the connection ended after {flow.received} of {expected} bytes")
 
     def _measure(self, nbytes: int, seconds: float) -> None:
         """Note how fast a body came."""
@@ -503,24 +413,19 @@ class Client:
                 raise TransferError(
                     f"{url}: the server asks for credentials in {len(challenge)} bytes; expected at most {_CHALLENGE}"
                 )
-            scheme, _, rest = challenge.partition(" ")
-            fields = {
-                name.strip().lower(): value.strip().removeprefix('"').removesuffix('"')
-                for name, _, value in (one.partition("=") for one in urllib.request.parse_http_list(rest))
-            }
-            if scheme.lower() == "bearer" and fields.get("realm"):
+            scheme, fields = _challenge(challenge)
+            if scheme == "bearer" and fields.get("realm"):
                 value = f"Bearer {self._token(url, fields, credentials)}"
-            elif scheme.lower() == "basic" and credentials is not None and not again:
+            elif scheme == "basic" and credentials is not None and not again:
                 value = credentials.basic
             else:
                 continue
             with self._lock:
                 self._headers[place] = value
             return
-        reason = "refuses the credentials" if credentials else "asks for credentials, and Docker's config.json has none"
-        raise TransferError(
-            f"{url}: the server {reason} of {host}" if credentials else f"{url}: the server {reason} for {host}"
-        )
+        if credentials:
+            raise TransferError(f"{url}: the server refuses the credentials of {host}")
+        raise TransferError(f"{url}: the server asks for credentials, and Docker's config.json has none for {host}")
 
     def _token(self, url: str, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
         """A token for one repository, from the server that the one of `url` names; it may be another host.
@@ -563,6 +468,53 @@ class Client:
             response.release_conn()
 
 
+class _Flow:
+    """The bytes of a body as they come."""
+
+    def __init__(self, url: str, patience: Patience) -> None:
+        self._url, self._patience = url, patience
+        self.received = self._counted = 0
+        self._began = self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the first byte was waited for."""
+        return time.monotonic() - self._began
+
+    def add(self, nbytes: int) -> None:
+        """Bytes came."""
+        self.received += nbytes
+
+    def check(self) -> None:
+        """Raise SlowTransferError if those of the time that patience gives a read are too few."""
+        passed, came = time.monotonic() - self._since, self.received - self._counted
+        if passed < self._patience.read:
+            return
+        if came < self._patience.slowest * passed:
+            raise SlowTransferError(
+                f"{self._url}: the server sent {came} bytes in {passed:.0f} seconds, which is too slow"
+            )
+        self._counted, self._since = self.received, time.monotonic()
+
+
+def _read(url: str, response: urllib3.BaseHTTPResponse, most: int, received: int) -> bytes:
+    """The next piece of a body; empty at its end."""
+    try:
+        piece: bytes = response.read1(most, decode_content=False)
+    except (HTTPError, OSError) as error:
+        raise InterruptedTransferError(f"{url}: {_reason(error)} after {received} bytes") from None
+    return piece
+
+
+def _challenge(text: str) -> tuple[str, dict[str, str]]:
+    """The scheme of a request to log in, in lower case, and its fields."""
+    scheme, _, rest = text.partition(" ")
+    pairs = (one.partition("=") for one in urllib.request.parse_http_list(rest))
+    return scheme.lower(), {
+        name.strip().lower(): value.strip().removeprefix('"').removesuffix('"') for name, _, value in pairs
+    }
+
+
 def joined(url: str, location: str) -> str:
     """The URL that an answer of `url` leads to. Every URL that a server sends goes through this function.
 
@@ -591,12 +543,6 @@ def origin(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     return f"{parts.scheme}://{parts.hostname}:{port}"
-
-
-def _watched(manager: urllib3.PoolManager) -> urllib3.PoolManager:
-    """Connections that watch what comes before contents, and between them."""
-    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
-    return manager
 
 
 def _passes(error: BaseException) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import os
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
@@ -18,9 +18,10 @@ from blobstore.core.memory.mapped_file import named
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, OciManifest, parse_manifest
 from blobstore.releases.index.references import Reference, is_loopback
-from blobstore.releases.sources.http import MOST_RANGES, Client, joined, natural, origin
+from blobstore.releases.sources.http import Client, joined, natural, origin
 from blobstore.releases.sources.patience import InterruptedTransferError, retry
-from blobstore.releases.sources.source import Body, Found, Source, check_pin
+from blobstore.releases.sources.server import ServerSource
+from blobstore.releases.sources.source import Found, check_pin
 
 __all__ = ["RegistrySource", "RegistryTarget"]
 
@@ -43,7 +44,7 @@ class _Repository:
         return f"{self.root}/manifests/{name}"
 
 
-class RegistrySource(Source):
+class RegistrySource(ServerSource):
     """A release in a registry.
 
     Args:
@@ -51,21 +52,10 @@ class RegistrySource(Source):
         client: sends the requests.
     """
 
-    cached = True
-    most_ranges = MOST_RANGES
-
     def __init__(self, reference: Reference, client: Client) -> None:
-        self._repository, self._client = _Repository(reference, client), client
-        self.name, self.patience = reference.text, client.patience
+        super().__init__(reference.text, client)
+        self._repository = _Repository(reference, client)
         self._manifest: OciManifest | None = None
-
-    @property
-    def fetched(self) -> int:
-        return self._client.fetched
-
-    @property
-    def requests(self) -> int:
-        return self._client.requests
 
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         reference = self._repository.reference
@@ -80,7 +70,7 @@ class RegistrySource(Source):
         wanted = self._manifest.index
         if wanted.sha256 == known:
             return Found(wanted.sha256, None, found.tag, False, found.age)
-        index = self._client.get(self.url(wanted), INDEX_LIMIT)
+        index = self._client.get(self._url(wanted), INDEX_LIMIT)
         if index is None or sha256(index) != wanted.sha256:
             raise IntegrityError(
                 self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}"
@@ -93,7 +83,7 @@ class RegistrySource(Source):
         wanted = self._manifest.earlier if earlier else self._manifest.ways
         if wanted is None:
             return None
-        data = self._client.get(self.url(wanted), TABLE_LIMIT)
+        data = self._client.get(self._url(wanted), TABLE_LIMIT)
         if data is None or sha256(data) != wanted.sha256:
             raise IntegrityError(
                 self.name, f"the list of ways does not have the digest of the manifest, sha256:{wanted.sha256}"
@@ -103,22 +93,8 @@ class RegistrySource(Source):
     def signature(self, index_sha256: str) -> str | None:
         return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
 
-    def url(self, wanted: Object) -> str:
+    def _url(self, wanted: Object) -> str:
         return self._repository.blob(wanted.sha256)
-
-    def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
-        return self._client.body(self.url(wanted), wanted, start, stop)
-
-    def open_ranges(
-        self, wanted: Object, ranges: Sequence[tuple[int, int]]
-    ) -> AbstractContextManager[Iterator[Body] | None]:
-        return self._client.bodies(self.url(wanted), wanted, ranges)
-
-    def gap(self, requests: int) -> int:
-        return self._client.gap(requests)
-
-    def close(self) -> None:
-        self._client.close()
 
 
 class _Slice(io.RawIOBase):

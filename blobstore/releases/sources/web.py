@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.ways import EARLIER, WAYS
-from blobstore.releases.sources.http import MOST_RANGES, Client
-from blobstore.releases.sources.source import SIGNATURES, Body, Found, Source, check_pin
+from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.server import ServerSource
+from blobstore.releases.sources.source import SIGNATURES, Found, check_pin
 
 __all__ = ["WebSource"]
 
 
-class WebSource(Source):
+class WebSource(ServerSource):
     """A release on a web server.
 
     Args:
@@ -24,24 +23,13 @@ class WebSource(Source):
         client: sends the requests.
     """
 
-    cached = True
-    most_ranges = MOST_RANGES
-
     def __init__(self, url: str, pin: str | None, client: Client) -> None:
-        self.name, self._pin, self._client = url, pin, client
+        super().__init__(url, client)
+        self._pin = pin
         self._signatures: dict[str, str | None] = {}
-        self.patience = client.patience
         parts = urlsplit(url)
         self._query = parts.query  # a signed URL; its query counts for all files
         self._base = urlunsplit(parts._replace(query="", fragment=""))
-
-    @property
-    def fetched(self) -> int:
-        return self._client.fetched
-
-    @property
-    def requests(self) -> int:
-        return self._client.requests
 
     def _at(self, *path: str) -> str:
         url = urljoin(self._base, "/".join(("../..", *path)))
@@ -66,19 +54,5 @@ class WebSource(Source):
             self._signatures[index_sha256] = None if signature is None else signature.decode("ascii", "replace")
         return self._signatures[index_sha256]
 
-    def url(self, wanted: Object) -> str:
+    def _url(self, wanted: Object) -> str:
         return self._at(wanted.path)
-
-    def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
-        return self._client.body(self.url(wanted), wanted, start, stop)
-
-    def open_ranges(
-        self, wanted: Object, ranges: Sequence[tuple[int, int]]
-    ) -> AbstractContextManager[Iterator[Body] | None]:
-        return self._client.bodies(self.url(wanted), wanted, ranges)
-
-    def gap(self, requests: int) -> int:
-        return self._client.gap(requests)
-
-    def close(self) -> None:
-        self._client.close()
