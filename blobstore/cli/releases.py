@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from blobstore.cli.options import AsJson
 from blobstore.cli.output import counted, print_error, print_json, progress_bar, say
 from blobstore.core.errors import ServerBusyError
 from blobstore.core.text import size
-
-if TYPE_CHECKING:
-    from blobstore.releases import Plan
 
 __all__ = ["app"]
 
@@ -131,18 +128,6 @@ def pull(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every installed file with its digest; fetch damaged ones again.")
     ] = False,
-    only_plan: Annotated[
-        bool, typer.Option("--plan", help="Print what another program must fetch: URL, range, size, sha256.")
-    ] = False,
-    fetched: Annotated[
-        Path | None,
-        typer.Option(
-            "--commit",
-            metavar="FETCHED",
-            help="Take the files of a plan from this folder; no network is used.",
-            readable=False,
-        ),
-    ] = None,
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to try while a server is away or busy.")
     ] = 3600,
@@ -156,47 +141,18 @@ def pull(
     from blobstore import releases
     from blobstore.releases.sources.patience import Notice
 
-    if fetched is not None and (only_plan or plain):
-        raise typer.BadParameter("the plan has decided how; give it without --plan and --plain", param_hint="--commit")
-    if verify and (only_plan or fetched is not None):
-        raise typer.BadParameter("it is for a pull of its own", param_hint="--verify")
-    trying = releases.Patience(seconds=patience, notice=Notice(print_error))
-    if only_plan:
-        with _later(as_json):
-            plan = releases.plan(
-                reference,
-                directory,
-                key=key,
-                allow_rollback=allow_rollback,
-                plain=plain,
-                executorch=executorch,
-                patience=trying,
-            )
-        _say_plan(plan, directory, as_json)
-        return
     with _later(as_json), progress_bar(hidden=as_json) as progress:
-        if fetched is not None:
-            done = releases.commit(
-                reference,
-                directory,
-                fetched,
-                key=key,
-                allow_rollback=allow_rollback,
-                executorch=executorch,
-                progress=progress,
-            )
-        else:
-            done = releases.pull(
-                reference,
-                directory,
-                key=key,
-                allow_rollback=allow_rollback,
-                plain=plain,
-                executorch=executorch,
-                verify=verify,
-                patience=trying,
-                progress=progress,
-            )
+        done = releases.pull(
+            reference,
+            directory,
+            key=key,
+            allow_rollback=allow_rollback,
+            plain=plain,
+            executorch=executorch,
+            verify=verify,
+            patience=releases.Patience(seconds=patience, notice=Notice(print_error)),
+            progress=progress,
+        )
     if as_json:
         print_json(done)
         return
@@ -204,8 +160,7 @@ def pull(
         say(f"{reference}: a cache still has {done.name} {done.stale}; what is installed is newer, and stays.")
     what = "is now" if done.changed else "was already"
     say(f"{directory / 'current'}: {what} {done.name} {done.version}, sha256:{done.sha256}")
-    verb = "Took" if fetched is not None else "Fetched"
-    say(f"{verb} {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
+    say(f"Fetched {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
 
 
 @contextlib.contextmanager
@@ -217,20 +172,6 @@ def _later(as_json: bool) -> Iterator[None]:
         if as_json:
             print_json({"error": str(error), "retry_after": error.retry_after})
         raise
-
-
-def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
-    if plan.current:
-        say(f"{directory / 'current'}: was already {plan.name} {plan.version}, sha256:{plan.sha256}")
-        return
-    say(f"{plan.name} {plan.version}, sha256:{plan.sha256}")
-    for one in plan.fetches:
-        say(f"{one.file}: {one.size} bytes of sha256:{one.sha256}")
-        say(f"  {one.url}" + (f"  Range: {one.range}" if one.range else ""))
-    say(f"{counted(plan.fetches, 'file')} with {size(plan.bytes)} for a release of {size(plan.release_bytes)}.")
 
 
 @app.command()

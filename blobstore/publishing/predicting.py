@@ -64,9 +64,6 @@ class _Published(Source):
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         yield Body(0, iter([self._counted(self._parts)]))  # nothing else is read to plan a pull
 
-    def url(self, wanted: Object) -> str:
-        return self.name
-
 
 def predicted(index: bytes, parts: bytes, lists: Mapping[str, bytes], previous: Released | None) -> int:
     """The bytes that a device fetches of a release, its index and lists included.

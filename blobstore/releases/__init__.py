@@ -18,24 +18,19 @@ if TYPE_CHECKING:
     from blobstore.publishing.sweep import Swept, sweep
     from blobstore.releases.device.installed import Removed
     from blobstore.releases.device.live import Followed, Release
-    from blobstore.releases.device.plan import Fetch, Plan, commit, plan
     from blobstore.releases.device.pull import Pulled, gc, pull
     from blobstore.releases.sources.patience import Patience
 
 __all__ = [
-    "Fetch",
     "Followed",
     "Patience",
-    "Plan",
     "Published",
     "Pulled",
     "Pushed",
     "Release",
     "Removed",
     "Swept",
-    "commit",
     "gc",
-    "plan",
     "publish",
     "pull",
     "push",
@@ -43,19 +38,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Removed": "device.installed",
-    "Fetch": "device.plan",
     "Followed": "device.live",
     "Patience": "sources.patience",
-    "Plan": "device.plan",
     "Published": ".publishing.publish",
     "Pulled": "device.pull",
     "Pushed": ".publishing.push",
     "Release": "device.live",
+    "Removed": "device.installed",
     "Swept": ".publishing.sweep",
-    "commit": "device.plan",
     "gc": "device.pull",
-    "plan": "device.plan",
     "publish": ".publishing.publish",
     "pull": "device.pull",
     "push": ".publishing.push",

@@ -22,13 +22,14 @@ import numpy as np
 from blobstore import save_file
 from blobstore.core.codec.blobs import DecodeError, decode
 from blobstore.core.errors import BlobStoreError, ReleaseError
-from blobstore.releases import Patience, plan, publish, pull
+from blobstore.releases import Patience, publish, pull
 from blobstore.releases.index.index import File, Index, Object, encode, parse_index
 from blobstore.releases.index.needs import check_time
 from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
+from tests.releases.recording import would_ask
 
 PATIENCE = Patience(seconds=0, attempts=2, first=0, longest=0, connect=2, read=0.2, pause=lambda seconds: None)
 
@@ -95,16 +96,17 @@ def ways(data: bytes) -> None:
 
 
 def _compare(index: Path, parts: Object, device: Path, other: Path, what: str) -> None:
-    """Let Python plan for one device and C++ for another one, which is the same."""
+    """What Python would fetch for one device, and C++ for another one, which is the same."""
     (other / "incoming").mkdir(exist_ok=True)
     (other / "incoming" / parts.sha256).write_bytes((index.parents[2] / "files" / parts.sha256).read_bytes())
 
     def python() -> Any:
-        return sorted((one.range or "", one.size, one.file) for one in plan(index, device).fetches)
+        return sorted(would_ask(index.parent, device))
 
     def cpp() -> Any:
         listed = native.missing(os.fsencode(index), os.fsencode(other), executorch="")[-1]
-        return sorted((range_ or "", size, name) for _, range_, size, _, name in listed)
+        starts = [int(range_.removeprefix("bytes=").split("-")[0]) if range_ else 0 for _, range_, *_ in listed]
+        return sorted((one[3], start, start + one[2]) for start, one in zip(starts, listed, strict=True))
 
     agree(answer(python), answer(cpp), what)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -66,23 +65,3 @@ def test_one_is_singular(tmp_path: Path) -> None:
         run("pull", tmp_path / "r/a" / version, tmp_path / "device")
         (tmp_path / "in/one").write_text("2")
     assert "Removed 1 release and 3 files with " in run("gc", tmp_path / "device")
-
-
-def test_a_plan_for_another_downloader(tmp_path: Path) -> None:
-    """--plan lists files, --commit takes them, and what the plan has decided is not decided again."""
-    releases, device, fetched = tmp_path / "releases", tmp_path / "device", tmp_path / "fetched"
-    run("publish", inputs(tmp_path / "in", weights()), "-o", releases, "--name", "a", "--version", "1")
-    todo = json.loads(run("pull", releases / "a/1", device, "--plan", "--json"))
-    lines = run("pull", releases / "a/1", device, "--plan")
-    fetched.mkdir()
-    for one in todo["fetches"]:
-        assert f"{one['file']}: {one['size']} bytes of sha256:{one['sha256']}" in lines and one["url"] in lines
-        data = Path(urlsplit(one["url"]).path).read_bytes()
-        if one["range"]:
-            start, stop = map(int, one["range"].removeprefix("bytes=").split("-"))
-            data = data[start : stop + 1]
-        (fetched / one["file"]).write_bytes(data)
-    run("pull", releases / "a/1", device, "--commit", fetched, "--plain", code=2)
-    assert "is now a 1" in run("pull", releases / "a/1", device, "--commit", fetched)
-    assert same(found(device / "current"), weights())
-    assert "was already a 1" in run("pull", releases / "a/1", device, "--plan")

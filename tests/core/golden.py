@@ -104,7 +104,7 @@ def json_fields(folder: Path, device: Path) -> dict[str, list[str]]:
         "verify": ["verify", *model],
         "diff": ["diff", str(folder / "model.ptd"), str(folder / "slim" / "shared.ptd")],
         "report": ["report", "--no-cache", *model],
-        "pull": ["pull", str(folder / "release" / "model" / "1"), str(device), "--plan"],
+        "pull": ["pull", str(folder / "release" / "model" / "1"), str(device)],
     }
     return {name: sorted(set(fields(json.loads(printed([*line, "--json"]))))) for name, line in lines.items()}
 

@@ -60,8 +60,6 @@ COMMAND_LINES = [
     "pull releases/a/1 device",
     "pull releases/a/1 device --verify",
     "pull releases/a/1 device --key key.pem",
-    "pull releases/a/1 device --plan",
-    "pull releases/a/1 device --commit fetched",
     "pull oci:nowhere:1 device",
     "pull localhost:1/a:1 device",
     "pull https://localhost:1/a/1/index.json device",

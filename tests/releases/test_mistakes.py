@@ -12,11 +12,13 @@ import pytest
 
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, ReleaseError, TransferError, TrustError
-from blobstore.releases import Patience, Release, commit, gc, plan, publish, pull, push, sweep
+from blobstore.releases import Patience, Release, gc, publish, pull, push, sweep
+from blobstore.releases.device.pull import PullOptions
 from blobstore.releases.index.index import parse_index
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError
 from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, published_once, read_ways, same, weights
+from tests.releases.recording import recorded_pull, would_ask
 
 
 @published_once
@@ -39,9 +41,8 @@ def edited(release: Path, change: Any) -> Path:
 def test_a_release_folder_is_no_device(releases: Path, tmp_path: Path) -> None:
     """gc would remove what is published there; and the other way round."""
     before = sorted(path.relative_to(releases) for path in releases.rglob("*"))
-    for call in (pull, plan):
-        with pytest.raises(ReleaseError, match="releases are published in this folder"):
-            call(releases / "a/1", releases)
+    with pytest.raises(ReleaseError, match="releases are published in this folder"):
+        pull(releases / "a/1", releases)
     with pytest.raises(ReleaseError, match="releases are published in this folder"):
         native.missing(os.fsencode(releases / "a/1/index.json"), os.fsencode(releases))
     assert sorted(path.relative_to(releases) for path in releases.rglob("*")) == before
@@ -135,12 +136,8 @@ def test_programs_need_their_executorch(releases: Path, tmp_path: Path, lowered:
     publish(tmp_path / "in", releases, name="a", version="3", executorch=needed)
     release, device = releases / "a/3", tmp_path / "device"
     for has in ("1.4", "1", "0.9.9"):
-        for call in (pull, plan):
-            with pytest.raises(ReleaseError, match=rf"need ExecuTorch {needed}, this device has {has}"):
-                call(release, device, executorch=has)
-    plan(release, device, executorch="3")
-    with pytest.raises(ReleaseError, match="need ExecuTorch"):
-        commit(release, device, tmp_path, executorch="1.4")
+        with pytest.raises(ReleaseError, match=rf"need ExecuTorch {needed}, this device has {has}"):
+            pull(release, device, executorch=has)
     assert not (device / "current").exists()
     for has in (needed, "2.0.0", "10"):
         pull(release, tmp_path / has, executorch=has)
@@ -169,9 +166,6 @@ def test_commands_that_run_twice(releases: Path, tmp_path: Path) -> None:
     first = sorted((path, path.lstat().st_mtime_ns) for path in device.rglob("*") if path.is_file())
     assert not pull(releases / "a/1", device).changed
     assert gc(device).files == gc(device).files == 0
-    assert plan(releases / "a/1", device).current
-    assert not commit(releases / "a/1", device, tmp_path).changed
-    gc(device)
     assert sorted((path, path.lstat().st_mtime_ns) for path in device.rglob("*") if path.is_file()) == first
 
 
@@ -238,10 +232,7 @@ def test_relative_paths(releases: Path, tmp_path: Path, monkeypatch: pytest.Monk
     pull(f"oci:layout@sha256:{pushed.sha256}", "device")
     assert same(found(Path("device/current")), tensors)
     pull("releases/a/3", "other")
-    Path("fetched").mkdir()
-    for one in plan("releases/a/4", "other").fetches:
-        Path("fetched", one.file).write_bytes(next(Path("releases").rglob(one.sha256)).read_bytes())
-    commit("releases/a/4", "other", "fetched")
+    pull("releases/a/4", "other")
     gc("other")
     assert same(found(Path("other/current")), tensors)
     with Release.open("device") as release:
@@ -278,10 +269,10 @@ def test_one_of_many_small_files_changes(tmp_path: Path) -> None:
             (folder / f"{i}.txt").write_text(f"{i:020}{version:020}")
         publish(folder, root, name="a", version=str(version))
         release = root / f"a/{version}"
-        todo = plan(release, tmp_path / f"empty{version}")
-        assert len(todo.fetches) <= 6 and todo.bytes <= 3 * todo.release_bytes
+        done, asked = recorded_pull(release, tmp_path / f"device{version}", PullOptions())
+        assert len(asked) <= 6 and done.fetched_bytes <= 3 * done.release_bytes
+        pull(release, tmp_path / "device")
         for device in (tmp_path / "device", tmp_path / f"device{version}"):
-            pull(release, device)
             for file in folder.iterdir():
                 assert (device / "current" / file.name).read_bytes() == file.read_bytes()
 
@@ -294,7 +285,7 @@ def test_files_that_come_one_by_one(tmp_path: Path) -> None:
     for i in range(24):
         (folder / f"{i}.txt").write_text(f"{i:040}")
         publish(folder, root, name="a", version=str(i))
-        assert len({one.sha256 for one in plan(root / f"a/{i}", tmp_path / "device").fetches}) <= 16
+        assert len({sha256 for sha256, _, _ in would_ask(root / f"a/{i}", tmp_path / "device")}) <= 16
     pull(root / "a/23", tmp_path / "device")
     assert len(list((tmp_path / "device/current").iterdir())) == 24
 
@@ -327,14 +318,12 @@ def test_a_damaged_index_of_a_device(releases: Path, tmp_path: Path, how: str, k
     (index,) = (device / "indexes").glob("*.json")
     whole = index.read_bytes()
     spoilt(index, how)
-    for call in (pull, plan):
-        with pytest.raises(TrustError, match="index is damaged"):
-            call(release("2"), device)
+    with pytest.raises(TrustError, match="index is damaged"):
+        pull(release("2"), device)
     with pytest.raises(TrustError, match="index is damaged"):
         native.missing(os.fsencode(releases / "a/2/index.json"), os.fsencode(device))
     with pytest.raises(IntegrityError):
         gc(device)
-    assert not plan(release("1"), device).current
     pull(release("1"), device)
     assert index.read_bytes() == whole
     names = {path.relative_to(device / "current").as_posix() for path in (device / "current").rglob("*.json")}

@@ -1,4 +1,4 @@
-"""The C++ library plans and commits what the Python package does (F2, F3, F4)."""
+"""The C++ library lists and commits what a pull by the Python package fetches and makes (F2, F3, F4)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from blobstore.errors import (
     TransferError,
     TrustError,
 )
-from blobstore.releases import Release, commit, gc, plan, publish, pull
+from blobstore.releases import Release, gc, publish, pull
+from blobstore.releases.device.pull import PullOptions
 from blobstore.releases.index.index import check_file_name, parse_index
 from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
-from tests.releases.models import NOW, found, inputs, read_ways, same, spoil, weights
-from tests.releases.server import serving
+from tests.releases.models import found, inputs, read_ways, same, spoil, weights
+from tests.releases.recording import Asked, recorded_pull, would_ask
 from tests.releases.test_faults import HOSTILE
 
 VERSIONS = ("1", "2", "3", "4")
@@ -51,6 +52,14 @@ class Fetch(NamedTuple):
     sha256: str
     file: str
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """The object, the first byte, and the first byte behind the last one."""
+        start = int(self.range.removeprefix("bytes=").split("-")[0]) if self.range else 0
+        assert self.range in (f"bytes={start}-{start + self.size - 1}", None)
+        assert self.file == self.sha256 + (f".{self.range.removeprefix('bytes=')}" if self.range else "")
+        return self.sha256, start, start + self.size
+
 
 class Missing(NamedTuple):
     name: str
@@ -61,6 +70,10 @@ class Missing(NamedTuple):
     bytes: int
     folder: bytes
     fetches: list[Fetch]
+
+    @property
+    def places(self) -> Asked:
+        return {one.place for one in self.fetches}
 
 
 def lacks(release: Path, device: Path, **options: Any) -> Missing:
@@ -126,6 +139,11 @@ def tree(folder: Path) -> dict[str, str | bytes | None]:
     }
 
 
+def installed(device: Path) -> dict[str, str | bytes | None]:
+    """All that is in the folder of a device, but for empty folders of what was fetched."""
+    return {name: data for name, data in tree(device).items() if name not in {"incoming", "partial"}}
+
+
 def middle_weights() -> dict[str, np.ndarray]:
     """A layer is another one, and there is a new one."""
     tensors = weights(layers=12)
@@ -178,50 +196,35 @@ def test_there_are_all_kinds_of_ways(published: Path) -> None:
 
 @pytest.mark.parametrize("versions", ["1234", "13", "24", "4", "1243"])
 @pytest.mark.parametrize("plain", [False, True])
-def test_plans_and_folders_are_equal(published: Path, whole: Path, tmp_path: Path, versions: str, plain: bool) -> None:
-    """What Python plans is what C++ lists, and all files and links are the same afterwards."""
+def test_ranges_and_folders_are_equal(published: Path, whole: Path, tmp_path: Path, versions: str, plain: bool) -> None:
+    """What Python fetches is what C++ lists, and all files and links are the same afterwards."""
     releases = whole if plain else published
     for version in versions:
         release = releases / version
         rollback = int(version) < 4 and "4" in versions[: versions.index(version)]
-        todo = plan(release, tmp_path / "python", plain=plain, allow_rollback=rollback)
-        fetched = tmp_path / f"fetched{version}"
-        fetched.mkdir()
-        for one in todo.fetches:
-            (fetched / one.file).write_bytes(content(releases.parent, one.sha256, one.range))
         if rollback:
             with pytest.raises(TrustError, match="older than version"):
                 lacks(release, tmp_path / "native")
             break
         last = update(release, tmp_path / "native", plain=plain)
-        assert {one[1:] for one in last.fetches} == {
-            (one.range, one.size, one.sha256, one.file) for one in todo.fetches
-        }
-        assert (last.name, last.version, last.sha256, last.release_bytes, last.bytes) == (
-            todo.name,
-            todo.version,
-            todo.sha256,
-            todo.release_bytes,
-            todo.bytes,
+        done, asked = recorded_pull(release, tmp_path / "python", PullOptions(plain=plain))
+        assert last.places == asked and last.bytes == sum(stop - start for _, start, stop in asked)
+        assert (last.name, last.version, last.sha256, last.release_bytes) == (
+            done.name,
+            done.version,
+            done.sha256,
+            done.release_bytes,
         )
-        commit(release, tmp_path / "python", fetched)
-        assert tree(tmp_path / "native") == tree(tmp_path / "python")
+        assert installed(tmp_path / "native") == installed(tmp_path / "python")
         again = take(release, tmp_path / "native")
-        assert again[:3] == ("a", version, todo.sha256) and not again[4]
+        assert again[:3] == ("a", version, done.sha256) and not again[4]
         assert lacks(release, tmp_path / "native").current
 
 
-def test_plans_of_a_server_with_whole_files_are_equal(whole: Path, tmp_path: Path) -> None:
-    """Of whole files and other forms, both choose the same."""
+def test_of_whole_files_and_other_forms_both_choose_the_same(whole: Path, tmp_path: Path) -> None:
     device, other = tmp_path / "device", tmp_path / "other"
-    with serving(whole.parent) as server:
-        for version in "134":
-            url = f"{server.url}/a/{version}/index.json"
-            todo = plan(url, other, patience=NOW)
-            done = update(whole / version, device)
-            listed = {(one.range, one.size, one.sha256, one.file) for one in todo.fetches}
-            assert {one[1:] for one in done.fetches} == listed
-            pull(url, other, patience=NOW)
+    for version in "134":
+        assert update(whole / version, device).places == recorded_pull(whole / version, other, PullOptions())[1]
     assert tree(device / "current") == tree(other / "current")
 
 
@@ -496,7 +499,8 @@ def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int) -> No
     first = tmp_path / "first"
     for version in ("1", "2", "4"):
         pull(published / version, first)
-    plan(published / "3", first, allow_rollback=True)
+    (first / "incoming").mkdir()
+    (first / "incoming" / f"{'0' * 64}.0-99").write_bytes(bytes(100))
     (first / "files" / ("2" * 64)).write_bytes(bytes(20))
     (first / "files" / "own").write_bytes(b"kept")
     other = tmp_path / "other"
@@ -602,7 +606,7 @@ def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Any
     """As Python refuses it, before anything is written (F4)."""
     release = edited(published / "1", tmp_path / "bad", change)
     with pytest.raises(InvalidFileError):
-        plan(release, tmp_path / "python")
+        pull(release, tmp_path / "python")
     for call in (lacks, take):
         with pytest.raises(InvalidFileError):
             call(release, tmp_path / "device")
@@ -819,14 +823,12 @@ def test_both_read_the_same_parts_and_ways(
     shutil.copytree(folder / "other", device, symlinks=True, dirs_exist_ok=True)
     try:
         parse_ways((release / "ways.json.zst").read_bytes(), sha256, parse_parts(listed, index, "parts"), "ways")
-        expected = plan(root / "a" / "3", folder / "other")
+        expected = would_ask(root / "a" / "3", folder / "other")
     except (InvalidFileError, ReleaseError) as error:
         with pytest.raises(type(error)):
             lacks(release, device)
     else:
-        assert {one[1:] for one in lacks(release, device).fetches} == {
-            (one.range, one.size, one.sha256, one.file) for one in expected.fetches
-        }
+        assert lacks(release, device).places == expected
 
 
 @pytest.mark.long

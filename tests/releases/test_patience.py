@@ -338,7 +338,7 @@ def test_the_command_says_when_to_come_back(server: Server, tmp_path: Path) -> N
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 75
     assert 500 <= json.loads(done.stdout)["retry_after"] <= 1250
-    done = CliRunner().invoke(app, [*command, "--plan"])
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 75
     assert "asks to come back in 500 seconds: try again in" in done.stderr
     assert done.stdout == ""

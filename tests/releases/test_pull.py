@@ -15,6 +15,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+import blobstore
+from blobstore import open_ptd
 from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
 from blobstore.releases import gc, publish, pull, push
@@ -291,6 +293,31 @@ def test_damaged_blobs_that_are_here_are_fetched_instead(releases: Path, tmp_pat
     publish(inputs(tmp_path / "in", tensors, files=20), releases, name="assistant", version="4")
     pull(releases / "assistant/4", device)
     assert same(found(device / "current"), tensors)
+
+
+def test_a_damaged_base_that_is_here_is_not_used(releases: Path, tmp_path: Path) -> None:
+    """A difference to it would be of no use; the content is fetched whole (F4)."""
+    device = tmp_path / "device"
+    path = (pull(releases / "assistant/1", device).path / "model.ptd").resolve()
+    with open_ptd(path) as data_map:
+        start, _ = data_map.byte_range("layer2.weight")
+    data = bytearray(path.read_bytes())
+    data[start + 99] ^= 1
+    path.write_bytes(data)
+    pull(releases / "assistant/2", device)
+    assert same(found(device / "current"), expected())
+
+
+def test_parts_of_a_file_that_is_fetched_whole(tmp_path: Path) -> None:
+    """Another file is made of its bytes, before it gets its place (F2)."""
+    tensors = weights()
+    (tmp_path / "in").mkdir()
+    blobstore.save_file(tensors, tmp_path / "in/whole.ptd")
+    blobstore.save_file({"one": tensors["layer1.weight"], "own": np.zeros(9)}, tmp_path / "in/a.ptd")
+    publish(tmp_path / "in", tmp_path / "releases", name="a", version="1", plain=True)
+    for number in range(5):  # threads could be lucky
+        pull(tmp_path / "releases/a/1", tmp_path / f"device{number}", plain=True)
+        assert same(found(tmp_path / f"device{number}/current", "whole.ptd"), tensors)
 
 
 def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:

@@ -171,19 +171,6 @@ def test_gaps_are_chosen_by_their_cost(ranges: list[tuple[int, int]], cost: int)
     assert price == least
 
 
-@pytest.mark.parametrize("planned", [False, True])
-def test_a_plan_has_one_range_in_each_request(planned: bool) -> None:
-    """Downloaders of a system know no others; and its gaps are those of C++."""
-    transfer = Transfer(Ranged(0, 100), 4, None, planned=planned)  # type: ignore[arg-type]
-    ranges = [(at, at + 1000) for at in range(0, 1_000_000, 10_000)]
-    transfer.ask(Spool(Path("/nowhere"), Object("0" * 64, 1_000_000)), ranges)
-    assert transfer.requests == (
-        [(Object("0" * 64, 1_000_000), 0, 991_000)]
-        if planned
-        else [(Object("0" * 64, 1_000_000), *one) for one in ranges]
-    )
-
-
 # Servers
 
 BLOBS, SIZE = 4000, 1024

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from blobstore.errors import FileAccessError
-from blobstore.releases.device.assembly import Recipe, make
+from blobstore.releases.device.assembly import Assembly, make
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.index.index import Object
 from tests.core.disk.outputs import fail
@@ -38,5 +38,5 @@ def test_a_disk_failure_is_remembered_when_all_is_fetched_again(
     monkeypatch.setattr("blobstore.core.disk.output._SYNC", 1000)
     fail(monkeypatch, "fdatasync", 1, errno.EIO)
     with pytest.raises(FileAccessError, match="Input/output error"):
-        make(Recipe(WANTED, spool, None), files, cast(Any, Again()))
+        make(Assembly(WANTED, spool, None), files, cast(Any, Again()))
     assert list(files.iterdir()) == []

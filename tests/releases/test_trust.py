@@ -20,10 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
-from blobstore.releases import plan, publish, pull, push
+from blobstore.releases import publish, pull, push
 from blobstore.releases.device.assembly import Assembly, Piece, make
 from blobstore.releases.device.installed import Installed
-from blobstore.releases.device.plan import commit
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.index.index import TABLE_LIMIT, Object, parse_index
 from blobstore.releases.index.manifests import INDEX_LIMIT, parse_manifest
@@ -100,26 +99,11 @@ def test_what_is_here_already_must_be_signed_too(releases: Path, tmp_path: Path)
     with pytest.raises(TrustError, match="not signed"):
         pull(releases / "a/1", tmp_path / "device", key=public)
     with pytest.raises(TrustError, match="not signed"):
-        plan(releases / "a/1", tmp_path / "device", key=public)
-    with pytest.raises(TrustError, match="not signed"):
         pull(releases / "a/1", tmp_path / "new", key=public)
     assert not (tmp_path / "new/current").exists()
     index = (releases / "a/1/index.json").read_bytes()
     (releases / "signatures" / done.sha256).write_text(sign(index, private))  # later, as publishers may
     assert pull(releases / "a/1", tmp_path / "device", key=public).sha256 == done.sha256
-
-
-def test_the_index_in_a_plan_has_its_digest(releases: Path, tmp_path: Path) -> None:
-    """A plan waits in a folder until its files are there (S1)."""
-    plan(releases / "a/1", tmp_path / "device")
-    [path] = [one for one in (tmp_path / "device/incoming").iterdir() if one.is_file()]
-    record = json.loads(path.read_text())
-    index = json.loads(base64.b64decode(record["index"]))
-    index["version"] = "2"
-    record["index"] = base64.b64encode(json.dumps(index).encode()).decode()
-    path.write_text(json.dumps(record))
-    with pytest.raises(InvalidFileError, match="SHA-256"):
-        commit(releases / "a/1", tmp_path / "device", releases / "files")
 
 
 # Digests
@@ -461,7 +445,7 @@ def test_what_is_fetched_goes_through_no_link(tmp_path: Path, ending: str) -> No
 # What a reference says
 
 
-@pytest.mark.parametrize("source", ["folder", "index", "web", "layout", "plan"])
+@pytest.mark.parametrize("source", ["folder", "index", "web", "layout"])
 def test_a_release_is_the_version_that_the_reference_says(releases: Path, tmp_path: Path, source: str) -> None:
     """A signed older release under the path or the tag of a newer one is refused, also if it is installed (F4)."""
     private, public, _ = keys(tmp_path, ec.SECP256R1())
@@ -478,7 +462,6 @@ def test_a_release_is_the_version_that_the_reference_says(releases: Path, tmp_pa
         references = {
             "folder": [str(releases / name) for name in ("a/3.1", "b/2", "b/latest", "a/2")],
             "index": [str(releases / name / "index.json") for name in ("a/3.1", "b/2", "b/latest", "a/2")],
-            "plan": [str(releases / "a/3.1"), str(releases / "a/2")],
             "web": [f"{server.url}/{name}/index.json" for name in ("a/3.1", "b/2", "b/latest", "a/latest")],
             "layout": [f"oci:{tmp_path}/layout:3.1"],
         }[source]
@@ -488,7 +471,7 @@ def test_a_release_is_the_version_that_the_reference_says(releases: Path, tmp_pa
                 pull(releases / "a/2", device, key=public)
             for wrong in references[: len(references) - (source != "layout")]:
                 with pytest.raises(TrustError, match=r"expected (3\.1|a 3\.1|b 2|b), found a 2"):
-                    (plan if source == "plan" else pull)(wrong, device, key=public)
+                    pull(wrong, device, key=public)
                 assert (device / "current").exists() == installed
         if source != "layout":
             assert pull(references[-1], device, key=public).version == "2"
@@ -527,9 +510,9 @@ def test_older_releases_are_refused_without_current(releases: Path, tmp_path: Pa
     (device / "current").unlink()
     if lost == "another":
         (device / "current").symlink_to(old)
-    for call in (pull, plan) if lost == "gone" else ():
+    if lost == "gone":
         with pytest.raises(TrustError, match="older than version 2, which is or was"):
-            call(releases / "a/1", device)
+            pull(releases / "a/1", device)
     publish(tmp_path / "in", releases, name="b", version="1")
     with pytest.raises(ReleaseError, match="has releases of 'a'"):
         pull(releases / "b/1", device)
@@ -551,9 +534,8 @@ def test_a_release_from_the_future_blocks_nobody(
     for clock in (None, 0.0):  # and on a device whose clock is not set
         if clock is not None:
             monkeypatch.setattr(time, "time", lambda: 0.0)
-        for call in (pull, plan):
-            with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
-                call(releases / "a/1", tmp_path / "device")
+        with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
+            pull(releases / "a/1", tmp_path / "device")
         shutil.rmtree(releases / "b", ignore_errors=True)
         monkeypatch.undo()
         publish(tmp_path / "in", releases, name="b", version="1")

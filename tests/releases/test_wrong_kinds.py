@@ -10,17 +10,14 @@ import pytest
 
 import blobstore.releases
 from blobstore.releases import (
-    Fetch,
     Followed,
     Patience,
-    Plan,
     Published,
     Pulled,
     Pushed,
     Release,
     Removed,
     Swept,
-    plan,
     publish,
     pull,
 )
@@ -30,7 +27,7 @@ from tests.releases.server import serving
 
 pytestmark = pytest.mark.long
 
-RESULTS = {Removed, Fetch, Followed, Plan, Published, Pulled, Pushed, Swept}
+RESULTS = {Removed, Followed, Published, Pulled, Pushed, Swept}
 INTERNAL = {"wait", "path"}  # of Patience, for the library; and of Published, a path
 CALLABLES = [
     one
@@ -58,10 +55,6 @@ def url(folder: Path) -> Iterator[str]:
 def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[str, Any]:
     numbers = iter(range(10**9))
 
-    def planned() -> Path:
-        plan(folder / "releases/a/1", folder / "device")
-        return folder / "releases/a/1"
-
     return {
         "inputs": lambda: folder / "in",
         "releases": lambda: folder / "releases",
@@ -70,13 +63,10 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
         "executorch": lambda: "1.5",
         "reference": lambda: folder / "releases/a/1",
         "pull.reference": lambda: url,
-        "plan.reference": lambda: url,
-        "commit.reference": planned,
         "push.reference": lambda: f"oci:{tmp_path / 'layout'}:1",
         "push.release": lambda: folder / "releases/a/1",
         "threads": lambda: 1,
         "directory": lambda: folder / "device",
-        "commit.fetched": lambda: tmp_path,
         "executor": lambda: None,
         "grace": lambda: 0.0,
         "sweep.keep": lambda: 0.0,
@@ -92,7 +82,7 @@ def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[
     }
 
 
-@pytest.mark.slow_for("publish", "commit", "sweep")
+@pytest.mark.slow_for("publish", "sweep")
 @pytest.mark.parametrize("one", CALLABLES, ids=str)
 def test_every_wrong_kind_of_argument(
     one: PublicCallable, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

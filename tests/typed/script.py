@@ -15,7 +15,7 @@ from blobstore import BlobStore, ScalarType, TensorLayout, dedup_programs, fuse_
 from blobstore.adapters import inspect_adapters, load_adapter, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import BlobStoreError, KeyNotFoundError
 from blobstore.lowering import lower
-from blobstore.releases import Release, gc, plan, publish, pull
+from blobstore.releases import Release, gc, publish, pull
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats, make_working_copy, serving
 from blobstore.training import TrainingProgram, lower_training
 
@@ -128,11 +128,10 @@ def adapters(at: Path) -> None:
 
 def releases(at: Path) -> None:
     published = publish([at / "live"], at / "releases", name="net", version="1")
-    planned = plan(published.path, at / "device")
     pulled, collected = pull(published.path, at / "device"), gc(at / "device")
     with Release.open(at / "device") as release:
         followed, running = release.follow(), release.cache
-        print(published.sha256, planned.bytes, pulled.fetched_bytes, collected.files, followed.taken, list(running))
+        print(published.sha256, pulled.fetched_bytes, collected.files, followed.taken, list(running))
 
 
 if __name__ == "__main__":

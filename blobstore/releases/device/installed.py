@@ -442,7 +442,7 @@ class Installed:
         for view in self.views():
             with contextlib.suppress(BlobStoreError):
                 index = self.index(view)
-                for wanted, listed in zip(index.distinct, self.parts(index).files, strict=True):
+                for wanted, listed in self.parts(index).of(index):
                     if wanted.sha256 in seen or not self.has(wanted):
                         continue
                     seen.add(wanted.sha256)
@@ -461,47 +461,47 @@ class Installed:
         with self.locked():
             current = self.view
             ordered = ([current] if current else []) + [view for view in self.views() if view != current]
-            kept, gone, in_use = set(ordered[:keep]), [], 0
-            for view in ordered[keep:]:
-                lock = Lock()
-                try:
-                    with named(self.view_path(view)):
-                        free = lock.take(self.view_path(view))
-                        if free:
-                            shutil.rmtree(self.view_path(view))
-                            gone.append(view)
-                        else:
-                            kept.add(view)
-                            in_use += 1
-                finally:
-                    lock.close()
+            in_use = [view for view in ordered[keep:] if not self._remove_view(view)]
+            kept = {*ordered[:keep], *in_use}
             needed: set[str] = set()
             for view in kept:
                 index = self.index(view)
                 needed |= {index.parts.sha256, *(wanted.sha256 for wanted in self._links(index).values())}
-            files = nbytes = 0
-            for folder, wanted in (
-                (self.files, needed),
-                (self._indexes, kept),
-                *((found, set()) for place in self._abandoned() for found in (self.made(place), place)),
-            ):
-                if not folder.is_dir():
-                    continue
-                with named(folder):
-                    entries = list(os.scandir(folder))
-                for one in entries:
-                    if one.name.split(".")[0] in wanted or not _DIGEST.fullmatch(one.name.split(".")[0]):
-                        continue
-                    with named(Path(one.path)):
-                        nbytes += one.stat(follow_symlinks=False).st_size
-                        os.unlink(one.path)
-                    files += 1
+            removed = [*_remove_all_but(needed, self.files), *_remove_all_but(kept, self._indexes)]
             for place in self._abandoned():
+                removed += [*_remove_all_but(set(), self.made(place)), *_remove_all_but(set(), place)]
                 recover(self.made(place))
                 self.finish(place)
             if self.incoming.is_dir():
                 shutil.rmtree(self.incoming, ignore_errors=True)
-            return Removed(len(gone), files, nbytes, in_use)
+            return Removed(len(ordered) - len(kept), len(removed), sum(removed), len(in_use))
+
+    def _remove_view(self, view: str) -> bool:
+        """Remove the folder of a release; False if a process has it open."""
+        lock, place = Lock(), self.view_path(view)
+        try:
+            with named(place):
+                if not lock.take(place):
+                    return False
+                shutil.rmtree(place)
+                return True
+        finally:
+            lock.close()
+
+
+def _remove_all_but(wanted: set[str], folder: Path) -> Iterator[int]:
+    """Remove files that are named by digests, whatever their ending; the size of each."""
+    if not folder.is_dir():
+        return
+    with named(folder):
+        entries = list(os.scandir(folder))
+    for one in entries:
+        digest = one.name.split(".")[0]
+        if digest not in wanted and _DIGEST.fullmatch(digest):
+            with named(Path(one.path)):
+                size = one.stat(follow_symlinks=False).st_size
+                os.unlink(one.path)
+            yield size
 
 
 def _read_named(path: Path, sha256: str, limit: int) -> bytes:

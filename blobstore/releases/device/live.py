@@ -68,23 +68,22 @@ class _Data:
 
     def __init__(self, installed: Installed, index: Index, names: Sequence[str] | None) -> None:
         self._installed, self._index = installed, index
-        possible = [file.name for file in index.files if file.kind in {"data", "adapter"}]
-        for name in names or ():
-            if name not in possible:
-                raise ReleaseError(
-                    f"{installed.folder}: {index.name} {index.version} has no data file {name!r}; it has {sorted(possible)}"
-                )
-        wanted = names if names is not None else [file.name for file in index.files if file.kind == "data"]
+        possible = _named(index, "data", "adapter")
+        if unknown := [name for name in names or () if name not in possible]:
+            raise ReleaseError(
+                f"{installed.folder}: {index.name} {index.version} has no data file {unknown[0]!r}; it has {sorted(possible)}"
+            )
+        wanted = _named(index, "data") if names is None else names
         self.maps = {name: open_ptd(installed.path(index.file(name).sha256)) for name in wanted}
         self.home: dict[str, PtdDataMap] = {}
         for name, data_map in self.maps.items():
             for key in data_map:
-                if key in self.home and not self._same(key, self.home[key], self, data_map):
+                known = self.home.setdefault(key, data_map)
+                if known is not data_map and not self._same(key, known, self, data_map):
                     raise ReleaseError(
                         f"{installed.folder}: the key {key!r} of data file {name!r} has other contents in another data file; "
                         "open only one of them, with `data`"
                     )
-                self.home[key] = data_map
 
     def same(self, key: str, other: _Data) -> bool:
         """Whether another release has the same bytes and layout under a key that both have.
@@ -110,10 +109,9 @@ class _Data:
     @cached_property
     def _contents(self) -> dict[Path, dict[tuple[int, int], str]]:
         """For each file, its parts: first byte, first byte behind it, SHA-256."""
-        files = zip(self._index.distinct, self._installed.parts(self._index).files, strict=True)
         return {
             self._installed.path(file.sha256): {(one.offset, one.offset + one.size): one.sha256 for one in parts}
-            for file, parts in files
+            for file, parts in self._installed.parts(self._index).of(self._index)
         }
 
     def cache(self, packed: PackedStore | str | os.PathLike[str] | None) -> BlobCache:
@@ -252,24 +250,18 @@ class Release:
 
     def _compare(self, index: Index) -> tuple[tuple[str, ...], list[str], _Data]:
         """The keys whose blobs differ, what else differs, and the new data."""
-        names = {file.name for file in index.files if file.kind in {"data", "adapter"}}
+        names = _named(index, "data", "adapter")
         if gone := [name for name in self._data.maps if name not in names]:
             return (), [f"the data file {name!r} is gone" for name in gone], self._data
         new = _Data(self._installed, index, self._names)
         if more := [name for name in new.maps if name not in self._data.maps]:
             return (), [f"the data file {name!r} is new" for name in more], new
         old_home, home = self._data.home, new.home
+        keys = [key for key in home if key in old_home and not self._data.same(key, new)]
+        fixed = [key for key in keys if not replaceable(old_home[key], home[key], key)]
         reasons = [f"the key {key!r} is gone" for key in old_home.keys() - home.keys()]
         reasons += [f"the key {key!r} is new" for key in home.keys() - old_home.keys()]
-        keys = []
-        for key, data_map in home.items():
-            old = old_home.get(key)
-            if old is None or self._data.same(key, new):
-                continue
-            if replaceable(old, data_map, key):
-                keys.append(key)
-            else:
-                reasons.append(f"the key {key!r} has another layout, or describes other blobs")
+        reasons += [f"the key {key!r} has another layout, or describes other blobs" for key in fixed]
         return tuple(keys), sorted(reasons), new
 
     def close(self) -> None:
@@ -289,9 +281,14 @@ class Release:
         return line("Release", f"{self.name} {self.version} in {self.directory}", *self.cache._facts())
 
 
+def _named(index: Index, *kinds: str) -> list[str]:
+    """The names of files of some kinds."""
+    return [file.name for file in index.files if file.kind in kinds]
+
+
 def _adapter_paths(index: Index, folder: Path) -> list[tuple[str, bytes]]:
     """The names of a release's adapters, and their files."""
-    return [(file.name, os.fsencode(folder / file.name)) for file in index.files if file.kind == "adapter"]
+    return [(name, os.fsencode(folder / name)) for name in _named(index, "adapter")]
 
 
 def _names(data: Any) -> list[str]:

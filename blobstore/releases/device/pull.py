@@ -26,7 +26,7 @@ from blobstore.releases.sources.patience import GoneError, Patience, telling
 from blobstore.releases.sources.places import open_source
 from blobstore.releases.sources.source import Found, Source
 
-__all__ = ["PullOptions", "Pulled", "asked", "checked_index", "gc", "install", "nothing_new", "pull"]
+__all__ = ["PullOptions", "Pulled", "gc", "install", "pull"]
 
 _THREADS = 6
 _MAKERS = 2
@@ -151,7 +151,7 @@ def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Removed:
 def install(source: Source, directory: Path, options: PullOptions, threads: int, progress: Progress | None) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
-    found, stale = asked(installed, source, options)
+    found, stale = _asked(installed, source, options)
     return replace(_take(installed, source, found, options, threads, progress), stale=stale)
 
 
@@ -159,46 +159,95 @@ def _take(
     installed: Installed, source: Source, found: Found, options: PullOptions, threads: int, progress: Progress | None
 ) -> Pulled:
     """Make the release that was found the current one."""
-    done = nothing_new(installed, source, found.sha256, options)
+    done = _nothing_new(installed, source, found.sha256, options)
     if done is not None:
         return done
     with installed.fetching(source.name) as place:
-        data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-        signature = None if options.key is None else source.signature(found.sha256)
-        compared, new, verify, fresh = False, 0, options.verify or source.planned, False
-        # The lock of the device is not held while bytes are fetched: a slow server must not keep other pulls waiting.
+        return _Update(installed, source, found, options, place).run(threads, progress)
+
+
+class _Update:
+    """The way of a folder to a release: look at what is here, fetch what is missing, and look again.
+
+    The lock of the device is not held while bytes are fetched: a slow server must not keep other pulls waiting. So whatever
+    other processes did meanwhile counts: a release may be newer now, or an object collected.
+
+    Args:
+        installed: the folder of the device.
+        source: where the release is.
+        found: the release.
+        options: what the user demands of it.
+        place: the folder for what is fetched; see `Installed.fetching`.
+    """
+
+    def __init__(self, installed: Installed, source: Source, found: Found, options: PullOptions, place: Path) -> None:
+        self._installed, self._source, self._options, self._place = installed, source, options, place
+        self._found = found
+        self._data = found.index if found.index is not None else installed.index_bytes(found.sha256)
+        self._signature = None if options.key is None else source.signature(found.sha256)
+        self._compared, self._new = False, 0
+        self._verify, self._fresh = options.verify, False
+
+    def run(self, threads: int, progress: Progress | None) -> Pulled:
+        """Until the release is the current one."""
         while True:
-            # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
-            with installed.locked():
-                installed.deliver(place)
-                done = None if new else nothing_new(installed, source, found.sha256, options)
+            with self._installed.locked():
+                self._installed.deliver(self._place)
+                done = self._done_by_others()
+                if done is None:
+                    index = self._index()
+                    done = self._switched(index)
                 if done is not None:
-                    installed.finish(place)
+                    self._installed.finish(self._place)
                     return done
-                index = checked_index(installed, source, found.sha256, data, signature, options)
-                if compared and all(installed.has(one) for one in (*index.distinct, index.parts)):
-                    changed = installed.view != found.sha256
-                    path = installed.switch(data, found.sha256, signature)
-                    Polls(installed, source).keep(found)
-                    installed.finish(place)
-                    return _result(index, found.sha256, path, changed, new, source)
                 held = contextlib.ExitStack()
-                held.enter_context(installed.holding(installed.views()))
+                held.enter_context(self._installed.holding(self._installed.views()))
             with held:
-                shopping = Shopping(installed, source, place, plain=options.plain, fresh=fresh, verify=verify)
-                shopping.add(index, found.sha256, verify=options.verify)
-                compared = True
-                shopping.check_room(installed.files)
-                try:
-                    new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
-                except DamagedHereError:
-                    if verify:
-                        raise
-                    verify = True  # everything that the next plan relies on is compared first
-                except GoneError:
-                    if fresh:
-                        raise
-                    fresh = True  # the publisher moved what the list of ways led to
+                self._obtain(index, threads, progress)
+
+    def _done_by_others(self) -> Pulled | None:
+        if self._new:
+            return None
+        return _nothing_new(self._installed, self._source, self._found.sha256, self._options)
+
+    def _index(self) -> Index:
+        return _checked_index(
+            self._installed, self._source, self._found.sha256, self._data, self._signature, self._options
+        )
+
+    def _switched(self, index: Index) -> Pulled | None:
+        """Switch to the release, if all its files are here, and were looked for once."""
+        installed, sha256 = self._installed, self._found.sha256
+        if not self._compared or not all(installed.has(one) for one in (*index.distinct, index.parts)):
+            return None
+        changed = installed.view != sha256
+        path = installed.switch(self._data, sha256, self._signature)
+        Polls(installed, self._source).keep(self._found)
+        return _result(index, sha256, path, changed, self._new, self._source)
+
+    def _obtain(self, index: Index, threads: int, progress: Progress | None) -> None:
+        """Get what is missing; if what this relied on is wrong, the next attempt does not."""
+        shopping = Shopping(
+            self._installed,
+            self._source,
+            self._place,
+            plain=self._options.plain,
+            fresh=self._fresh,
+            verify=self._verify,
+        )
+        shopping.add(index, self._found.sha256, verify=self._options.verify)
+        self._compared = True
+        shopping.check_room(self._installed.files)
+        try:
+            self._new += _obtain(self._source, self._installed.made(self._place), shopping, threads, progress)
+        except DamagedHereError:
+            if self._verify:
+                raise
+            self._verify = True  # everything that the next plan relies on is compared first
+        except GoneError:
+            if self._fresh:
+                raise
+            self._fresh = True  # the publisher moved what the list of ways led to
 
 
 def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
@@ -228,7 +277,7 @@ class _OlderError(TrustError):
         self.version = version
 
 
-def asked(installed: Installed, source: Source, options: PullOptions) -> tuple[Found, str | None]:
+def _asked(installed: Installed, source: Source, options: PullOptions) -> tuple[Found, str | None]:
     """What a source offers, and the version if that is older than the installed release, which then stays.
 
     Where the reference names no version, such as `latest`, an older release than the installed one is refused, because
@@ -266,17 +315,17 @@ def _look_up(installed: Installed, source: Source, polls: Polls, current: str | 
     view = installed.view
     whole = current is not None and view is not None and installed.complete(view)
     found = source.find(current, tag=polls.tag(current) if current is not None and whole else None)
-    if found.unchanged and nothing_new(installed, source, found.sha256, options) is None:
+    if found.unchanged and _nothing_new(installed, source, found.sha256, options) is None:
         return source.find(current)  # something is lacking, such as a signature
     return found
 
 
 def _older(installed: Installed, source: Source, found: Found, options: PullOptions) -> _OlderError | None:
-    """Why what was found is refused, if that is its age alone. Raises every other error of `checked_index`."""
+    """Why what was found is refused, if that is its age alone. Raises every other error of `_checked_index`."""
     data = found.index if found.index is not None else installed.index_bytes(found.sha256)
     signature = None if options.key is None else source.signature(found.sha256)
     try:
-        checked_index(installed, source, found.sha256, data, signature, options)
+        _checked_index(installed, source, found.sha256, data, signature, options)
     except _OlderError as error:
         return error
     return None
@@ -288,7 +337,7 @@ def _from_before(installed: Installed, found: Found) -> bool:
     return mark is not None and found.age > 0 and now - found.age < mark.published <= now
 
 
-def nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
+def _nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
     view = installed.view
     if view is None or view != sha256 or not installed.complete(view, verify=options.verify):
@@ -303,7 +352,7 @@ def nothing_new(installed: Installed, source: Source, sha256: str, options: Pull
     return _result(index, sha256, installed.view_path(view), False, 0, source)
 
 
-def checked_index(
+def _checked_index(
     installed: Installed, source: Source, sha256: str, data: bytes, signature: str | None, options: PullOptions
 ) -> Index:
     """The index with this digest, if the folder may switch to it: signed, well-formed, a successor, and for its ExecuTorch."""
@@ -351,16 +400,8 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
         )
 
 
-def _obtain(
-    installed: Installed,
-    source: Source,
-    place: Path,
-    shopping: Shopping,
-    *,
-    threads: int,
-    progress: Progress | None,
-) -> int:
-    """Fetch and make the files that are missing, in the folder of the source; their number."""
+def _obtain(source: Source, folder: Path, shopping: Shopping, threads: int, progress: Progress | None) -> int:
+    """Fetch and make the files that are missing, in a folder; their number."""
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
@@ -368,15 +409,7 @@ def _obtain(
     # Making two files at a time hashes one while the other one waits for bytes or for the disk.
     pool = ThreadPoolExecutor(_MAKERS)
     try:
-        for assembly in shopping.bases:
-            make(assembly, installed.made(place), transfer)
-        # A file that is fetched whole gets its place at the end, because parts of others may be read from it.
-        for whole in (False, True):
-            assemblies = [assembly for assembly in shopping.assemblies if (assembly.whole is not None) == whole]
-            made = [pool.submit(make, assembly, installed.made(place), transfer) for assembly in assemblies]
-            done, _ = wait(made, return_when=FIRST_EXCEPTION)
-            for one in done:
-                one.result()
+        _make_all(shopping, folder, transfer, pool)
         transfer.join()
     except BaseException as error:
         transfer.stop()
@@ -386,11 +419,22 @@ def _obtain(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     kept = {assembly.wanted.sha256 for assembly in shopping.assemblies}
-    for assembly in shopping.bases:
-        if assembly.wanted.sha256 not in kept:
-            with named(installed.made(place)):
-                (installed.made(place) / assembly.wanted.sha256).unlink(missing_ok=True)
+    with named(folder):
+        for base in {assembly.wanted.sha256 for assembly in shopping.bases} - kept:
+            (folder / base).unlink(missing_ok=True)
     if shopping.parts is not None:
-        store_bytes(installed.made(place), shopping.parts)
+        store_bytes(folder, shopping.parts)
     shopping.discard()
     return len(shopping.assemblies)
+
+
+def _make_all(shopping: Shopping, folder: Path, transfer: Transfer, pool: ThreadPoolExecutor) -> None:
+    for assembly in shopping.bases:
+        make(assembly, folder, transfer)
+    # A file that is fetched whole gets its place at the end, because parts of others may be read from it.
+    for whole in (False, True):
+        assemblies = [assembly for assembly in shopping.assemblies if (assembly.whole is not None) == whole]
+        made = [pool.submit(make, assembly, folder, transfer) for assembly in assemblies]
+        done, _ = wait(made, return_when=FIRST_EXCEPTION)
+        for one in done:
+            one.result()

@@ -19,7 +19,7 @@ from blobstore.releases.device.assembly import Assembly, Piece
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import read_object
-from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object
+from blobstore.releases.index.index import TABLE_LIMIT, Index, Object
 from blobstore.releases.index.intervals import Intervals
 from blobstore.releases.index.parts import Part, Parts, parse_parts
 from blobstore.releases.index.ways import WAYS, Way, Ways, cheapest, parse_ways
@@ -50,7 +50,6 @@ class Shopping:
         bases: contents that others are differences to and that must be made first, in this order; they are not kept.
         assemblies: one for each file that is missing.
         ranges: what the assemblies need of each spool.
-        ways: the list of ways that was used; None if none was needed.
         parts: the list of the parts of the release, to be kept beside its files; None if it is here, or none is needed.
     """
 
@@ -71,7 +70,6 @@ class Shopping:
         self.assemblies: list[Assembly] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
         self.parts: bytes | None = None
-        self.ways: bytes | None = None
         self._spools: dict[str, Spool] = {}
 
     def add(self, index: Index, index_sha256: str, *, verify: bool = False) -> None:
@@ -86,30 +84,34 @@ class Shopping:
             InvalidFileError: a list from the source is malformed.
         """
         here = self._installed.sound if verify else self._installed.has
-        wanted = {file.sha256: file for file in index.files if not here(file.object)}
-        if not wanted and self._installed.has(index.parts):
+        missing = {file.object for file in index.files if not here(file.object)}
+        if not missing and self._installed.has(index.parts):
             return
         data = self.small(index.parts)
         if not self._installed.has(index.parts):
             self.parts = data
         parts = parse_parts(data, index, f"{self._source.name} (the parts of {index.name} {index.version})")
-        listed = dict(zip((one.sha256 for one in index.distinct), parts.files, strict=True))
-        needed = {part.sha256 for sha256 in wanted for part in listed[sha256]}
-        lacking = any(self.here(digest, parts.contents[digest]) is None for digest in needed)
-        routes = self._routes(index, index_sha256, parts, needed, lacking=lacking)
-        for sha256, file in wanted.items():
-            cost = routes.cost(part.sha256 for part in listed[sha256])
-            if index.plain and file.size and cost >= _WORTH * (file.size - self.spool(file.object).present):
-                self._fetch_whole(file)
-            else:
-                self.assemblies.append(Assembly(file.object, None, [routes.step(part) for part in listed[sha256]]))
+        wanted = [(file, listed) for file, listed in parts.of(index) if file in missing]
+        routes = self._routes(index, index_sha256, parts, {part.sha256 for _, listed in wanted for part in listed})
+        for file, listed in wanted:
+            self.assemblies.append(self._assembly(file, listed, routes, plain=index.plain))
+
+    def _assembly(self, file: Object, listed: Sequence[Part], routes: _Routes, *, plain: bool) -> Assembly:
+        """The cheaper one of two: the file is fetched whole, if that can be, or made of its parts."""
+        if plain and file.size:
+            spool = self.spool(file)
+            if routes.cost(part.sha256 for part in listed) >= _WORTH * (file.size - spool.present):
+                self.ranges.setdefault(file.sha256, []).append((0, file.size))
+                return Assembly(file, spool, None)
+        return Assembly(file, None, [routes.step(part) for part in listed])
 
     def _decodes(self, index: Index) -> bool:
         # bytes of a folder on this machine cost less than decoding them
         return not self._plain and (self._source.remote or not index.plain) and _can_decode()
 
-    def _routes(self, index: Index, index_sha256: str, parts: Parts, needed: set[str], *, lacking: bool) -> _Routes:
+    def _routes(self, index: Index, index_sha256: str, parts: Parts, needed: set[str]) -> _Routes:
         decode = self._decodes(index)
+        lacking = any(self.here(digest, parts.contents[digest]) is None for digest in needed)
         ways = self._ways(index, index_sha256, parts) if lacking and (decode or not index.plain) else None
         routes = _Routes(self, parts, *_with_whole_files(index, parts, ways), decode=decode)
         # A device with something that saves hardly anything may have a much older release.
@@ -128,12 +130,7 @@ class Shopping:
             raise ReleaseError(
                 f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, {WAYS}"
             )
-        self.ways = data
         return parse_ways(data, index_sha256, parts, f"{self._source.name} (the ways of {index.name} {index.version})")
-
-    def _fetch_whole(self, file: File) -> None:
-        self.ranges.setdefault(file.sha256, []).append((0, file.size))
-        self.assemblies.append(Assembly(file.object, self.spool(file.object), None))
 
     @property
     def source_name(self) -> str:
@@ -306,7 +303,7 @@ def _with_whole_files(
     listed = [list(some) for some in ways.ways] if ways is not None else [[] for _ in parts.contents]
     if index.plain:
         numbers = {digest: number for number, digest in enumerate(parts.contents)}
-        for whole, of_file in zip(index.distinct, parts.files, strict=True):
+        for whole, of_file in parts.of(index):
             objects.append(whole)
             for part in of_file:
                 listed[numbers[part.sha256]].append(Way("raw", len(objects) - 1, part.offset, part.size))

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from blobstore.core.constants import MOST_GAP
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import TransferError
 from blobstore.releases.device.spool import Spool
@@ -42,30 +41,19 @@ class Transfer:
         source: where the objects are.
         threads: how many requests are sent at a time.
         progress: called with the bytes that are there and those that were asked for.
-        longest: bytes of the largest request.
-        planned: whether another program sends the requests: each has one range, and there are no more of them than in C++.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        threads: int,
-        progress: Progress | None,
-        longest: int = _LONGEST,
-        *,
-        planned: bool = False,
-    ) -> None:
+    def __init__(self, source: Source, threads: int, progress: Progress | None) -> None:
         self._source, self._patience, self._progress = source, source.patience, progress
         self._pace = Pace(source.patience)
         self._todo: deque[tuple[Spool, Ranges]] = deque()
-        self._most_ranges = 1 if planned else source.most_ranges
-        self._planned = planned
+        self._most_ranges = source.most_ranges
         self._spools: dict[str, Spool] = {}
         self._lock = threading.Lock()
         self._stopped = False
         self._working = 0
         self._threads: list[threading.Thread] = []
-        self._most, self._longest = threads, longest
+        self._most = threads
         self.asked = self.done = 0
 
     def ask(self, spool: Spool, ranges: Iterable[tuple[int, int]]) -> None:
@@ -80,10 +68,9 @@ class Transfer:
 
         Each gap between two ranges is decided on its own: it travels if it costs less than what it saves.
         """
-        several = RANGE_COST if most_ranges > 1 else self._source.gap(self._most)
-        gap = MOST_GAP if self._planned else several
+        gap = RANGE_COST if most_ranges > 1 else self._source.gap(self._most)
         together: Ranges = []
-        for one in coalesced(missing, gap, self._longest):
+        for one in coalesced(missing, gap, _LONGEST):
             if together and (len(together) >= most_ranges or _size(together) + one[1] - one[0] > _TOGETHER):
                 yield together
                 together = []
@@ -147,35 +134,34 @@ class Transfer:
         """One request, and further ones as long as it fails in ways that may pass."""
         backoff = Backoff(self._patience, self._pace)
         while missing := _missing(spool, ranges):
+            if len(ranges) > 1:
+                self._fetch_several(spool, missing, backoff)
+                return
             try:
-                if len(ranges) == 1:
-                    self._read(spool, missing[0][0], missing[-1][1])
-                elif self._most_ranges == 1 or not self._read_several(spool, missing):
-                    self._split(spool, missing)
-                    return
+                self._read(spool, missing[0][0], missing[-1][1])
             except InterruptedTransferError as error:
                 if self._stopped:
                     raise
-                left = _missing(spool, ranges)
-                brought = _size(missing) - _size(left)
-                backoff.wait(error, brought)
-                if len(ranges) > 1:
-                    self._give_up_several(spool, left, brought)
-                    return
-            except GoneError:
-                raise
-            except TransferError:
-                if len(ranges) == 1 or self._stopped:
-                    raise
-                self._give_up_several(spool, missing, 0)
-                return
+                backoff.wait(error, _size(missing) - _size(_missing(spool, ranges)))
 
-    def _give_up_several(self, spool: Spool, missing: Ranges, brought: int) -> None:
-        """Ask for ranges one by one after a request for several failed, for whatever reason; the others, too, if it brought
-        nothing."""
-        if not brought:
-            self._most_ranges = 1
-        self._split(spool, missing)
+    def _fetch_several(self, spool: Spool, ranges: Ranges, backoff: Backoff) -> None:
+        """One request for several ranges. If it fails, for whatever reason, they are asked for one by one; and all later
+        ones, too, if it brought nothing."""
+        try:
+            if self._most_ranges > 1 and self._read_several(spool, ranges):
+                return
+        except GoneError:
+            raise
+        except TransferError as error:
+            if self._stopped:
+                raise
+            brought = 0
+            if isinstance(error, InterruptedTransferError):
+                brought = _size(ranges) - _size(_missing(spool, ranges))
+                backoff.wait(error, brought)
+            if not brought:
+                self._most_ranges = 1
+        self._split(spool, _missing(spool, ranges))
 
     def _read_several(self, spool: Spool, ranges: Ranges) -> bool:
         """Read several ranges by one request; False if the server does not do that."""

@@ -6,6 +6,7 @@ is hostile until it is parsed here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -40,6 +41,10 @@ class Parts(Struct, frozen=True, dict=True):
     format: Literal["blobstore.parts.1"]
     files: Annotated[tuple[tuple[Part, ...], ...], Meta(max_length=MOST_FILES)]
 
+    def of(self, index: Index) -> Iterator[tuple[Object, tuple[Part, ...]]]:
+        """The contents of the files of the release with this index, each with its parts."""
+        return zip(index.distinct, self.files, strict=True)
+
     @cached_property
     def contents(self) -> dict[str, int]:
         """The digests of all contents and their sizes in bytes, in the order in which they first occur."""
@@ -66,7 +71,7 @@ def parse_parts(data: bytes, index: Index, where: str) -> Parts:
         raise InvalidFileError(
             where, f"expected the parts of {len(index.distinct)} different files, found those of {len(parts.files)}"
         )
-    for file, listed in zip(index.distinct, parts.files, strict=True):
+    for file, listed in parts.of(index):
         _check_file(file, listed, where)
     sizes = parts.contents
     for part in (part for listed in parts.files for part in listed):

@@ -7,7 +7,7 @@ bounds are checked here. They are JSON in a zstd frame: who cannot read that can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -153,23 +153,34 @@ def cheapest(
         here: whether it is here.
         readable: whether a way can be decoded.
     """
-    best = [Route(0, None) if there else None for there in here]
+    start = Route(0, None)
+    best: list[Route | None] = [start if there else None for there in here]
     differences = []
-    for number, listed in enumerate(ways):
-        for way in listed:
-            if here[number] or not readable(way):
-                continue
-            old = best[number]
-            if way.base >= 0:
-                differences.append((number, way))
-            elif old is None or way.stored < old.cost:
-                best[number] = Route(way.stored, way)
+    for number, way in _usable(ways, here, readable):
+        if way.base >= 0:
+            differences.append((number, way))
+        else:
+            _improve(best, number, way, start)
     for _ in range(_DEEPEST):  # each round makes chains longer by one
         known = list(best)
         for number, way in differences:
-            base, old = known[way.base], best[number]
-            if base is not None and (old is None or way.stored + base.cost < old.cost):
-                best[number] = Route(way.stored + base.cost, way)
+            _improve(best, number, way, known[way.base])
         if known == best:
             break
     return best
+
+
+def _usable(
+    ways: Sequence[Sequence[Way]], here: Sequence[bool], readable: Callable[[Way], bool]
+) -> Iterator[tuple[int, Way]]:
+    """The ways to contents that are not here."""
+    for number, listed in enumerate(ways):
+        if not here[number]:
+            yield from ((number, way) for way in listed if readable(way))
+
+
+def _improve(best: list[Route | None], number: int, way: Way, before: Route | None) -> None:
+    """Take a way to a content if it is cheaper than what is known; `before` leads to what the way begins with."""
+    old = best[number]
+    if before is not None and (old is None or before.cost + way.stored < old.cost):
+        best[number] = Route(before.cost + way.stored, way)

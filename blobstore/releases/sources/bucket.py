@@ -73,9 +73,6 @@ class BucketSource(Source):
         signature = self._small(f"{SIGNATURES}/{index_sha256}", 1 << 16)
         return None if signature is None else signature.decode("ascii", "replace")
 
-    def url(self, wanted: Object) -> str:
-        return self._objects.name(wanted.path)
-
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         yield Body(start, self._pieces(wanted, start, stop))
@@ -84,7 +81,7 @@ class BucketSource(Source):
         while start < stop:
             piece = self._objects.read(wanted.path, start, min(PIECE, stop - start))
             if piece is None:
-                raise GoneError(f"{self.url(wanted)}: this object is missing")
+                raise GoneError(f"{self._objects.name(wanted.path)}: this object is missing")
             if not piece:
                 return
             self._count(len(piece))

@@ -113,9 +113,6 @@ class LayoutSource(Source):
     def signature(self, index_sha256: str) -> str | None:
         return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
 
-    def url(self, wanted: Object) -> str:
-        return self._path(wanted.sha256).resolve().as_uri()
-
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         path = self._path(wanted.sha256)

@@ -94,8 +94,6 @@ class Source(ABC):
     """Whether bytes are dear, so that decoding pays off."""
     most_ranges = 1
     """How many ranges a single request may ask for."""
-    planned = False
-    """Whether it has just what a plan asked for, for which everything that is here was compared."""
     cached = False
     """Whether caches may answer in its place, with what it had before."""
 
@@ -165,10 +163,6 @@ class Source(ABC):
     def gap(self, requests: int) -> int:
         """The most bytes between two ranges that cost less than another request, if so many are sent at a time."""
         return MOST_GAP if self.remote else RANGE_COST
-
-    @abstractmethod
-    def url(self, wanted: Object) -> str:
-        """Where another program gets an object from."""
 
     def check(self, index: Index) -> None:
         """Raise TrustError if this is not the release that was asked for."""
@@ -247,20 +241,14 @@ class FolderSource(Source):
         except (FileAccessError, UnicodeDecodeError):
             return None
 
-    def _path(self, wanted: Object) -> Path:
-        return self._root / wanted.path
-
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
-        path = self._path(wanted)
+        path = self._root / wanted.path
         with open_regular(path) as descriptor:
             if (size := os.fstat(descriptor).st_size) != wanted.size:
                 raise InvalidFileError(path, f"it has {size} bytes, the index says {wanted.size}")
             self._fetched += stop - start
             yield Body(start, pieces_of(descriptor, start, stop))
-
-    def url(self, wanted: Object) -> str:
-        return self._path(wanted).resolve().as_uri()
 
 
 def sha256_of(path: Path, start: int = 0, stop: int | None = None) -> str:

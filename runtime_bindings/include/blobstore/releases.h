@@ -91,7 +91,7 @@ struct Collected {
   uint64_t in_use = 0; // releases that stay only because a process has them open, as Python's `Release`
 };
 
-/// Find what a folder lacks of a release. `blobstore pull --plan` prints the same.
+/// Find what a folder lacks of a release.
 ///
 /// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
 /// the right size is not listed again. The first list has the list of parts, which says what the files consist of:
@@ -118,7 +118,7 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 /// until `gc` removes them.
 ///
 /// It reads and writes the files that are new, waits for the disk, and for other processes that pull into the folder.
-/// `blobstore pull --commit` leaves the same files.
+/// `blobstore pull` leaves the same files.
 ///
 /// @throws Error Transfer: something was not fetched; `missing` lists it. Integrity: what was fetched is wrong; it was
 ///   removed, so that `missing` lists it again. Otherwise as `missing`. In every case the old release stays current.
