@@ -133,7 +133,7 @@ GUARDS = (
         "an answer without end",
         f"{_RELEASES}/sources/http.py",
         "Client._pieces",
-        "received > most",
+        "flow.received > most",
         "False",
         _CLIENT,
     ),
@@ -245,9 +245,9 @@ GUARDS = (
     Guard(
         "gc leaves a release that a process has open",
         f"{_RELEASES}/device/installed.py",
-        "Installed.gc",
-        "lock.take(self.view_path(view))",
-        "lock.take(self.view_path(view)) or True",
+        "Installed._remove_view",
+        "lock.take(place)",
+        "lock.take(place) or True",
         (
             "tests/releases/test_live.py::test_gc_leaves_an_open_release",
             "tests/releases/test_pull.py::test_gc_keeps_what_is_needed",
