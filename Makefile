@@ -23,7 +23,7 @@ test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cor
 	tests=$$($(RUN) -m tests.changed $(CHANGED)) && if [ "$$tests" ]; then $(PYTEST) -m "not native and not slow" $(ARGUMENTS) $$tests; fi
 else
 test: $(VENV)/.runtime
-	$(PYTEST) -m "not long and not native and not slow" $(ARGUMENTS)
+	$(PYTEST) -m "(way or not long) and not native and not slow" $(ARGUMENTS)
 endif
 
 test-all: $(VENV)/.runtime ## run the tests, without the native and the slow ones

@@ -30,6 +30,7 @@ from tests.lowering.live import close
 # Exchanging
 
 
+@pytest.mark.way
 def test_exchange(lora: Any) -> None:
     """Each load takes effect at the next call; a revert restores the adapter of the file (D2, U1)."""
     cache, method = open_lora(lora)

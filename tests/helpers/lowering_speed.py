@@ -1,4 +1,4 @@
-"""Two things that torch does over again in each lowering, and that take 40 % of the time of lowering a small model."""
+"""Three things that torch does over again in each lowering, and that take half of the time of lowering a small model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class _Annotation(metaclass=_Callables):
 
 
 def install() -> None:
-    """Look for new operators instead of going through all of them, once for each namespace; and annotate for nothing."""
+    """Look for new operators instead of going through all of them, once for each namespace; annotate for nothing; and
+    share what each node says of the nodes that it comes from, which nobody changes, instead of copying the whole tree."""
     import torch
     from torch._export import utils
+    from torch.fx.traceback import NodeSource
 
     real, known = utils._materialize_cpp_cia_ops, set[str]()
     seen: tuple[int, ...] = ()
@@ -42,3 +44,4 @@ def install() -> None:
 
     utils._materialize_cpp_cia_ops = materialize
     torch._ops.Callable = _Annotation  # type: ignore[misc, assignment]
+    NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]

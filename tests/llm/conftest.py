@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,18 +26,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("error:::blobstore"))
 
 
+def once(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], None]) -> Path:
+    """A folder that one of the processes of a run writes, and all of them read."""
+    base = factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = place.with_suffix(".done")
+        if not done.exists():
+            shutil.rmtree(place, ignore_errors=True)  # of a process that failed
+            place.mkdir()
+            write(place)
+            done.touch()
+    return place
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with the checkpoints `a` and `b`, and the adapters `one` and `two` in PEFT's format."""
-    made, model = tmp_path_factory.mktemp("llm"), Llama()
-    llama.write_model(made, model, {"a": model.checkpoint(0), "b": model.checkpoint(1)})
-    for seed, name in enumerate(("one", "two")):
-        llama.write_peft(made / name, model.adapter(seed))
-    return made
+
+    def write(folder: Path) -> None:
+        model = Llama()
+        llama.write_model(folder, model, {"a": model.checkpoint(0), "b": model.checkpoint(1)})
+        for seed, name in enumerate(("one", "two")):
+            llama.write_peft(folder / name, model.adapter(seed))
+
+    return once(tmp_path_factory, "llm", write)
 
 
 @pytest.fixture(scope="session")
-def stock(folder: Path) -> Callable[..., str]:
+def stock(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The text of a program that ExecuTorch's own exporter makes now: `stock("a", adapter="one", quantized=False)`."""
     texts: dict[tuple[Any, ...], str] = {}
 
@@ -43,7 +64,7 @@ def stock(folder: Path) -> Callable[..., str]:
         if key not in texts:
             from executorch.examples.models.llama.export_llama_lib import export_llama
 
-            program = model / f"stock-{checkpoint}{adapter}{'-4bit' * quantized}.pte"
+            program = tmp_path_factory.mktemp("stock") / "model.pte"
             with silent():
                 export_llama(llama.config(model, checkpoint, program, adapter=adapter, quantized=quantized))
             texts[key] = llama.text(llama.runner(program, model / "tokenizer.json"))
@@ -53,12 +74,15 @@ def stock(folder: Path) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def live(folder: Path) -> Path:
+def live(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `model.pte`, `base.ptd` and `lora.ptd`: checkpoint `a` with adapter `one`, by the command line.
 
     Half of the options are in a YAML file, as for ExecuTorch's own command.
     """
-    target = folder / "live"
+    return once(tmp_path_factory, "llm-live", lambda made: export_by_command(folder, made / "live")) / "live"
+
+
+def export_by_command(folder: Path, target: Path) -> None:
     target.mkdir()
     (folder / "export.yaml").write_text(
         f"""
@@ -92,15 +116,13 @@ export:
     command = [sys.executable, "-m", "blobstore.export_llm", "--config", str(folder / "export.yaml"), *overrides]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return target
+    shutil.copy(folder / "tokenizer.json", target.parent)
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `tests.llm.letters.write` writes."""
-    folder = tmp_path_factory.mktemp("letters")
-    letters.write(folder)
-    return folder
+    return once(tmp_path_factory, "letters", letters.write)
 
 
 class silent:  # noqa: N801

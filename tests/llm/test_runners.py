@@ -122,6 +122,7 @@ def test_users_at_the_same_time(make: Callable[[int], Runners], count: int) -> N
     assert (runners.stats.answered, runners.stats.failed, runners.stats.running) == (12, 0, 0)
 
 
+@pytest.mark.way
 def test_two_requests_run_at_once_with_two_adapters(make: Callable[[int], Runners]) -> None:
     """While one of them is in the middle of its text, the other begins and ends (D2)."""
     runners = make(2)

@@ -144,6 +144,7 @@ def test_without_records(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.way
 def test_what_belongs_together_is_updated_together(tmp_path: Path) -> None:
     """A blob that is made of two tensors needs both, and `needs` says so."""
     cache = cached(tmp_path, folded("w@1", "w", "variance"))

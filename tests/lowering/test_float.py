@@ -41,6 +41,7 @@ def same_blobs(a: NamedDataMap, b: NamedDataMap) -> None:
         assert bytes(a.get_data(key)) == bytes(b.get_data(key)), key
 
 
+@pytest.mark.way
 def test_whole_models_are_updated_again_and_again(live: Live) -> None:
     """A whole state dict in one commit, for every kind of layer (U1, X1)."""
     live.check()

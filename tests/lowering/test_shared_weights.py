@@ -263,15 +263,25 @@ def lowered(folder: Path, situation: str, name: str) -> Case:
     return Case(folder, calls, state, quantization.tolerance)
 
 
+SITUATIONS = ("twice", "unrolled", "methods", "programs", "variants")
+QUICK = {
+    *((situation, name) for situation in SITUATIONS for name in ("float", "static")),
+    *(("twice", name) for name in QUANTIZATIONS),
+    ("programs", "dynamic"),
+    ("methods", "4 bits"),
+}
+"""Each situation and each quantization, and those of several graphs that no other row is like; the night tries all."""
 TABLE = [
-    (situation, name)
-    for situation in ("twice", "unrolled", "methods", "programs", "variants")
+    pytest.param(
+        (situation, name), id=f"{situation} {name}", marks=[] if (situation, name) in QUICK else pytest.mark.slow
+    )
+    for situation in SITUATIONS
     for name in QUANTIZATIONS
     if situation != "variants" or name in {"float", "static"}
 ]
 
 
-@pytest.fixture(params=TABLE, ids=" ".join, scope="module")
+@pytest.fixture(params=TABLE, scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return lowered(tmp_path_factory.mktemp("shared"), *request.param)
 

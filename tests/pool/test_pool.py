@@ -30,6 +30,7 @@ def pool(where: Place) -> Pool:
     return where.open(create=True)
 
 
+@pytest.mark.way
 def test_files_of_all_kinds_come_back(pool: Pool, tmp_path: Path) -> None:
     model = tmp_path / "model"
     write(model / "a" / "model.safetensors", tensors())

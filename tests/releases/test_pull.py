@@ -94,6 +94,7 @@ def test_each_content_is_stored_once(releases: Path, tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), expected())
 
 
+@pytest.mark.way
 @pytest.mark.parametrize("kind", ["folder", "server", "server without ranges"])
 def test_each_version_follows_the_one_before(releases: Path, tmp_path: Path, kind: str) -> None:
     """From everywhere, and the third is assembled from blobs that are here (F2)."""

@@ -150,6 +150,7 @@ def test_text_is_readable_on_what_is_behind_it(opened: Opened) -> None:
         assert contrast >= 4.5, (selector, contrast)
 
 
+@pytest.mark.way
 def test_keys_are_text_and_never_markup(opened: Opened) -> None:
     page = opened.page
     shown = HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")

@@ -70,6 +70,7 @@ def test_outputs_are_those_of_stock_and_eager(make, tmp_path, module_runner):
                 torch.testing.assert_close(ours, eager, **CLOSE)
 
 
+@pytest.mark.way
 def test_deduplicated_programs_share_a_cache(tmp_path):
     """Their external constants come from programs that had no data file before (B1, D1)."""
     (tmp_path / "in").mkdir()

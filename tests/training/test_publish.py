@@ -200,6 +200,7 @@ def test_finite_only(tmp_path: Path) -> None:
         assert cache.generation == 1
 
 
+@pytest.mark.way
 @pytest.mark.parametrize("kind", [portable, delegated])
 def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
     """Every answer is what one of the published states computes (B3)."""
