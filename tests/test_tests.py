@@ -52,7 +52,7 @@ def test_each_module_of_a_low_room_has_tests_of_its_own(room: str) -> None:
 def test_a_short_run_goes_through_each_wing() -> None:
     """Each folder around the core has a test that is marked as a way, so that `make test` sees when it breaks (H2)."""
     wings = {path.parent.name for path in (ROOT / "blobstore").glob("*/__init__.py")} - {"cli", "core", "testing"}
-    ways = {wing: list(found(re.compile(r"@pytest\.mark\.way\b"), f"tests/{wing}/test_*.py")) for wing in wings}
+    ways = {wing: list(found(re.compile(r"@pytest\.mark\.way\b"), f"tests/{wing}/**/test_*.py")) for wing in wings}
     assert sorted(wing for wing, tests in ways.items() if not tests) == []
 
 
