@@ -21,10 +21,10 @@ def table(head: str) -> list[str]:
     return page.split(f"{head}\n")[1].split("\n\n")[0].splitlines()[1:]
 
 
-def inner_orders() -> dict[str, dict[str, int]]:
-    """For each folder of the second table, its modules and folders with their level, counted from the top."""
+def inner_orders(head: str = "| inside | from top to bottom |") -> dict[str, dict[str, int]]:
+    """For each folder of such a table, its modules and folders with their level, counted from the top."""
     orders: dict[str, dict[str, int]] = {}
-    for line in table("| inside | from top to bottom |"):
+    for line in table(head):
         folder, levels = re.findall(r"[^|]+", line)
         orders[folder.strip(" `")] = {
             name: level for level, part in enumerate(levels.split("→")) for name in re.findall(r"`([^`]+)`", part)
@@ -142,6 +142,7 @@ def test_imports_inside_a_room_go_down_its_list(folder: str) -> None:
 
 
 SOURCES = ROOT / "runtime_bindings" / "src"
+PUBLIC = ROOT / "runtime_bindings" / "include"
 
 
 def test_includes_go_down_the_list() -> None:
@@ -158,6 +159,32 @@ def test_includes_go_down_the_list() -> None:
             there = path.split("/")[0]
             assert (SOURCES / path).is_file(), f"{source} includes {path}, which is not named from {SOURCES}"
             assert there == here or order[there] > order[here], f"{source} includes {path}, which is above it"
+
+
+INSIDE = inner_orders("| inside C++ | from top to bottom |")
+
+
+@pytest.mark.parametrize("room", sorted(folder.name for folder in SOURCES.iterdir() if folder.is_dir()))
+def test_includes_inside_a_cpp_room_go_down_its_list(room: str) -> None:
+    """A header and a source of one name are one thing, so no two of them include each other."""
+    order = INSIDE[f"{room}/"]
+    assert set(order) == {path.stem for path in (SOURCES / room).iterdir()}
+    for source in (SOURCES / room).iterdir():
+        for there in re.findall(rf'#include "{room}/(\w+)\.h"', source.read_text(encoding="utf-8")):
+            assert there == source.stem or order[there] > order[source.stem], f"{source} includes {there}"
+
+
+def test_the_cpp_core_includes_nothing_of_executorch() -> None:
+    """Not in the public headers that it includes, either."""
+    waiting = [path for room in ("os", "format", "cache", "codec", "releases") for path in (SOURCES / room).iterdir()]
+    seen = set(waiting)
+    while waiting:
+        text = waiting.pop().read_text(encoding="utf-8")
+        assert "#include <executorch/" not in text
+        headers = {PUBLIC / path for path in re.findall(r"#include <(blobstore/.*)>", text)}
+        waiting += headers - seen
+        seen |= headers
+    assert PUBLIC / "blobstore" / "cache.h" in seen
 
 
 def test_each_test_is_about_something() -> None:

@@ -17,7 +17,6 @@
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/merge.h"
-#include "adapters/on_release.h"
 #include "convert.h"
 #include "interpreter.h"
 

@@ -14,8 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <executorch/extension/tensor/tensor_ptr.h>
-
 #include <blobstore/error.h>
 #include <blobstore/export.h>
 #include <blobstore/layout.h>
@@ -43,9 +41,21 @@ struct Blob {
 /// New bytes for a key. Copies share the bytes.
 struct Change {
   Change() = default;
-  /// A tensor, which this holds. Its dtype, sizes and dim order must be those of the blob.
-  /// @throws Error UnsupportedData: it is null, or has no data.
-  Change(std::string name, executorch::extension::TensorPtr tensor);
+  /// A tensor of ExecuTorch (`executorch::extension::TensorPtr`), which this holds. Its dtype, sizes and dim order must
+  /// be those of the blob. @throws Error UnsupportedData: it is null, or has no data.
+  template <typename Tensor, typename = decltype(std::declval<const Tensor&>().dim_order())>
+  Change(std::string name, const std::shared_ptr<Tensor>& tensor) : key(std::move(name)) {
+    if (tensor == nullptr) {
+      hold(nullptr, nullptr, 0, {});
+      return;
+    }
+    Layout found{static_cast<int8_t>(tensor->scalar_type()), {tensor->sizes().begin(), tensor->sizes().end()}, {}};
+    const auto order = tensor->dim_order();
+    for (size_t i = 0; i < found.sizes.size(); ++i) { // without an order it is row-major
+      found.dim_order.push_back(order.data() != nullptr ? order[i] : static_cast<uint8_t>(i));
+    }
+    hold(tensor, tensor->const_data_ptr(), tensor->nbytes(), std::move(found));
+  }
   /// Numbers, which this owns: the bytes of the blob, whatever its layout is.
   template <typename Number>
   Change(std::string name, std::vector<Number> numbers) : key(std::move(name)) {
@@ -64,6 +74,9 @@ struct Change {
   size_t size = 0; // in bytes
   const std::optional<Layout>* layout = nullptr; // if given, it must equal the layout of the blob
   std::shared_ptr<const void> owner; // of the memory; null if it is the caller's
+
+ private:
+  void hold(const std::shared_ptr<const void>& tensor, const void* bytes, size_t nbytes, Layout found);
 };
 
 /// Counted or measured, never estimated. Values that this system cannot measure are empty.

@@ -5,7 +5,7 @@
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
-#include "format/dim_order.h"
+#include "logical/dim_order.h"
 #include "text.h"
 
 namespace blobstore::java {

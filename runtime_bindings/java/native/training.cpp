@@ -5,7 +5,7 @@
 #include <blobstore/training.h>
 
 #include "convert.h"
-#include "format/dim_order.h"
+#include "logical/dim_order.h"
 
 namespace blobstore::java {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
-#include "format/dim_order.h"
 #include "format/file_kind.h"
 #include "format/ptd_writer.h"
+#include "logical/dim_order.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "logical/tensor_over.h"

@@ -12,7 +12,6 @@
 #include "adapters/adapter_file.h"
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
-#include "adapters/on_release.h"
 #include "cache/opened_files.h"
 #include "cache/thread_readings.h"
 #include "logical/numbers.h"

@@ -17,6 +17,7 @@
 #include <blobstore/adapters.h>
 
 #include "adapters/adapter_file.h"
+#include "cache/release_commit.h"
 #include "format/digest.h"
 #include "logical/cache_tensors.h"
 #include "os/fair_lock.h"
@@ -134,6 +135,11 @@ void check_foundation(
     const KnownOfCache& known,
     const Adapter& adapter,
     const std::map<std::string, Digest>& replaced = {});
+
+/// What a newer release means for the adapters on its cache, in on_release.cpp: commit what differs between two
+/// releases, and with it the release's own adapters; or nothing, if a loaded adapter does not fit. @throws Error as
+/// `BlobCache::update`; Unsupported: this thread reads the cache.
+void commit_release(ReleaseCommit& commit);
 
 /// Tensors as an update takes them.
 std::vector<Given> all_given(const NamedViews& values);

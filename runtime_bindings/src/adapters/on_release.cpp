@@ -1,4 +1,4 @@
-#include "adapters/on_release.h"
+// What a newer release of a foundation means for the adapters that are loaded above it.
 
 #include <algorithm>
 #include <cstring>

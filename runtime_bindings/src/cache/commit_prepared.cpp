@@ -164,7 +164,7 @@ std::unique_lock<FairLock> MappedCache::prepare_followers_and_lock(
     const std::unique_ptr<Reading> of_base = read_base();
     std::unique_lock<FairLock> exclusive(lock_);
     if (followers_.last() != seen) {
-      const CountsAsReading alone(*this);
+      const CountsAsReading alone(*this, *this);
       followers_.prepare(staged, seen, prepared);
     }
     return exclusive;

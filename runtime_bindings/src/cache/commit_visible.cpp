@@ -87,7 +87,7 @@ bool MappedCache::commit_to_all_processes(
   }
   const std::unique_ptr<Reading> of_base = read_base();
   const std::lock_guard<FairLock> exclusive(lock_);
-  const CountsAsReading alone(*this);
+  const CountsAsReading alone(*this, *this);
   std::vector<uint8_t> manifest;
   const auto make_patches = [&] {
     source.file.check_length(source.size);

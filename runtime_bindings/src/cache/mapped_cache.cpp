@@ -2,7 +2,6 @@
 
 #include <exception>
 
-#include "cache/thread_readings.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -236,6 +235,22 @@ std::shared_ptr<BlobCache> BlobCache::open(
         paths.size());
   }
   return std::make_shared<internal::MappedCache>(paths, mode, std::move(name), std::move(base), std::move(packed));
+}
+
+BlobCache::Reading::Reading(const BlobCache& cache)
+    : base_(cache.base() ? std::make_unique<Reading>(*cache.base()) : nullptr),
+      cache_(cache),
+      thread_(internal::ThreadReadings::mine()) {
+  if (thread_->begin(cache)) {
+    cache.lock_shared();
+    thread_->add(cache, internal::mapped(cache));
+  }
+}
+
+BlobCache::Reading::~Reading() {
+  if (thread_->end(cache_)) {
+    cache_.unlock_shared();
+  }
 }
 
 } // namespace blobstore

@@ -26,6 +26,7 @@
 
 #include "cache/followers.h"
 #include "cache/placed_blobs.h"
+#include "cache/thread_readings.h"
 #include "cache/working_copy.h"
 #include "format/digest.h"
 #include "os/fair_lock.h"
@@ -33,7 +34,7 @@
 
 namespace blobstore::internal {
 
-class MappedCache final : public BlobCache, private ForkAware {
+class MappedCache final : public BlobCache, public FileLocks, private ForkAware {
  public:
   MappedCache(
       const std::vector<std::string>& paths,
@@ -74,8 +75,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   const PlacedBlobs& placed() const { return blobs_; }
   /// In mode Shared: the working copy.
   const File& shared_file() const { return working_copy_->file(); }
-  /// Whether the locks that keep processes apart are on one of these files.
-  bool has_locks_on(const File& data, const File& gate) const {
+  bool has_locks_on(const File& data, const File& gate) const override {
     return working_copy_ != nullptr && working_copy_->has_locks_on(data, gate);
   }
   /// In mode Shared: the digest that the file now has for a blob of its own, nullptr if it records none. It changes

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include <blobstore/reading.h>
-
-#include "cache/mapped_cache.h"
 #include "os/fork.h"
 #include "os/text.h"
 
@@ -79,7 +76,7 @@ void ThreadReadings::check_none_on(const File& data, const File& gate) {
   }
   const std::lock_guard<std::mutex> guard(readings->mutex_);
   for (const Entry& entry : readings->entries_) {
-    if (mapped(*entry.cache).has_locks_on(data, gate)) {
+    if (entry.locks->has_locks_on(data, gate)) {
       throw_error_in(
           ErrorKind::Unsupported,
           entry.cache->name(),
@@ -120,9 +117,9 @@ bool ThreadReadings::begin(const BlobCache& cache) {
   return false;
 }
 
-void ThreadReadings::add(const BlobCache& cache) {
+void ThreadReadings::add(const BlobCache& cache, const FileLocks& locks) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  entries_.push_back({&cache, 1});
+  entries_.push_back({&cache, &locks, 1});
 }
 
 bool ThreadReadings::end(const BlobCache& cache) {
@@ -149,25 +146,3 @@ void ThreadReadings::remove(const BlobCache& cache) {
 }
 
 } // namespace blobstore::internal
-
-namespace blobstore BLOBSTORE_API {
-
-using namespace internal;
-
-BlobCache::Reading::Reading(const BlobCache& cache)
-    : base_(cache.base() ? std::make_unique<Reading>(*cache.base()) : nullptr),
-      cache_(cache),
-      thread_(ThreadReadings::mine()) {
-  if (thread_->begin(cache)) {
-    cache.lock_shared();
-    thread_->add(cache);
-  }
-}
-
-BlobCache::Reading::~Reading() {
-  if (thread_->end(cache_)) {
-    cache_.unlock_shared();
-  }
-}
-
-} // namespace blobstore

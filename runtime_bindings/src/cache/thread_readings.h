@@ -11,6 +11,16 @@
 
 namespace blobstore::internal {
 
+/// What has locks on files that keep processes apart.
+class FileLocks {
+ public:
+  /// Whether they are on one of these files.
+  virtual bool has_locks_on(const File& data, const File& gate) const = 0;
+
+ protected:
+  ~FileLocks() = default;
+};
+
 /// The Readings of one thread: a handful of caches at most. Another thread may end a Reading, so there is a mutex.
 class ThreadReadings {
  public:
@@ -36,13 +46,14 @@ class ThreadReadings {
 
   /// @returns true if this is the thread's first Reading of the cache: the lock must be taken, then `add` called.
   bool begin(const BlobCache& cache);
-  void add(const BlobCache& cache);
+  void add(const BlobCache& cache, const FileLocks& locks);
   /// @returns true if this was the thread's last Reading of the cache: the lock must be given back.
   bool end(const BlobCache& cache);
 
  private:
   struct Entry {
     const BlobCache* cache;
+    const FileLocks* locks; // of the cache
     int depth;
   };
   struct All;
@@ -58,7 +69,9 @@ class ThreadReadings {
 /// one.
 class CountsAsReading {
  public:
-  explicit CountsAsReading(const BlobCache& cache) : cache_(cache) { ThreadReadings::mine()->add(cache); }
+  CountsAsReading(const BlobCache& cache, const FileLocks& locks) : cache_(cache) {
+    ThreadReadings::mine()->add(cache, locks);
+  }
   ~CountsAsReading() { ThreadReadings::lose(cache_); }
   CountsAsReading(const CountsAsReading&) = delete;
   CountsAsReading& operator=(const CountsAsReading&) = delete;

@@ -16,9 +16,9 @@
 
 #include <blobstore/error.h>
 
+#include "delegate/arena.h"
 #include "delegate/blob_names.h"
 #include "delegate/inner_recipe.h"
-#include "os/arena.h"
 
 namespace blobstore::internal {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "format/flatbuffer.h"
-#include "format/ptd_reader.h"
+#include "format/ptd_table.h"
 
 namespace blobstore::internal {
 

@@ -10,7 +10,7 @@
 #include "format/digest.h"
 #include "format/flatbuffer.h"
 #include "format/ptd_bounds.h"
-#include "format/ptd_reader.h"
+#include "format/ptd_table.h"
 
 namespace blobstore::internal {
 

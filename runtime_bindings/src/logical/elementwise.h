@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "format/records.h"
 #include "format/tensor_view.h"
-#include "logical/steps.h"
 
 namespace blobstore::internal {
+
+/// Returns the bytes of another blob by its key: the scales that weights are quantized with.
+using Lookup = std::function<TensorView(const std::string& key)>;
 
 /// A step that is ready to run on parts of a tensor.
 struct Elementwise {

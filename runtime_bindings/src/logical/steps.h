@@ -24,11 +24,9 @@
 
 #include "format/records.h"
 #include "format/tensor_view.h"
+#include "logical/elementwise.h"
 
 namespace blobstore::internal {
-
-/// Returns the bytes of another blob by its key: the scales that weights are quantized with.
-using Lookup = std::function<TensorView(const std::string& key)>;
 
 /// Whether a source can be given in this dtype: its own, or the one that it is quantized to.
 bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_type);

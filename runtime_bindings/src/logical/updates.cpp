@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "format/constants.h"
-#include "format/dim_order.h"
+#include "logical/dim_order.h"
 #include "logical/elementwise.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"

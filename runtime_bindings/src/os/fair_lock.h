@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "os/fork.h"
+#include "os/renew.h"
 
 namespace blobstore::internal {
 

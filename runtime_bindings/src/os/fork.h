@@ -1,24 +1,9 @@
 // What happens to locks when the process forks: the child has one thread, but a copy of all locks in their state.
 #pragma once
 
-#include <new>
-
-#include "os/platform.h"
-
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "os/renew.h"
 
 namespace blobstore::internal {
-
-/// Replace a mutex in a forked child. If another thread of the parent held it, no thread of the child could unlock it.
-template <typename Mutex>
-void renew(Mutex& mutex) {
-#ifdef __SANITIZE_THREAD__
-  __tsan_mutex_destroy(&mutex, 0); // ThreadSanitizer does not see the constructor
-#endif
-  new (&mutex) Mutex;
-}
 
 /// An object with locks. A subclass calls `enter` when it is complete and `leave` before it is destroyed. Before a
 /// fork, the locks of all entered objects are taken, last entered first, because later objects may use earlier ones

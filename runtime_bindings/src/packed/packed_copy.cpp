@@ -16,8 +16,8 @@ namespace {
 } // namespace
 
 PackedCopy::PackedCopy(
-    const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease)
-    : cache_(cache), store_(std::move(store)), lease_(std::move(lease)) {
+    const MappedCache& cache, std::shared_ptr<const PackedLease> lease, std::shared_ptr<std::atomic<uint64_t>> written)
+    : cache_(cache), lease_(std::move(lease)), written_(std::move(written)) {
   const std::string& path = lease_->path();
   const PackedEntry* of_keys = lease_->index().find(kPackedKeys);
   const PackedEntry* of_state = lease_->index().find(kPackedState);
@@ -110,7 +110,7 @@ void PackedCopy::catch_up() noexcept {
     const Digest packed = blobstore::internal::digest(entry.packed, entry.size);
     full_fence();
     *entry.digest = packed;
-    store_->note_written();
+    ++*written_;
   }
   crash_here(CrashPoint::AfterPacked);
   state_->generation.store(cache_.generation(), std::memory_order_release);

@@ -10,8 +10,8 @@
 #include <blobstore/commit_follower.h>
 
 #include "cache/mapped_cache.h"
-#include "packed/packed_folder.h"
 #include "packed/packed_keys.h"
+#include "packed/packed_lease.h"
 
 namespace blobstore::internal {
 
@@ -24,8 +24,12 @@ namespace blobstore::internal {
 class PackedCopy final : public CommitFollower, public std::enable_shared_from_this<PackedCopy> {
  public:
   /// @param cache in mode Shared, which must outlive this object.
+  /// @param written counts the entries that it writes.
   /// @throws Error FileAccess: the file cannot be written to; InvalidFile: it does not fit the cache.
-  PackedCopy(const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease);
+  PackedCopy(
+      const MappedCache& cache,
+      std::shared_ptr<const PackedLease> lease,
+      std::shared_ptr<std::atomic<uint64_t>> written);
 
   std::unique_ptr<Prepared> prepare(const StagedCommit& commit) override;
   bool behind() const override;
@@ -50,8 +54,8 @@ class PackedCopy final : public CommitFollower, public std::enable_shared_from_t
   void add(const std::string& name, const std::vector<std::string>& keys, Digest* digests);
 
   const MappedCache& cache_;
-  const std::shared_ptr<PackedFolder> store_;
   const std::shared_ptr<const PackedLease> lease_;
+  const std::shared_ptr<std::atomic<uint64_t>> written_;
   Mapping map_;
   State* state_ = nullptr;
   std::vector<Entry> entries_;

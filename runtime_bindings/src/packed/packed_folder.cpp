@@ -153,9 +153,6 @@ Digest identity_of(const MappedCache& cache) {
   return hasher.digest();
 }
 
-PackedLease::PackedLease(File file, uint64_t size, PackedTable table)
-    : file_(std::move(file)), size_(size), table_(std::move(table)), index_(table_.entries) {}
-
 PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
     : folder_(std::move(folder)), options_(options) {
   enter();
@@ -395,7 +392,8 @@ std::shared_ptr<PackedCopy> PackedFolder::copy_of(
       return copy;
     }
     try {
-      copy = std::make_shared<PackedCopy>(cache, shared_from_this(), lease);
+      copy = std::make_shared<PackedCopy>(
+          cache, lease, std::shared_ptr<std::atomic<uint64_t>>(shared_from_this(), &written_));
     } catch (const Error& error) {
       ++reasons_["the file cannot follow its working copy: " + error.reason()];
       return nullptr;

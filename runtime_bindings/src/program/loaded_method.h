@@ -15,7 +15,7 @@
 
 #include <blobstore/program.h>
 
-#include "os/arena.h"
+#include "delegate/arena.h"
 #include "os/fork.h"
 #include "os/process_end.h"
 #include "program/loaded_program.h"

@@ -57,8 +57,10 @@ class LoadedProgram final : public Program, private ForkAware {
   size_t number(const std::string& method) const;
   void check_backends(size_t method) const;
   bool uses(size_t method, const char* backend) const;
+  // program_methods.cpp
   enum class State { Shared, Own };
   std::shared_ptr<Method> make_method(size_t method, State state, const LoadPlan& plan, LoadResult& result);
+  std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
 
   // packed_methods.cpp
   struct PackedUse;
@@ -68,7 +70,7 @@ class LoadedProgram final : public Program, private ForkAware {
   std::shared_ptr<Method> load_on_files(size_t method, const PackedUse& use, bool whole);
   std::shared_ptr<Method> load_or_build(size_t method, PackedUse& use);
   void pack_all(PackedUse& use);
-  std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
+
   void after_fork_in_child() override {
     renew(mutex_);
     renew(forward_mutex_);

@@ -12,7 +12,7 @@
 #include "format/format_error.h"
 #include "format/json.h"
 #include "format/utf8.h"
-#include "releases/index.h"
+#include "releases/object.h"
 
 namespace blobstore::internal {
 

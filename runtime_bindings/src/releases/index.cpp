@@ -14,7 +14,6 @@ constexpr size_t kMostPartOfName = 255; // bytes
 constexpr size_t kMostFolders = 32;
 constexpr size_t kMostNumbers = 4; // of a version
 constexpr std::string_view kDigits = "0123456789";
-constexpr std::string_view kHexadecimal = "0123456789abcdef";
 
 bool is_name(std::string_view text) {
   constexpr std::string_view kFirst = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -219,10 +218,6 @@ ReleaseIndex parse_index(const std::string& bytes) {
 
 } // namespace
 
-std::string ReleaseObject::path() const {
-  return packed ? format("packs/{}/{}", sha256.substr(0, 2), sha256) : "files/" + sha256;
-}
-
 uint64_t ReleaseIndex::size() const {
   uint64_t sum = 0;
   for (const ReleaseFile& file : files) {
@@ -265,10 +260,6 @@ std::vector<const ReleaseFile*> ReleaseIndex::distinct() const {
     }
   }
   return found;
-}
-
-bool is_sha256(std::string_view text) {
-  return text.size() == 64 && text.find_first_not_of(kHexadecimal) == std::string_view::npos;
 }
 
 ReleaseIndex read_index(const std::string& bytes, const std::string& where) {

@@ -10,17 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "releases/object.h"
+
 namespace blobstore::internal {
-
-/// Immutable bytes, named by their SHA-256.
-struct ReleaseObject {
-  std::string sha256;
-  uint64_t size = 0;
-  bool packed = false; // it is a pack of a pool, in the folder of these
-
-  /// Where it is below a release folder.
-  std::string path() const;
-};
 
 /// One file of a release.
 struct ReleaseFile {
@@ -63,8 +55,6 @@ struct ReleaseIndex {
 
 /// Places in a list by a text that lives elsewhere.
 using Positions = std::map<std::string_view, size_t>;
-
-bool is_sha256(std::string_view text);
 
 /// @param where the file that the bytes are from, for messages.
 /// @throws Error InvalidFile: it is malformed, or names something outside the folder of a release.

@@ -8,7 +8,7 @@
 
 #include <blobstore/error.h>
 
-#include "format/dim_order.h"
+#include "logical/dim_order.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
