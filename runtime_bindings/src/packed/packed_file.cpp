@@ -30,18 +30,18 @@ constexpr char kTrailerMagic[] = "BSPACK01";
   throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
 }
 
-struct Index {
+struct TableIndex {
   uint64_t start = 0;
   uint64_t end = 0; // of the last entry
   std::vector<PackedEntry> entries;
 };
 
-Index read_index(const std::string& path, const uint8_t* data, size_t size) {
+TableIndex read_index(const std::string& path, const uint8_t* data, size_t size) {
   if (size < kFooter) {
     invalid(path, format("it has {} bytes", size));
   }
   Decoder footer(data, size - kFooter, size);
-  Index index;
+  TableIndex index;
   index.start = footer.value<uint64_t>();
   const auto count = footer.value<uint32_t>();
   const auto magic = footer.value<uint32_t>();
@@ -119,7 +119,7 @@ PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_
 }
 
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size) {
-  Index index = read_index(path, data, size);
+  TableIndex index = read_index(path, data, size);
   if (size - kFooter - index.end != kTrailer) {
     invalid(path, "it has no digests");
   }
