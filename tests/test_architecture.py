@@ -128,6 +128,23 @@ def test_a_room_uses_public_names_of_those_that_it_does_not_stand_on() -> None:
     assert found == {(here, there) for here, others in allowed.items() for there in others}
 
 
+def doors() -> set[Path]:
+    """Folders of rooms, outside the core, whose `__init__.py` has an `__all__`."""
+    inits = (
+        init for init in PACKAGE.rglob("__init__.py") if not is_face(init) and PACKAGE / "core" not in init.parents
+    )
+    return {init.parent for init in inits if "\n__all__ = " in init.read_text(encoding="utf-8")}
+
+
+def test_a_folder_with_a_door_is_entered_by_it() -> None:
+    closed = doors()
+    assert {PACKAGE / "reporting" / folder for folder in ("read", "find", "show")} <= closed
+    for module in MODULES:
+        for line, target in imported(module):
+            for folder in set(target.parents) & closed - set(module.parents):
+                assert target == folder / "__init__.py", f"{module}:{line} imports {target}, which is inside {folder}"
+
+
 @pytest.mark.parametrize("folder", inner_orders())
 def test_imports_inside_a_room_go_down_its_list(folder: str) -> None:
     """Every module of such a room has a place in the list."""

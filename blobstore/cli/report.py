@@ -17,16 +17,15 @@ from blobstore.core.distribution import install
 from blobstore.core.errors import FileAccessError, InputError, MissingDependencyError
 from blobstore.core.regions.reading import SUFFIXES
 from blobstore.core.text import size
-from blobstore.reporting import making
-from blobstore.reporting.baseline import Changes
-from blobstore.reporting.cache import default_path, is_another_file
+from blobstore.reporting import making, show
+from blobstore.reporting.find import Changes
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
-from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.reporting.read import default_path, is_another_file
 from blobstore.reporting.view import Report
 
 if TYPE_CHECKING:
-    from blobstore.reporting.tui.app import Browser
+    from blobstore.reporting.show import Browser
 
 __all__ = ["app"]
 
@@ -123,7 +122,7 @@ def _browser(as_json: bool) -> type[Browser]:
     if as_json:
         raise typer.BadParameter("--json is for programs; leave one of the two out", param_hint="--tui")
     try:
-        from blobstore.reporting.tui.app import Browser
+        browser = show.Browser
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
@@ -133,7 +132,7 @@ def _browser(as_json: bool) -> type[Browser]:
         raise InputError(
             "--tui needs a terminal for input and output; leave it out for text, or use --json or --html FILE"
         )
-    return Browser
+    return browser
 
 
 def _browse(browser: type[Browser], report: Report) -> None:
@@ -162,10 +161,10 @@ def _print(
     elif report.files and browser:
         _browse(browser, report)
     elif report.files:
-        print_report(report, out, top=top)
+        show.print_report(report, out, top=top)
     if changes and not as_json:
         out.print()
-        print_changes(changes, out)
+        show.print_changes(changes, out)
     if as_json or browser or not report.files:  # otherwise the report lists them
         for problem in report.problems:
             print_error(f"{problem.path}: {problem.reason}")

@@ -7,8 +7,7 @@ for finding in found.findings:
 """
 
 from blobstore.core.regions.region import Region, RegionKind
-from blobstore.reporting.baseline import Changes
-from blobstore.reporting.causes import Cause
+from blobstore.reporting.find import Cause, Changes
 from blobstore.reporting.json_output import load_report
 from blobstore.reporting.making import report
 from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, Problem

@@ -12,9 +12,8 @@ from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
-from blobstore.reporting.baseline import Changes
-from blobstore.reporting.causes import Cause
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
+from blobstore.reporting.find import Cause, Changes
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem
 from blobstore.reporting.view import Report
 

@@ -11,11 +11,8 @@ from blobstore.core.disk.progress import check_progress
 from blobstore.core.errors import InputError, UnsupportedDataError
 from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths
-from blobstore.reporting.cache import Cache
-from blobstore.reporting.engine import Engine, default_executor
-from blobstore.reporting.everything import ReportOptions, find_all
-from blobstore.reporting.listing import list_files, names_of_paths
-from blobstore.reporting.named import names_of
+from blobstore.reporting.find import ReportOptions, find_all, names_of
+from blobstore.reporting.read import Cache, Engine, default_executor, list_files, names_of_paths
 from blobstore.reporting.view import Report
 
 __all__ = ["NEAR", "report"]

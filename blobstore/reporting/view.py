@@ -11,11 +11,9 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.reprs import count, line
-from blobstore.reporting.baseline import Changes, compare_reports
-from blobstore.reporting.html import to_html
-from blobstore.reporting.notebook import summary
+from blobstore.reporting import show
+from blobstore.reporting.find import Changes, compare_reports
 from blobstore.reporting.report_data import ReportData
-from blobstore.reporting.words import headline
 
 __all__ = ["Report"]
 
@@ -33,10 +31,10 @@ class Report(ReportData):
 
     def __repr__(self) -> str:
         unread = f"{len(self.problems):,} could not be read" if self.problems else ""
-        return line("Report", "", headline(self).removesuffix("."), count(len(self.findings), "finding"), unread)
+        return line("Report", "", show.headline(self).removesuffix("."), count(len(self.findings), "finding"), unread)
 
     def _repr_html_(self) -> str:
-        return summary(self)
+        return show.summary(self)
 
     def since(self, baseline: ReportData) -> Changes:
         """What changed from an earlier report to this one, and why.
@@ -68,7 +66,7 @@ class Report(ReportData):
             UnsupportedDataError: `baseline` is not a report.
         """
         target = as_path(path)
-        text = to_html(self, self.since(baseline) if baseline is not None else None).encode()
+        text = show.to_html(self, self.since(baseline) if baseline is not None else None).encode()
         with Staging(force=force) as staging, staging.open(target, kind=Format.HTML) as file:
             file.write(text)
         return target

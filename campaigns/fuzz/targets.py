@@ -21,7 +21,7 @@ from blobstore.core.formats.pte.data_map import open_pte
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.logical.records import records_key
 from blobstore.reporting import report
-from blobstore.reporting.baseline import compare_reports
+from blobstore.reporting.find import compare_reports
 from blobstore.reporting.json_output import load_report
 from blobstore.runtime import BlobCache, PackedStore, Program
 from blobstore.runtime.native import layout_of, native_path

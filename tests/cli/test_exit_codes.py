@@ -221,7 +221,7 @@ def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: P
 def test_ctrl_c_while_a_pool_works(good: Path) -> None:
     """The signal comes to the main thread while a worker reads."""
     when = "os.kill(os.getpid(), signal.SIGINT)"
-    done = run("report", "--no-cache", good, setup=at("blobstore.reporting.engine:_fingerprint", when))
+    done = run("report", "--no-cache", good, setup=at("blobstore.reporting.read.engine:_fingerprint", when))
     assert (done.returncode, done.stderr) == (130, "")
 
 

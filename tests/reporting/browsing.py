@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 
 import blobstore
 from blobstore.reporting import Report
-from blobstore.reporting.tui.app import Browser
+from blobstore.reporting.show.tui.app import Browser
 from tests.helpers import waiting
 from tests.reporting.zoo import write_zoo
 

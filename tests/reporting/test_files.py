@@ -13,11 +13,11 @@ import pytest
 
 import blobstore
 from blobstore.reporting import FindingKind, RegionKind, Report
-from blobstore.reporting.html import to_html
 from blobstore.reporting.json_output import to_json
+from blobstore.reporting.show.html import to_html
 from tests.core.formats.ptd.test_format import DATA
+from tests.reporting.find.test_planted import accounted, values
 from tests.reporting.planted import Payload, Tensor, keys, write_ptd, write_safetensors
-from tests.reporting.test_planted import accounted, values
 
 
 def report_of(*paths: Path | str, **options: Any) -> Report:
@@ -271,7 +271,7 @@ def test_a_damaged_file_is_reported_and_compared_with_nothing(
     data[at + 5] ^= 1
     damaged.write_bytes(data)
     options = {"exact_only": exact_only, "cache": tmp_path / "cache" if cached else None}
-    monkeypatch.setattr("blobstore.reporting.cache._SETTLED_NS", 0)
+    monkeypatch.setattr("blobstore.reporting.read.cache._SETTLED_NS", 0)
     for _ in range(2 if cached else 1):
         report = report_of(damaged, good, third, **options)
         assert [file.path for file in report.files] == [str(good), str(third)]

@@ -1,0 +1,55 @@
+"""The same values, exactly, in a narrower type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blobstore.core.memory.layout import ScalarType
+from blobstore.reporting.find.catalog import Catalog, Content
+from blobstore.reporting.find.kinds.building import in_programs, make, whole
+from blobstore.reporting.find.kinds.kept import Kept
+from blobstore.reporting.model import Finding, FindingKind
+
+__all__ = ["Relation", "find", "relate"]
+
+Relation = tuple[Content, Content, str]
+"""A wide content, a narrow one (or one as wide), and the type of the latter."""
+
+
+def relate(catalog: Catalog) -> list[Relation]:
+    """Contents that are what another becomes in a narrower type, none of its values changed.
+
+    The digest of the converted values was taken along with that of the bytes; that the other content has this digest,
+    and not another type, is the proof.
+    """
+    relations = []
+    for content in catalog.contents:
+        for name, digest in content.print.narrow.items():
+            itemsize = content.width or 4
+            other = catalog.by_digest.get((digest, content.nbytes // itemsize * ScalarType[name.upper()].itemsize))
+            if other is None or other is content or other.is_payload or content.is_payload:
+                continue
+            if content.layout is None and other.layout is None:
+                continue  # two runs of bytes that nothing says are numbers
+            if other.layout is None or other.layout.scalar_type == ScalarType[name.upper()]:
+                relations.append((content, other, name))
+    return relations
+
+
+def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Finding]:
+    """One finding for each pair; the narrower one stays."""
+    findings = []
+    for wide, narrow, name in relations:
+        gone, stays = (narrow, wide) if kept.of(wide) is wide else (wide, narrow)
+        source = wide.layout.scalar_type.name.lower() if wide.layout is not None else "float"
+        verb = "export" if in_programs(catalog, catalog.places([stays, gone])) else "save both files"
+        findings.append(
+            make(
+                FindingKind.OTHER_DTYPE,
+                catalog.places([stays, gone]),
+                whole(catalog, catalog.places([gone])),
+                detail=f"{source} values that {name} holds exactly",
+                advice=f"{verb} with {name} weights; no value changes",
+            )
+        )
+    return findings

@@ -1,0 +1,77 @@
+"""Equal bytes: across files, across methods, under several names, and as payloads of delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from blobstore.core.regions.region import RegionKind
+from blobstore.reporting.find.catalog import Catalog, Content, Place
+from blobstore.reporting.find.kinds.building import DEPLOYED, convert_command, dedup_command, make, whole
+from blobstore.reporting.model import Finding, FindingKind
+
+__all__ = ["find"]
+
+
+def find(catalog: Catalog) -> Iterator[Finding]:
+    """What would be saved if every content were stored once; of each content, the first place stays.
+
+    First within each file, then between files; these two do not overlap. Which files a command takes together is decided
+    later, when all findings are there.
+    """
+    for content in catalog.contents:
+        if len(content.places) < 2:
+            continue
+        payloads = [p for p in content.places if catalog.region(p).kind is RegionKind.PAYLOAD]
+        weights = [p for p in content.places if catalog.region(p).kind is not RegionKind.PAYLOAD]
+        if len(payloads) > 1:
+            yield make(
+                FindingKind.DUPLICATE_PAYLOAD,
+                payloads,
+                whole(catalog, payloads[1:]),
+                advice="lower the parts as one method that both call, or give the payload to the backend by a key",
+            )
+        yield from _weights(catalog, content, weights)
+
+
+def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Iterator[Finding]:
+    by_file: dict[int, list[Place]] = {}
+    for place in places:
+        by_file.setdefault(place[0], []).append(place)
+    for of_file in by_file.values():
+        if len(of_file) > 1:
+            yield _within(catalog, content, of_file)
+    firsts = [of_file[0] for of_file in by_file.values()]
+    if len(firsts) > 1:
+        deployed, others = (
+            [place for place in firsts if (catalog.files[place[0]].format in DEPLOYED) is taken]
+            for taken in (True, False)
+        )
+        places = [*deployed, *others]
+        yield make(
+            FindingKind.DUPLICATE_FILES,
+            places,
+            whole(catalog, places[1:]),
+            detail=f"in {len(places)} files",
+            command=dedup_command(catalog.files[f].path for f, _ in deployed) if len(deployed) > 1 else None,
+        )
+
+
+def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Finding:
+    """Several copies in one file: of different methods, or else a tied weight."""
+    file = catalog.files[places[0][0]]
+    methods = [set(catalog.region(place).methods) for place in places]
+    apart = all(methods) and not set.intersection(*methods)
+    kind = FindingKind.DUPLICATE_METHODS if apart else FindingKind.DUPLICATE_TIED
+    command = None
+    if file.format in DEPLOYED:
+        command = dedup_command([file.path])
+    elif file.format == "safetensors":
+        command = convert_command(file.path)
+    return make(
+        kind,
+        places,
+        whole(catalog, places[1:]),
+        detail=f"{len(places)} copies in one file",
+        command=command,
+        advice="store it once under all its names",
+    )

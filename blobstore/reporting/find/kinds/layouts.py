@@ -1,0 +1,123 @@
+"""The same elements in another order: transposed, channels-last, or packed in tiles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from blobstore.reporting.find.catalog import Catalog, Content
+from blobstore.reporting.find.kinds.building import in_programs, make, whole
+from blobstore.reporting.find.kinds.kept import Kept
+from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.read import Engine, find_order, fold_for
+
+__all__ = ["Relation", "find", "relate"]
+
+Relation = tuple[Content, Content, list[int], list[int]]
+"""A tensor, another content, and the factors and the order that make one of the other."""
+
+_MAX_TRIES = 4
+
+
+def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
+    """Find contents whose elements are those of another, and prove it.
+
+    An order-free fingerprint suggests, a comparison of all elements decides. At least one of the two has to be known
+    as a tensor, for its shape.
+    """
+    tried = _groups(catalog)
+    relations: list[Relation] = []
+    seen: set[frozenset[Content]] = set()
+    for number in range(_MAX_TRIES):
+        pairs = [pair for group in tried for pair in group.pairs(number, seen)]
+        tasks = []
+        for tensor, other, width in pairs:
+            shape = _memory_shape(tensor)
+            key = f"order:{tensor.digest}:{other.digest}:{width}:{shape}"
+            tasks.append((key, (tensor.spot, other.spot, shape, width)))
+        for (tensor, other, _), proof in zip(pairs, engine.prove(find_order, tasks), strict=True):
+            if proof is not None:
+                relations.append((tensor, other, list(proof[0]), list(proof[1])))
+                for group in tried:
+                    group.related |= {tensor, other} & group.members
+    return relations
+
+
+def _groups(catalog: Catalog) -> list[_Group]:
+    """Contents of one size and one fingerprint, for each width that their elements may have."""
+    groups: dict[tuple[int, int, tuple[int, int]], list[Content]] = defaultdict(list)
+    widths = {content.nbytes: set[int]() for content in catalog.contents}
+    for content in catalog.contents:
+        if content.width:
+            widths[content.nbytes].add(content.width)
+    for content in catalog.contents:
+        if content.print.fold is not None and not content.is_payload:
+            for width in {content.width} if content.width else widths[content.nbytes]:
+                if width in {1, 2, 4, 8}:
+                    groups[content.nbytes, width, fold_for(content.print.fold, width)].append(content)
+    return [_Group(members, width) for (_, width, _), members in groups.items() if len(members) > 1]
+
+
+class _Group:
+    """Contents that may have the same elements: each is compared with a few of the tensors among them, the ones of
+    most dimensions first."""
+
+    def __init__(self, members: Sequence[Content], width: int) -> None:
+        self.members = dict.fromkeys(members).keys()
+        self.width = width
+        self.related: set[Content] = set()
+        tensors = [content for content in members if content.layout is not None and len(content.layout.sizes) > 1]
+        self.tensors = sorted(tensors, key=lambda content: -len(content.layout.sizes if content.layout else ()))
+
+    def pairs(self, number: int, seen: set[frozenset[Content]]) -> Iterator[tuple[Content, Content, int]]:
+        """What to compare with the tensor of this number; what was compared before, or was related, is left out."""
+        if number < len(self.tensors):
+            tensor = self.tensors[number]
+            for other in self.members:
+                pair = frozenset((tensor, other))
+                if other is not tensor and other not in self.related and pair not in seen:
+                    seen.add(pair)
+                    yield tensor, other, self.width
+
+
+def _memory_shape(content: Content) -> tuple[int, ...]:
+    assert content.layout is not None  # noqa: S101 - only tensors are asked
+    return tuple(content.layout.sizes[d] for d in content.layout.dim_order)
+
+
+def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Finding]:
+    """One finding for each proof: what does not stay is claimed wherever it is."""
+    findings = []
+    for tensor, other, factors, order in relations:
+        stays = kept.of(tensor)
+        gone = [content for content in (tensor, other) if content is not stays]
+        if len(gone) == 2:  # both give way to a third, as a finding of another class says; alone, one would stay
+            gone = [other]
+        first = [content for content in (tensor, other) if content not in gone]
+        lowered = in_programs(catalog, catalog.places([tensor, other]))
+        findings.append(
+            make(
+                FindingKind.OTHER_LAYOUT,
+                catalog.places([*first, *gone]),
+                whole(catalog, catalog.places(gone)),
+                detail=_describe(tensor, factors, order),
+                advice="lower all programs so that the backend stores this weight in one layout"
+                if lowered
+                else "save one of them, and reorder it after loading",
+            )
+        )
+    return findings
+
+
+def _describe(tensor: Content, factors: list[int], order: list[int]) -> str:
+    assert tensor.layout is not None  # noqa: S101 - only tensors are related
+    solid = [n for n in _memory_shape(tensor) if n != 1]
+    if factors != solid:
+        return f"packed in tiles of {factors[1]}x{factors[3]}"
+    if len(solid) == 2:
+        return "transposed"
+    logical = [d for d in tensor.layout.dim_order if tensor.layout.sizes[d] != 1]
+    moved = tuple(logical[i] for i in order)
+    names: dict[tuple[int, ...], str] = {(0, 2, 3, 1): "channels last", (0, 1, 2, 3): "channels first"}
+    name = names.get(moved, "dimensions reordered")
+    return f"{name}: {'x'.join(map(str, (tensor.layout.sizes[d] for d in moved)))} as {moved}"

@@ -1,0 +1,269 @@
+"""The report as text: the answer first; on a terminal nothing is wider than 100 columns, in a pipe nothing is cut."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blobstore.core.regions.region import RegionKind
+from blobstore.core.text import printable, size
+from blobstore.reporting.find import Cause, Changes, grouped
+from blobstore.reporting.model import DUPLICATES, Finding
+from blobstore.reporting.paths import short_paths, shortener
+from blobstore.reporting.report_data import Folder, ReportData
+from blobstore.reporting.show.changes import change_lines
+from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline
+
+__all__ = ["WIDTH", "print_changes", "print_report"]
+
+WIDTH = 100
+
+_FILES = 30
+_FOLDERS = 20
+_CAUSES = 10
+_COMMANDS = 4
+_SHOWN = 2
+_CELLS = {
+    "weights": (RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA),
+    "payloads": (RegionKind.PAYLOAD,),
+    "structure": (RegionKind.STRUCTURE, RegionKind.METADATA),
+    "padding": (RegionKind.PADDING, RegionKind.UNREFERENCED),
+}
+"""What the table of files says of each, in bytes."""
+_BLOCK = 256
+_NAME = 28
+_WIDE = 1000
+"""Columns from which nothing is cut, and tables have no lines: a console of so many is a pipe or a file."""
+
+
+def print_report(report: ReportData, console: Console, *, top: int = 10) -> None:
+    """Print a report, with the `top` largest findings.
+
+    Args:
+        report: the report.
+        console: where to; at most `WIDTH` of its columns are used, unless it is wide.
+        top: how many groups of findings to list.
+    """
+    width, wide = _width(console), _is_wide(console)
+    console.print(Text(headline(report), style="bold"), width=width)
+    if report.findings:
+        _print_actions(report, console, width)
+        console.print(_kinds(report, wide), width=width)
+        console.print(_largest(report, top, wide), width=width)
+    if folders := branches(report.folders):
+        _print_table(console, *_folders(folders, wide))
+    _print_table(console, *_files(report, wide))
+    for problem in report.problems:
+        line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
+        console.print(line, width=width)
+
+
+def _width(console: Console) -> int:
+    return console.width if _is_wide(console) else min(console.width, WIDTH)
+
+
+def _is_wide(console: Console) -> bool:
+    return console.width >= _WIDE
+
+
+def _print_actions(report: ReportData, console: Console, width: int) -> None:
+    ordered = list(report.commands.items())
+    for command, nbytes in ordered[:_COMMANDS]:
+        console.print(Text(f"{size(nbytes)} by"), width=width)
+        # no line breaks are inserted, so that it can be copied
+        console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
+    if rest := ordered[_COMMANDS:]:
+        left = sum(nbytes for _, nbytes in rest)
+        console.print(Text(f"{size(left)} by {len(rest)} more commands, see --json"), width=width)
+    if other := report.total_saves - report.command_saves:
+        console.print(Text(f"{size(other)} {by_hand(report)}: see the list"), width=width)
+    console.print()
+
+
+def _table(title: str, columns: Sequence[tuple[str, str]], wide: bool) -> Table:
+    box = None if wide else SIMPLE_HEAD
+    table = Table(title=title, title_justify="left", title_style="bold", box=box, pad_edge=False)
+    for name, justify in columns:
+        right = justify == "right"
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _kinds(report: ReportData, wide: bool) -> Table:
+    columns = [("what", "left"), ("findings", "right"), ("saves alone", "right"), ("adds to total", "right")]
+    table = _table("", columns, wide)
+    for kind, (number, saves, counted) in report.by_kind.items():
+        what = Text(FINDINGS[kind], style=COLORS[kind])
+        table.add_row(what, f"{number:,}", size(saves), size(counted))
+    table.add_section()
+    table.add_row(Text("together", style="bold"), f"{len(report.findings):,}", "", size(report.total_saves))
+    return table
+
+
+def _largest(report: ReportData, top: int, wide: bool) -> Table:
+    """One row for all findings of a kind in the same files, those that add most to the total first."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in report.findings:
+        groups.setdefault((finding.kind, *dict.fromkeys(f for f, _ in finding.places)), []).append(finding)
+    ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
+    title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
+    table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")], wide)
+    line = ", " if wide else "\n"
+    name_of = shortener([file.path for file in report.files])
+    for group in ordered[:top]:
+        first = group[0]
+        what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
+        what.append("".join(f"{line}{printable(fact)}" for fact in _facts(report, group)), style="dim")
+        # the files in one line, the keys in another; in a pipe both in one
+        where = Text(_joined(list(map(name_of, report.paths(first))), wide), style="bold")
+        places = first.places if len(group) == 1 else [finding.places[0] for finding in group]
+        keys = [report.region(place).name for place in places]
+        where.append(f"{': ' if wide else chr(10)}{_joined(list(dict.fromkeys(keys)), wide)}", style="not bold")
+        table.add_row(size(sum(finding.counted for finding in group)), what, where)
+    return table
+
+
+def _facts(report: ReportData, group: Sequence[Finding]) -> Iterator[str]:
+    """What there is to say of a finding that is alone, or how many blobs several are about."""
+    first = group[0]
+    if len(group) > 1:
+        yield f"{len(group):,} blobs"
+        return
+    if first.kind not in DUPLICATES:
+        yield first.detail
+    region = report.region(first.places[0])
+    if region.element_type:
+        yield f"{region.element_type} {region.shape}".strip()
+
+
+def _joined(texts: Sequence[str], wide: bool) -> str:
+    """The first of some names, and how many there are besides."""
+    shown = ", ".join(_cut(printable(text), wide) for text in texts[:_SHOWN])
+    return f"{shown} and {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else shown
+
+
+def _cut(text: str, wide: bool) -> str:
+    """Both ends of a long name: the end tells a parameter, the start a file."""
+    return text if wide or len(text) <= _NAME else f"{text[: _NAME // 2 - 1]}…{text[-_NAME // 2 :]}"
+
+
+_Rows = tuple[str, Sequence[str], Callable[[], Iterator[Sequence[str]]]]
+"""A table: its title, what its columns are called, and what gives its rows, as often as it is called."""
+
+
+def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
+    """The largest folders in the order of their paths, each below the folder that it is in."""
+    largest = set(sorted(folders, key=lambda folder: -folder.bytes)[: None if wide else _FOLDERS])
+    shown = [folder for folder in folders if folder in largest]
+    title = f"The largest of {len(folders)} folders" if len(shown) < len(folders) else "Folders"
+
+    def rows() -> Iterator[Sequence[str]]:
+        outer: list[str] = []
+        for folder in shown:
+            while outer and not folder.path.startswith(f"{outer[-1]}/"):
+                outer.pop()
+            name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
+            text = "  " * len(outer) + _cut(printable(name), wide)
+            yield text, f"{folder.files:,}", _size(folder.bytes), _size(folder.saves)
+            outer.append(folder.path)
+
+    return title, ("folder", "files", "size", "can go"), rows
+
+
+def _files(report: ReportData, wide: bool) -> _Rows:
+    """The largest files."""
+    order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
+    most = len(order) if wide else _FILES
+    name_of = shortener([file.path for file in report.files])
+
+    def rows() -> Iterator[Sequence[str]]:
+        for f in order[:most]:
+            file = report.files[f]
+            cells = [file.size, *(sum(file.by_kind.get(kind, 0) for kind in kinds) for kinds in _CELLS.values())]
+            yield (_cut(printable(name_of(file.path)), wide), *map(_size, cells), _size(report.saves_of[f]))
+        if len(order) > most:
+            left = sum(report.files[f].size for f in order[most:])
+            yield f"{len(order) - most} more files", size(left), *[""] * (len(_CELLS) + 1)
+
+    return "Files", ("file", "size", *_CELLS, "can go"), rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _size(nbytes: int) -> str:
+    return size(nbytes) if nbytes else "-"
+
+
+def _print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Callable[[], Iterator[Sequence[str]]]
+) -> None:
+    """Print a table of a name and numbers; a wide one line by line, since it may have many."""
+    if not _is_wide(console):
+        table = _table(title, [(name, "right" if i else "left") for i, name in enumerate(columns)], False)
+        for row in rows():
+            table.add_row(Text(row[0]), *row[1:])
+        console.print(table, width=_width(console))
+        return
+    widths = list(map(len, columns))
+    for row in rows():
+        widths = list(map(max, widths, map(cell_len, row)))
+    console.print(Text(title, style="bold"), width=_width(console))
+    lines = ("  ".join(_padded(row, widths)) for row in itertools.chain([columns], rows()))
+    while block := list(itertools.islice(lines, _BLOCK)):
+        console.out("\n".join(block), highlight=False)
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Cells of these widths, of which the first is flush left."""
+    for i, (text, width) in enumerate(zip(row, widths, strict=True)):
+        space = " " * (width - cell_len(text))
+        yield space + text if i else text + space
+
+
+def print_changes(changes: Changes, console: Console) -> None:
+    """Print what differs from an earlier report, and why."""
+    width, wide = _width(console), _is_wide(console)
+    for line in change_lines(changes):
+        console.print(Text(printable(line)), width=width)
+    for title, what, causes in (
+        ("Why sharing was lost", "costs", changes.lost),
+        ("Why less is wasted", "frees", changes.gained),
+    ):
+        if causes:
+            console.print()
+            console.print(_causes(title, what, causes, wide), width=width)
+
+
+def _causes(title: str, what: str, causes: Sequence[Cause], wide: bool) -> Table:
+    groups = grouped(causes)
+    table = _table(title, [(what, "right"), ("why", "left"), ("before", "left"), ("now", "left")], wide)
+    for column in table.columns[2:] if not wide else ():
+        column.min_width = _NAME + 1  # a name and a comma
+    for group in groups if wide else groups[:_CAUSES]:
+        first = group[0]
+        lines = [CAUSES[first.kind], first.detail if len(group) == 1 else f"{len(group):,} blobs"]
+        why = Text((", " if wide else "\n").join(printable(line) for line in lines if line))
+        before = _places([place for cause in group for place in cause.before], wide)
+        after = _places([place for cause in group for place in cause.after], wide)
+        table.add_row(size(sum(cause.bytes for cause in group)), why, before, after)
+    if not wide and len(groups) > _CAUSES:
+        left = sum(cause.bytes for group in groups[_CAUSES:] for cause in group)
+        table.add_row(size(left), f"{len(groups) - _CAUSES} more rows, see --json", "", "")
+    return table
+
+
+def _places(places: Sequence[tuple[str, str]], wide: bool) -> Text:
+    """The files in one line, the keys in another; in a pipe both in one."""
+    if not places:
+        return Text("-")
+    paths = short_paths(list(dict.fromkeys(path for path, _ in places)))
+    text = Text(_joined(paths, wide), style="bold")
+    if keys := [key for key in dict.fromkeys(key for _, key in places) if key]:
+        text.append(f"{': ' if wide else chr(10)}{_joined(keys, wide)}", style="not bold")
+    return text

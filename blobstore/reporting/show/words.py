@@ -1,0 +1,130 @@
+"""Text for people: names of kinds, the answer in a sentence, and folders that divide the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blobstore.core.regions.region import Region, RegionKind
+from blobstore.core.text import printable, size
+from blobstore.reporting.model import CauseKind, FindingKind
+from blobstore.reporting.report_data import Folder, ReportData
+
+__all__ = [
+    "CAUSES",
+    "COLORS",
+    "FINDINGS",
+    "REGIONS",
+    "branches",
+    "by_hand",
+    "headline",
+    "region_name",
+    "short_hashes",
+]
+
+FINDINGS = {
+    FindingKind.DUPLICATE_FILES: "equal bytes in several files",
+    FindingKind.DUPLICATE_METHODS: "equal bytes of several methods",
+    FindingKind.DUPLICATE_TIED: "tied weight, written twice",
+    FindingKind.DUPLICATE_PAYLOAD: "equal payloads of delegates",
+    FindingKind.OTHER_LAYOUT: "same values, other layout",
+    FindingKind.OTHER_DTYPE: "same values, other type",
+    FindingKind.CONSTANT: "one value repeated",
+    FindingKind.CONTAINED: "tensor inside a payload",
+    FindingKind.NEAR_DUPLICATE: "few elements differ",
+    FindingKind.PADDING: "too much padding",
+    FindingKind.UNREFERENCED: "nothing refers to it",
+}
+
+COLORS = {
+    FindingKind.DUPLICATE_FILES: "#d55e00",
+    FindingKind.DUPLICATE_METHODS: "#e69f00",
+    FindingKind.DUPLICATE_TIED: "#cc79a7",
+    FindingKind.DUPLICATE_PAYLOAD: "#a3472a",
+    FindingKind.OTHER_LAYOUT: "#0072b2",
+    FindingKind.OTHER_DTYPE: "#56b4e9",
+    FindingKind.CONSTANT: "#009e73",
+    FindingKind.CONTAINED: "#8f6bc9",
+    FindingKind.NEAR_DUPLICATE: "#e3d33b",
+    FindingKind.PADDING: "#8c8c8c",
+    FindingKind.UNREFERENCED: "#6b6b6b",
+}
+"""A kind has this color wherever it is shown, so that pages and runs can be compared by eye."""
+
+REGIONS = {
+    RegionKind.TENSOR: "tensors",
+    RegionKind.CONSTANT: "constants",
+    RegionKind.STATE: "mutable state",
+    RegionKind.NAMED_DATA: "named data",
+    RegionKind.METADATA: "metadata",
+    RegionKind.PAYLOAD: "payloads",
+    RegionKind.STRUCTURE: "structure",
+    RegionKind.PADDING: "padding",
+    RegionKind.UNREFERENCED: "unreferenced",
+}
+
+_HASH = re.compile(r"[0-9a-f]{32,}")
+
+
+CAUSES = {
+    CauseKind.KEY: "equal bytes under a new key",
+    CauseKind.COPIES: "stored once before, now for each use",
+    CauseKind.DATA_FILE: "no longer shared in a data file",
+    CauseKind.ADDED_FILE: "a new file does not share",
+    CauseKind.DTYPE: "other type now",
+    CauseKind.LAYOUT: "other layout now",
+    CauseKind.VALUES: "other values now",
+    CauseKind.PAYLOAD: "inside a payload now",
+    CauseKind.LOWERED_TWICE: "lowered more than once",
+    CauseKind.CONSTANT: "one value repeated now",
+    CauseKind.PADDING: "more padding",
+    CauseKind.UNREFERENCED: "nothing refers to it now",
+    CauseKind.EQUAL: "became equal, and could be shared",
+    CauseKind.ADDED: "new, and stored more than once",
+    CauseKind.SHARED: "stored once now",
+    CauseKind.CHANGED: "has other bytes now",
+    CauseKind.REMOVED: "no longer there",
+}
+
+
+def headline(report: ReportData) -> str:
+    """The answer in a sentence."""
+    if not report.files:
+        return "No file could be read." if report.problems else "There are no files."
+    total = f"{size(report.total_bytes)} in {len(report.files)} file{'s' * (len(report.files) != 1)}"
+    if not report.total_saves:
+        return f"{total}: nothing is wasted."
+    return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
+
+
+def by_hand(report: ReportData) -> str:
+    """How to save what no command saves: programs are lowered again, other files saved again."""
+    return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
+
+
+def region_name(region: Region) -> str:
+    """What a region is called, or else what it is."""
+    return printable(region.name if region.keys else REGIONS[region.kind])
+
+
+def short_hashes(text: str) -> str:
+    """A text in which digests keep their ends only."""
+    return _HASH.sub(lambda match: f"{match[0][:10]}…{match[0][-6:]}", text)
+
+
+def branches(folders: Sequence[Folder]) -> list[Folder]:
+    """The folders that divide the files, with paths below the one that holds all; empty if nothing is divided.
+
+    Of folders that have the same files, the innermost counts.
+    """
+    if not folders:
+        return []
+    every = folders[0].path
+    dividing: list[Folder] = []
+    for one, following in zip(folders, [*folders[1:], None], strict=True):
+        divides = following is None or following.files < one.files or not following.path.startswith(one.path)
+        if divides and one.files < folders[0].files:
+            below = one.path[len(every) :].removeprefix("/") if one.path.startswith(every) else one.path
+            dividing.append(replace(one, path=below))
+    return dividing
