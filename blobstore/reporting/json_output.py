@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
@@ -14,7 +14,7 @@ from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.find import Cause, Changes
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Work
 from blobstore.reporting.view import Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
@@ -116,6 +116,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "counted": finding.counted,
         "detail": finding.detail,
         "command": finding.command,
+        "work": finding.work,
         "advice": finding.advice,
         "share": finding.share,
         "places": [{"file": f, "region": r} for f, r in finding.places],
@@ -203,7 +204,12 @@ def _read_finding(plain: Any, files: Sequence[FileReport]) -> Finding:
         text(member(plain, "advice")),
         share(member(plain, "share")),
         integer(member(plain, "counted"), saves),
+        _read_work(plain.get("work")),
     )
+
+
+def _read_work(plain: Any) -> Work | None:
+    return None if plain is None else cast("Work", text(plain, get_args(Work)))
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:

@@ -6,6 +6,7 @@ import enum
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
 from blobstore.core.reprs import count, fields_line, line
@@ -19,6 +20,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "Problem",
+    "Work",
 ]
 
 
@@ -37,6 +39,9 @@ class FindingKind(str, enum.Enum):
     PADDING = "padding"  # more padding than a 16-byte alignment needs
     UNREFERENCED = "unreferenced"  # bytes that nothing refers to
 
+
+Work = Literal["dedup", "delta", "convert"]
+"""What a command of blobstore does to act on a finding."""
 
 DUPLICATES = {
     FindingKind.DUPLICATE_FILES,
@@ -145,6 +150,7 @@ class Finding:
         counted: bytes of the claims that no finding before this one claims too; the total is the sum of these.
         detail: what is special about it, in a few words.
         command: the command that does it; None when it takes more than a command.
+        work: what that command does: "dedup", "delta" or "convert".
         advice: what to do, in a sentence.
         share: for near duplicates, the share of elements that differ.
     """
@@ -158,6 +164,7 @@ class Finding:
     advice: str = ""
     share: float | None = None
     counted: int = 0
+    work: Work | None = None
 
     def __repr__(self) -> str:
         return line(

@@ -190,17 +190,19 @@ def explain_waste(two: Compared) -> tuple[list[Cause], list[Cause]]:
 def _wastes(report: ReportData, follows: Mapping[Content, Content], files: Mapping[int, int]) -> dict[Hashable, _Waste]:
     """Waste by what it is about: contents and how they are related, or a file and what it has too much of."""
     wastes: dict[Hashable, _Waste] = defaultdict(_Waste)
-    for finding in report.findings:
-        if not finding.places:  # no report that was made has such a finding, but one that was read may
-            continue
-        kind: Hashable = "equal" if finding.kind in DUPLICATES else finding.kind
+
+    def subject(finding: Finding) -> Hashable:
         if finding.kind in _OF_FILES:
-            about: Hashable = frozenset(files.get(f, report.files[f].path) for f, _ in finding.places)
-        else:
-            contents = (content_of(report.region(place)) for place in finding.places)
-            about = frozenset(follows.get(content, content) for content in contents)
-        wastes[kind, about].counted += finding.counted
-        wastes[kind, about].findings.append(finding)
+            return finding.kind, frozenset(files.get(f, report.files[f].path) for f, _ in finding.places)
+        contents = (content_of(report.region(place)) for place in finding.places)
+        kind: Hashable = "equal" if finding.kind in DUPLICATES else finding.kind
+        return kind, frozenset(follows.get(content, content) for content in contents)
+
+    for finding in report.findings:
+        if finding.places:  # a finding of a report that was read may have none
+            waste = wastes[subject(finding)]
+            waste.counted += finding.counted
+            waste.findings.append(finding)
     return wastes
 
 

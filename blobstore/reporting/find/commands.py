@@ -22,7 +22,7 @@ from blobstore.core.regions.region import RegionKind
 from blobstore.core.regions.source import is_url
 from blobstore.reporting.find.families import Family, can_be_delta, find_families, left_out
 from blobstore.reporting.find.kinds.building import DEPLOYED, convert_command, dedup_command, delta_command, writing
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Work
 from blobstore.reporting.savings import measure
 
 __all__ = ["CONNECTING", "unite"]
@@ -55,7 +55,7 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
 
     Args:
         files: the files.
-        findings: findings of all kinds, whose commands say what kind of command acts on them alone.
+        findings: findings of all kinds, each with the work that acts on it alone.
     """
     commands = _Commands(files, findings)
     whole = _complete(commands.outputs())
@@ -116,26 +116,28 @@ class _Commands:
 
     def _sets(self) -> list[tuple[int, ...]]:
         """Sets of files that share a data file. Data files alone that cannot all share one are left for deltas."""
-        dedups = [finding for finding in self.findings if _is(finding, "dedup")]
-        connecting = [finding for finding in dedups if finding.saves >= CONNECTING]
+        dedups = [finding for finding in self.findings if finding.work == "dedup"]
         groups: Groups[int] = Groups(range(len(self.files)))
+        connecting = [finding for finding in dedups if finding.saves >= CONNECTING]
         for finding in connecting:
             groups.join(self._deployed(finding))
-        members: dict[int, dict[int, None]] = {}
+        # smaller findings connect nothing, but within a group they are acted on, too
+        members: dict[int, dict[int, None]] = defaultdict(dict)
         for finding in dedups:
             taken = self._deployed(finding)
-            if len({groups.root(f) for f in taken}) == 1:
-                members.setdefault(groups.root(taken[0]), {}).update(dict.fromkeys(taken))
+            roots = set(map(groups.root, taken))
+            if len(roots) == 1:
+                members[roots.pop()].update(dict.fromkeys(taken))
         by_root: dict[int, list[Finding]] = defaultdict(list)
         for finding in connecting:
             by_root[groups.root(self._deployed(finding)[0])].append(finding)
-        every: list[tuple[int, ...]] = []
-        for root, some in members.items():
-            if self.for_deltas >= some.keys() and self._is_divided(some):
-                every += [(f,) for f in sorted(some)]
-            else:
-                every += self._without_conflict(sorted(some), by_root[root])
-        return every
+        return [one for root, some in members.items() for one in self._divided(sorted(some), by_root[root])]
+
+    def _divided(self, some: Sequence[int], connecting: Sequence[Finding]) -> list[tuple[int, ...]]:
+        """The sets that connected files are in."""
+        if self.for_deltas.issuperset(some) and self._is_divided(some):
+            return [(f,) for f in some]
+        return self._without_conflict(some, connecting)
 
     def _is_divided(self, some: Iterable[int]) -> bool:
         """Whether a key has several contents in some files."""
@@ -197,18 +199,24 @@ class _Commands:
 
     def _dedups(self) -> dict[int, str]:
         """The command of each set of files that a finding is in."""
-        weights = self.weights
         for finding in self.findings:
-            if _is(finding, "dedup"):
-                within = finding.kind is not FindingKind.DUPLICATE_FILES
-                for number, places in self._by_set(finding.places).items():
-                    if within or len(places) > 1:
-                        weights[number] += finding.saves
+            if finding.work == "dedup":
+                self._weigh(finding)
         return {
             number: dedup_command(self.files[f].path for f in self.sets[number])
-            for number in weights
-            if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in self.sets[number])
+            for number in self.weights
+            if all(map(self._may_be_rewritten, self.sets[number]))
         }
+
+    def _weigh(self, finding: Finding) -> None:
+        """Count what a finding saves for each set of which it is about one file, or about several."""
+        within = finding.kind is not FindingKind.DUPLICATE_FILES
+        for number, places in self._by_set(finding.places).items():
+            if within or len(places) > 1:
+                self.weights[number] += finding.saves
+
+    def _may_be_rewritten(self, f: int) -> bool:
+        return _can_be_rewritten(self.files[f]) and f not in self.in_deltas
 
     def _by_set(self, places: Sequence[_Place]) -> dict[int, list[_Place]]:
         sets: dict[int, list[_Place]] = defaultdict(list)
@@ -219,7 +227,7 @@ class _Commands:
 
     def _converts(self) -> dict[int, str]:
         """The command of each checkpoint that has tensors twice and can be converted."""
-        checkpoints = dict.fromkeys(f.places[0][0] for f in self.findings if _is(f, "convert"))
+        checkpoints = dict.fromkeys(f.places[0][0] for f in self.findings if f.work == "convert")
         taken = [f for f in checkpoints if _can_be_converted(self.files[f]) and f not in self.in_deltas]
         return {f: convert_command(self.files[f].path) for f in taken}
 
@@ -240,12 +248,12 @@ class _Commands:
             first = finding.places[0][0]
             if finding.kind is FindingKind.DUPLICATE_FILES:
                 yield from self._of_files(finding)
-            elif first in self.deltas and (_is(finding, "dedup") or _is(finding, "convert")):
-                yield replace(finding, command=self._delta_for(finding, self.deltas[first]))
-            elif _is(finding, "convert"):
-                yield replace(finding, command=self.converts.get(first))
-            elif _is(finding, "dedup"):
-                yield replace(finding, command=self.dedups.get(self.set_of[first]))
+            elif finding.work and first in self.deltas:
+                yield _with(finding, "delta", self._delta_for(finding, self.deltas[first]))
+            elif finding.work == "convert":
+                yield _with(finding, "convert", self.converts.get(first))
+            elif finding.work == "dedup":
+                yield _with(finding, "dedup", self.dedups.get(self.set_of[first]))
             else:
                 yield finding
 
@@ -260,7 +268,8 @@ class _Commands:
         freed: set[_Place] = set()
         for number, places in self._by_set(finding.places).items():
             if len(places) > 1 and (command := self.dedups.get(number)):
-                yield self._part(places, command, "move it to one data file that all programs use")
+                part = self._part(places, "move it to one data file that all programs use")
+                yield _with(part, "dedup", command)
                 freed.update(places[1:])
         gone: dict[int, list[_Place]] = defaultdict(list)
         for place in finding.places:
@@ -272,22 +281,15 @@ class _Commands:
         for base, places in gone.items():
             command = self.deltas[places[0][0]].command
             advice = "keep the base whole, and of the others what differs from it"
-            yield self._part([(base, of_file[base]), *places], command, advice)
+            yield _with(self._part([(base, of_file[base]), *places], advice), "delta", command)
         rest = [place for place in finding.places if place not in freed]
         if len(rest) > 1:
-            yield self._part(rest, None, self._advice(finding, rest))
+            yield self._part(rest, self._advice(finding, rest))
 
-    def _part(self, places: Sequence[_Place], command: str | None, advice: str) -> Finding:
+    def _part(self, places: Sequence[_Place], advice: str) -> Finding:
         claims = tuple(Claim(f, r, 0, self.files[f].regions[r].nbytes) for f, r in places[1:])
-        return Finding(
-            FindingKind.DUPLICATE_FILES,
-            tuple(places),
-            claims,
-            measure(claims),
-            f"in {len(places)} files",
-            command,
-            advice,
-        )
+        detail = f"in {len(places)} files"
+        return Finding(FindingKind.DUPLICATE_FILES, tuple(places), claims, measure(claims), detail, advice=advice)
 
     def _advice(self, finding: Finding, places: Sequence[_Place]) -> str:
         """What to do about equal bytes in files that no command takes together."""
@@ -313,6 +315,10 @@ class _Commands:
         return "not in one data file: a key has different bytes in these files; give one of them other keys"
 
 
+def _with(finding: Finding, work: Work, command: str | None) -> Finding:
+    return replace(finding, command=command, work=work if command is not None else None)
+
+
 def _numbered(name: str, number: int) -> list[str]:
     return _free([name] if number == 1 else [f"{name}-{n}" for n in range(1, number + 1)])
 
@@ -335,7 +341,3 @@ def _can_be_rewritten(file: FileReport) -> bool:
 
 def _can_be_converted(file: FileReport) -> bool:
     return not is_url(file.path) and all(r.layout for r in file.regions if r.kind is RegionKind.TENSOR)
-
-
-def _is(finding: Finding, what: str) -> bool:
-    return finding.command is not None and finding.command.startswith(f"blobstore {what} ")

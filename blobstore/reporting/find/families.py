@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import is_url
 from blobstore.reporting.model import FileReport
+from blobstore.reporting.overlap import Overlap
 
 __all__ = ["Family", "can_be_delta", "find_families", "left_out"]
 
 _TENSORS = {RegionKind.TENSOR, RegionKind.NAMED_DATA}
+
+_Content = tuple[str, int, object]
+"""A digest, a length and a layout."""
 
 
 @dataclass(frozen=True)
@@ -61,38 +65,61 @@ def find_families(files: Sequence[FileReport], candidates: Collection[int], leas
     compared with bases only, and these are found by what they have in common with it, so the work grows with the number of
     tensors.
     """
-    contents = {f: _contents(files[f]) for f in candidates}
-    number = Counter(item for f in candidates for item in contents[f].items())
-    common = {f: sum(item[1][1] * (number[item] - 1) for item in contents[f].items()) for f in candidates}
-    order = sorted(candidates, key=lambda f: (len(contents[f]), -common[f], f))
-    bases: dict[object, list[int]] = defaultdict(list)  # which have a content under a key
-    members: dict[int, list[int]] = {}
+    families = _Families({f: _contents(files[f]) for f in candidates})
+    for f in families.order():
+        families.place(f, least)
+    for f in [f for f, of_base in families.members.items() if not of_base]:
+        families.place_alone(f, least)
+    return [Family(base, tuple(sorted(of_base))) for base, of_base in families.members.items() if of_base]
 
-    def best(f: int, wanted: float) -> int | None:
-        overlap: dict[int, int] = defaultdict(int)
-        for item in contents[f].items():
-            for base in bases[item]:
-                overlap[base] += item[1][1]
+
+class _Families:
+    """Bases, each with its members.
+
+    Attributes:
+        members: by base.
+    """
+
+    def __init__(self, contents: Mapping[int, Mapping[str, _Content]]) -> None:
+        self._contents = contents
+        self._sizes = {f: {(key, what): what[1] for key, what in of_file.items()} for f, of_file in contents.items()}
+        self._overlap: Overlap[tuple[str, _Content]] = Overlap()
+        self.members: dict[int, list[int]] = {}
+
+    def order(self) -> list[int]:
+        """Files that may be bases of others first."""
+        number = Counter(item for sizes in self._sizes.values() for item in sizes)
+        common = {
+            f: sum(nbytes * (number[item] - 1) for item, nbytes in sizes.items()) for f, sizes in self._sizes.items()
+        }
+        return sorted(common, key=lambda f: (len(self._contents[f]), -common[f], f))
+
+    def place(self, f: int, least: int) -> None:
+        """Make a file a member of the base that has half of it, or else a base."""
+        base = self._best(f, max(least, sum(self._sizes[f].values()) / 2))
+        if base is not None:
+            self.members[base].append(f)
+        else:
+            self.members[f] = []
+            self._overlap.add(f, self._sizes[f])
+
+    def place_alone(self, f: int, least: int) -> None:
+        """Make a base a member of another one, unless it has got members meanwhile."""
+        base = self._best(f, least) if not self.members[f] else None
+        if base is not None:
+            self.members[base].append(f)
+            del self.members[f]
+
+    def _best(self, f: int, least: float) -> int | None:
+        """The base that a file has most in common with, of those of which it has all keys."""
+        shared = self._overlap.shared(self._sizes[f])
+        keys = self._contents[f].keys()
         fitting = [
             base
-            for base, nbytes in overlap.items()
-            if base != f and base in members and nbytes >= wanted and contents[base].keys() <= contents[f].keys()
+            for base, nbytes in shared.items()
+            if nbytes >= least and base != f and base in self.members and self._contents[base].keys() <= keys
         ]
-        return max(fitting, key=lambda base: (overlap[base], -base), default=None)
-
-    for f in order:
-        held = sum(nbytes for _, nbytes, _ in contents[f].values())
-        if (base := best(f, max(least, held / 2))) is not None:
-            members[base].append(f)
-        else:
-            members[f] = []
-            for item in contents[f].items():
-                bases[item].append(f)
-    for f in order:
-        if members.get(f) == [] and (base := best(f, least)) is not None:
-            members[base].append(f)
-            del members[f]
-    return [Family(base, tuple(sorted(of_base))) for base, of_base in members.items() if of_base]
+        return max(fitting, key=lambda base: (shared[base], -base), default=None)
 
 
 def left_out(base: FileReport, file: FileReport) -> set[int]:
@@ -103,9 +130,6 @@ def left_out(base: FileReport, file: FileReport) -> set[int]:
         for r, region in enumerate(file.regions)
         if region.kind in _TENSORS and all(of_base.get(key) == _content(region) for key in region.keys)
     }
-
-
-_Content = tuple[str, int, object]
 
 
 def _content(region: Region) -> _Content:

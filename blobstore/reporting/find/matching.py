@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.paths import short_paths
@@ -14,6 +14,10 @@ __all__ = ["Content", "content_of", "match_contents", "match_files", "names_of_r
 
 Content = tuple[str, int]
 """A digest and a length."""
+_Placed = tuple[Content, Hashable]
+"""A content, and where to look for it in another report."""
+_Shapes = Mapping[Hashable, Collection[Content]]
+"""Contents by what they look like."""
 
 _POSITION = re.compile(r"(constant|state)\[[^\]]*\]|[^/]+/[^/]+\[\d+\]")
 """What `regions` calls a constant without a name, or a payload: where it is, and no name of it."""
@@ -55,33 +59,58 @@ def match_contents(old: ReportData, new: ReportData, files: Mapping[int, int]) -
         old, new: the reports.
         files: as `match_files` returns them.
     """
-    kept = _contents(old) & _contents(new)
-    follows: dict[Content, Content] = {}
-    formers: dict[Content, Content] = {}
-
-    def follow(content: Content, former: Content) -> None:
-        if formers.setdefault(former, content) == content:
-            follows.setdefault(content, former)
-
+    following = _Following(_contents(old) & _contents(new))
     for f, g in files.items():
-        there = {place: content for content, place in _places(old, g) if content not in kept}
-        for content, place in _places(new, f):
-            if content not in kept and content not in follows and place in there:
-                follow(content, there[place])
+        following.by_place(_places(old, g), _places(new, f))
     for f, g in files.items():
-        left = _by_shape(new, f, {*kept, *follows})
-        for shape, before in _by_shape(old, g, {*kept, *formers}).items():
-            if len(left.get(shape, ())) == len(before):
-                for content, former in zip(left[shape], before, strict=True):
-                    follow(content, former)
-    return follows
+        following.by_order(_by_shape(old, g), _by_shape(new, f))
+    return following.formers
+
+
+class _Following:
+    """Which content of a newer report is in the place of which one of an older; each is in one such pair at most.
+
+    Attributes:
+        formers: by content of the newer report.
+    """
+
+    def __init__(self, kept: set[Content]) -> None:
+        self._kept = kept
+        self.formers: dict[Content, Content] = {}
+        self._followers: dict[Content, Content] = {}
+
+    def _is_old(self, content: Content) -> bool:
+        return content not in self._kept and content not in self._followers
+
+    def _is_new(self, content: Content) -> bool:
+        return content not in self._kept and content not in self.formers
+
+    def _pair(self, former: Content, content: Content) -> None:
+        if self._followers.setdefault(former, content) == content:
+            self.formers.setdefault(content, former)
+
+    def by_place(self, before: Iterable[_Placed], after: Iterable[_Placed]) -> None:
+        """Pair contents in equal places."""
+        there = {place: content for content, place in before if content not in self._kept}
+        for content, place in after:
+            if place in there and self._is_new(content):
+                self._pair(there[place], content)
+
+    def by_order(self, before: _Shapes, after: _Shapes) -> None:
+        """Pair contents of one look, if there are as many of them as before."""
+        formers = {shape: list(filter(self._is_old, contents)) for shape, contents in before.items()}
+        left = {shape: list(filter(self._is_new, contents)) for shape, contents in after.items()}
+        for shape, some in formers.items():
+            if len(some) == len(left.get(shape, ())):
+                for former, content in zip(some, left.get(shape, ()), strict=True):
+                    self._pair(former, content)
 
 
 def _contents(report: ReportData) -> set[Content]:
     return {content_of(region) for _, region in report.blobs()}
 
 
-def _places(report: ReportData, f: int) -> Iterator[tuple[Content, Hashable]]:
+def _places(report: ReportData, f: int) -> Iterator[_Placed]:
     """The blobs of a file, each with where to look for it in another report: its names, or its position and shape."""
     for region in report.files[f].regions:
         if region.kind.is_blob:
@@ -91,10 +120,10 @@ def _places(report: ReportData, f: int) -> Iterator[tuple[Content, Hashable]]:
                 yield from ((content, (key, region.nbytes, region.layout)) for key in region.keys)
 
 
-def _by_shape(report: ReportData, f: int, without: set[Content]) -> dict[Hashable, list[Content]]:
-    """The contents of a file without some, each once and in their order, by what they look like."""
+def _by_shape(report: ReportData, f: int) -> _Shapes:
+    """The contents of a file, each once and in their order, by what they look like."""
     shapes: dict[Hashable, dict[Content, None]] = defaultdict(dict)
     for region in report.files[f].regions:
-        if region.kind.is_blob and (content := content_of(region)) not in without:
-            shapes[region.kind, region.nbytes, region.layout][content] = None
-    return {shape: list(contents) for shape, contents in shapes.items()}
+        if region.kind.is_blob:
+            shapes[region.kind, region.nbytes, region.layout][content_of(region)] = None
+    return shapes

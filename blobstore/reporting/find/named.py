@@ -54,14 +54,20 @@ def names_of(checkpoints: Iterable[NamedDataMap]) -> NamesByContent:
 def names_in(files: Iterable[FileReport]) -> NamesByContent:
     """The names that files have for their contents, each once."""
     names: dict[tuple[str, int], dict[tuple[str, TensorLayout | None], None]] = defaultdict(dict)
-    for file in files:
-        for region in file.regions:
-            if region.digest:
-                for key in region.keys:
-                    if not _CONTENT.fullmatch(key) and region.kind in _NAMED:
-                        made = _MADE.fullmatch(key)
-                        names[region.digest, region.nbytes][made[1] if made else key, region.layout] = None
+    blobs = (region for file in files for region in file.regions if region.digest and region.kind in _NAMED)
+    for region in blobs:
+        for key in filter(_is_name, region.keys):
+            names[region.digest, region.nbytes][_without_mark(key), region.layout] = None
     return {content: list(named) for content, named in names.items()}
+
+
+def _is_name(key: str) -> bool:
+    return not _CONTENT.fullmatch(key)
+
+
+def _without_mark(key: str) -> str:
+    made = _MADE.fullmatch(key)
+    return made[1] if made else key
 
 
 def name_tensors(files: Sequence[FileReport], names: NamesByContent) -> list[FileReport]:
@@ -71,18 +77,20 @@ def name_tensors(files: Sequence[FileReport], names: NamesByContent) -> list[Fil
     """
 
     def named(region: Region) -> Region:
-        if not is_nameless(region):
-            return region
-        entries = names.get((region.digest, region.nbytes), [])
-        if len({name for name, _ in entries}) > 1:
-            entries = [entry for entry in entries if entry[1] == region.layout]
-        if len({name for name, _ in entries}) != 1:
-            return region
-        layouts = {layout for _, layout in entries}
-        layout = region.layout or (layouts.pop() if len(layouts) == 1 else None)
-        return replace(region, tensor=entries[0][0], layout=layout)
+        return _named(region, names.get((region.digest, region.nbytes), ())) if is_nameless(region) else region
 
     return [replace(file, regions=tuple(map(named, file.regions))) for file in files]
+
+
+def _named(region: Region, entries: Sequence[tuple[str, TensorLayout | None]]) -> Region:
+    """A nameless region with its name, if exactly one is left."""
+    if len({name for name, _ in entries}) > 1:
+        entries = [entry for entry in entries if entry[1] == region.layout]
+    if len({name for name, _ in entries}) != 1:
+        return region
+    layouts = {layout for _, layout in entries}
+    layout = region.layout or (layouts.pop() if len(layouts) == 1 else None)
+    return replace(region, tensor=entries[0][0], layout=layout)
 
 
 def name_related(files: Sequence[FileReport], related: Iterable[Sequence[tuple[int, int]]]) -> list[FileReport]:
@@ -147,5 +155,4 @@ def is_nameless(region: Region) -> bool:
 def _own_name(region: Region) -> str:
     if region.tensor or region.kind not in _NAMED or not region.keys:
         return region.tensor
-    made = _MADE.fullmatch(region.keys[0])
-    return made[1] if made else "" if _CONTENT.fullmatch(region.keys[0]) else region.keys[0]
+    return _without_mark(region.keys[0]) if _is_name(region.keys[0]) else ""

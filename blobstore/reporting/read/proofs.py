@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ Array = npt.NDArray[Any]
 _SAMPLES = 64
 _MAX_PERMUTED_RANK = 5
 _TILES = (1, 2, 4, 8, 16, 32, 64)
+_TILE_ORDERS = ((0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1))
 _BLOCK = 1 << 20
 _MAX_HITS = 64
 
@@ -88,17 +90,15 @@ def _orders(shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, 
     """The reorderings to try, simple ones first."""
     solid = tuple(n for n in shape if n != 1)
     if 2 <= len(solid) <= _MAX_PERMUTED_RANK:
-        for order in itertools.permutations(range(len(solid))):
-            if order != tuple(range(len(solid))):
-                yield solid, order
+        orders = itertools.permutations(range(len(solid)))
+        next(orders)  # as they are
+        yield from ((solid, order) for order in orders)
     matrices = {(math.prod(solid[:i]), math.prod(solid[i:])) for i in range(1, len(solid))}
     for rows, columns in sorted(matrices):
         for high, wide in itertools.product(_TILES, _TILES):
-            if rows % high or columns % wide or (high == wide == 1):
-                continue
-            factors = (rows // high, high, columns // wide, wide)
-            for order in ((0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1)):
-                yield factors, order
+            if not (rows % high or columns % wide or high == wide == 1):
+                factors = (rows // high, high, columns // wide, wide)
+                yield from ((factors, order) for order in _TILE_ORDERS)
 
 
 def _same(left: Array, right: Array) -> bool:
@@ -134,32 +134,41 @@ def search_payload(
     by_value: dict[int, list[int]] = {}
     for i, (_, value) in enumerate(needles):
         by_value.setdefault(value, []).append(i)
-    values = np.array(sorted(by_value), np.uint64)
-    table = np.zeros(1 << 16, np.bool_)
-    table[(values & np.uint64(0xFFFF)).astype(np.int64)] = True
     size = payload.stop - payload.start
+    tried: Counter[int] = Counter()
     hits: list[tuple[int, int]] = []
-    tried: dict[int, int] = {}
     with open_source(payload.path) as source:
         whole = source.view(payload.start, payload.stop)
-        for start in range(window[0], min(window[1], size - 7), CHUNK):
-            piece = whole[start : min(start + CHUNK + 4, window[1] + 4, size)]
-            words = np.frombuffer(piece[: len(piece) // 4 * 4], "<u4")
-            if len(words) < 2:
-                continue
-            likely = np.flatnonzero(table[words.view("<u2")[:-2:2]])
-            pairs = words[likely].astype(np.uint64) | words[likely + 1].astype(np.uint64) << np.uint64(32)
-            slot = np.minimum(np.searchsorted(values, pairs), len(values) - 1)
-            for at in likely[values[slot] == pairs].tolist():
-                found = int(words[at]) | int(words[at + 1]) << 32
-                for i in by_value[found]:
-                    begin = start + 4 * at - needles[i][0]
-                    tensor = tensors[i]
-                    nbytes = tensor.stop - tensor.start
-                    if begin < 0 or begin + nbytes > size or tried.get(i, 0) >= _MAX_HITS:
-                        continue
-                    tried[i] = tried.get(i, 0) + 1
-                    with open_source(tensor.path) as other:
-                        if same_bytes(whole[begin : begin + nbytes], other.view(tensor.start, tensor.stop)):
-                            hits.append((i, begin))
+        for at, value in _known_values(whole, window, np.array(sorted(by_value), np.uint64)):
+            for i in by_value[value]:
+                begin, nbytes = at - needles[i][0], tensors[i].stop - tensors[i].start
+                if begin < 0 or begin + nbytes > size or tried[i] == _MAX_HITS:
+                    continue
+                tried[i] += 1
+                if _is_at(tensors[i], whole[begin : begin + nbytes]):
+                    hits.append((i, begin))
     return hits
+
+
+def _known_values(
+    whole: memoryview, window: tuple[int, int], values: npt.NDArray[np.uint64]
+) -> Iterator[tuple[int, int]]:
+    """Where in a window eight bytes are one of some values, which are sorted, and which one."""
+    # two bytes of each decide which of them are looked up: nearly none
+    table = np.zeros(1 << 16, np.bool_)
+    table[(values & np.uint64(0xFFFF)).astype(np.int64)] = True
+    for start in range(window[0], min(window[1], len(whole) - 7), CHUNK):
+        piece = whole[start : min(start + CHUNK + 4, window[1] + 4, len(whole))]
+        words = np.frombuffer(piece[: len(piece) // 4 * 4], "<u4")
+        if len(words) < 2:
+            continue
+        likely = np.flatnonzero(table[words.view("<u2")[:-2:2]])
+        pairs = words[likely].astype(np.uint64) | words[likely + 1].astype(np.uint64) << np.uint64(32)
+        slot = np.minimum(np.searchsorted(values, pairs), len(values) - 1)
+        known = values[slot] == pairs
+        yield from zip((start + 4 * likely[known]).tolist(), pairs[known].tolist(), strict=True)
+
+
+def _is_at(tensor: Spot, there: memoryview) -> bool:
+    with open_source(tensor.path) as source:
+        return same_bytes(there, source.view(tensor.start, tensor.stop))

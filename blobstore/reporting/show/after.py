@@ -65,23 +65,30 @@ def after(report: ReportData, commands: Collection[str]) -> After:
         report: the report.
         commands: commands of its findings; no file is in two of them.
     """
-    at = {file.path: f for f, file in enumerate(report.files)}
     replaced: list[int] = []
     made: list[FileAfter] = []
     for command in commands:
-        _, what, *paths = shlex.split(command)
-        target = paths.pop()
-        inputs = [at[path] if path in at else at[path.removeprefix("./")] for path in paths if path != "-o"]
-        if what == "dedup":
-            made += _dedup(report, inputs, target)
-        elif what == "delta":
-            made += _deltas(report, inputs.pop(0), inputs, target)
-        else:
-            made.append(_convert(report, inputs[0], target))
-        replaced += inputs
+        gone, new = _run(report, command)
+        replaced += gone
+        made += new
     left = attribute(finding for finding in report.findings if finding.command not in commands)
     kept = {place for file in made for place in file.places}
     return After(tuple(replaced), tuple(made), {place: kinds for place, kinds in left.items() if place in kept})
+
+
+def _run(report: ReportData, command: str) -> tuple[list[int], list[FileAfter]]:
+    """What a command replaces, and what it writes."""
+    at = {file.path: f for f, file in enumerate(report.files)}
+    _, what, *paths = shlex.split(command)
+    target = paths.pop()
+    # a path that begins with a hyphen has ./ before it in a command
+    inputs = [at[path] if path in at else at[path.removeprefix("./")] for path in paths if path != "-o"]
+    if what == "dedup":
+        return inputs, _dedup(report, inputs, target)
+    if what == "delta":
+        base, *members = inputs
+        return members, _deltas(report, base, members, target)
+    return inputs, [_convert(report, inputs[0], target)]
 
 
 def _deltas(report: ReportData, base: int, inputs: Sequence[int], folder: str) -> list[FileAfter]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.model import FindingKind
+from blobstore.reporting.overlap import Overlap
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Group", "common_bytes", "find_groups"]
@@ -37,27 +38,26 @@ def find_groups(report: ReportData) -> list[Group]:
     The largest file of a group stands for it, so a chain of files that each resemble the next is no group.
     """
     contents = _contents(report)
-    held = [sum(nbytes for _, nbytes in of_file) for of_file in contents]
-    first_of: dict[_Content, list[int]] = defaultdict(list)  # the groups whose first file has a content
+    sizes = [{content: content[1] for content in of_file} for of_file in contents]
+    held = [sum(of_file.values()) for of_file in sizes]
+    firsts: Overlap[_Content] = Overlap()
     members: list[list[int]] = []
     for f in sorted(range(len(contents)), key=lambda f: (-held[f], f)):
-        overlap: dict[int, int] = defaultdict(int)
-        for content in contents[f]:
-            for group in first_of[content]:
-                overlap[group] += content[1]
-        best = max(overlap, key=lambda group: (overlap[group], -group), default=None)
-        if best is not None and overlap[best] * 2 >= held[f]:
+        shared = firsts.shared(sizes[f])
+        best = max(shared, key=lambda group: (shared[group], -group), default=None)
+        if best is not None and shared[best] * 2 >= held[f]:
             members[best].append(f)
         else:
-            for content in contents[f]:
-                first_of[content].append(len(members))
+            firsts.add(len(members), sizes[f])
             members.append([f])
-    groups = []
-    for files in members:
-        every = sum(nbytes * number for f in files for (_, nbytes), number in contents[f].items())
-        once = sum(nbytes for _, nbytes in {content for f in files for content in contents[f]})
-        groups.append(Group(tuple(files), every, once))
+    groups = [_group(files, contents) for files in members]
     return sorted(groups, key=lambda group: (group.once - group.bytes, group.files))
+
+
+def _group(files: Sequence[int], contents: Sequence[Mapping[_Content, int]]) -> Group:
+    every = sum(nbytes * number for f in files for (_, nbytes), number in contents[f].items())
+    once = sum(nbytes for _, nbytes in set().union(*(contents[f] for f in files)))
+    return Group(tuple(files), every, once)
 
 
 def common_bytes(report: ReportData, sets: Sequence[Sequence[int]]) -> list[list[int]]:

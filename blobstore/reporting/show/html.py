@@ -6,7 +6,6 @@ import base64
 import gzip
 import html
 import json
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -14,23 +13,19 @@ from importlib import resources
 
 from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import printable, size
-from blobstore.reporting.find import CONNECTING, Changes, is_nameless
+from blobstore.reporting.find import Changes, is_nameless
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes_html import changes_section
-from blobstore.reporting.show.groups import Group, common_bytes, find_groups
+from blobstore.reporting.show.common_html import common_section, share_bar
 from blobstore.reporting.show.page_data import page_data
 from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, headline
 
 __all__ = ["to_html"]
 
 _KEYS, _FILES = 4, 3  # of a finding that its row names
-_MATRIX = 16
-_GROUPS = 40
-_MEMBERS = 60
 _FOLDERS = 400
 _COMMANDS = 6
-_STEPS = 5
 _SCRIPTS = (
     "base.js",
     "commands.js",
@@ -63,7 +58,7 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         "legend": _legend(report),
         "naming": _naming(report),
         "folders": _folders(branches(report.folders)),
-        "groups": _groups(report, names),
+        "groups": common_section(report, names),
         "footer": _footer(report),
         "data": _packed(json.dumps(page_data(report, names, _COMMANDS), separators=(",", ":")).encode()),
         "js": "\n".join(_page(name) for name in _SCRIPTS),
@@ -154,12 +149,6 @@ def _naming(report: ReportData) -> str:
     )
 
 
-def _share(part: int, whole: int, kind: str = "duplicate_files") -> str:
-    """A bar of which a part is colored."""
-    width = f"{part / whole:.1%}" if whole else "0%"
-    return f'<span class="bar"><span style="width:{width};background:var(--c-{kind})"></span></span>'
-
-
 def _folders(folders: Sequence[Folder]) -> str:
     """A table of folders, each below the one that it is in."""
     if not folders:
@@ -174,7 +163,7 @@ def _folders(folders: Sequence[Folder]) -> str:
             f'<tr><th scope="row" style="padding-left:{0.7 + 1.2 * len(outer):.1f}rem">'
             f"{html.escape(printable(name))}</th>"
             f'<td class="number">{folder.files:,}</td><td class="number">{size(folder.bytes)}</td>'
-            f'<td class="number">{size(folder.saves)}</td><td class="wide">{_share(folder.saves, folder.bytes)}</td></tr>'
+            f'<td class="number">{size(folder.saves)}</td><td class="wide">{share_bar(folder.saves, folder.bytes)}</td></tr>'
         )
         outer.append(folder.path)
     more = f'<p class="hint">and {len(folders) - _FOLDERS:,} more</p>' if len(folders) > _FOLDERS else ""
@@ -186,108 +175,4 @@ def _folders(folders: Sequence[Folder]) -> str:
         '<p class="hint">Each counts with the folders in it.</p>'
         '<div class="scroll" tabindex="0" role="region" aria-labelledby="folders-title">'
         f"<table>{head}<tbody>{''.join(rows)}</tbody></table></div>{more}</section>"
-    )
-
-
-# ------------------------------------------------------------------------------------------------ files in common
-
-
-def _groups(report: ReportData, names: Sequence[str]) -> str:
-    """Families of files, and how much of each two is the same."""
-    groups = find_groups(report)
-    together = [group for group in groups if len(group.files) > 1]
-    copies = sum(group.bytes - group.once for group in together)
-    if len(names) > _MATRIX:
-        sets = [group.files for group in groups]
-        labels = [
-            f"{i}. {_label(names[first])} and {len(others)} more" if others else _label(names[first])
-            for i, (first, *others) in enumerate(sets, 1)
-        ]
-    else:
-        sets = [(f,) for group in groups for f in group.files]
-        labels = [_label(names[f]) for (f,) in sets]
-    matrix = _matrix(labels, common_bytes(report, sets))
-    if not together and not matrix:
-        return ""
-    text = ""
-    if together:
-        grouped = sum(len(group.files) for group in together)
-        noun = "group" if len(together) == 1 else "groups"
-        alone = len(names) - grouped
-        others = f"; {alone} {'file stands' if alone == 1 else 'files stand'} alone" if alone else ""
-        text = (
-            f'<p class="hint">{grouped} files are in {len(together)} {noun} with {size(copies)} of copies{others}. '
-            "The first file of a group holds at least half of each other one.</p>"
-        )
-        text += "".join(_group(report, names, i, group) for i, group in enumerate(together[:_GROUPS], 1))
-        if len(together) > _GROUPS:
-            text += f'<p class="hint">and {len(together) - _GROUPS} more groups</p>'
-    return (
-        '<section aria-labelledby="common-title" id="common"><h2 id="common-title">Files with bytes in common</h2>'
-        f"{text}{matrix}</section>"
-    )
-
-
-def _group(report: ReportData, names: Sequence[str], number: int, group: Group) -> str:
-    first, *others = group.files
-    folders = list(dict.fromkeys(os.path.dirname(names[f]) for f in group.files))  # noqa: PTH120 - text stays text
-    folders = [folder for folder in folders if folder]
-    where = ", ".join(folders[:3]) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")
-    alike = common_bytes(report, [(first,), *((f,) for f in others[:_MEMBERS])])
-    rows = []
-    for at, f in enumerate(group.files[: _MEMBERS + 1]):
-        part = alike[0][at] / max(alike[at][at], 1)
-        said = "the first" if not at else f"{part:.0%} of it is in the first"
-        rows.append(
-            f"<tr><td>{html.escape(names[f])}</td><td class='number'>{size(report.files[f].size)}</td>"
-            f"<td class='number'>{said}</td></tr>"
-        )
-    if len(others) > _MEMBERS:
-        rows.append(f"<tr><td colspan='3'>and {len(others) - _MEMBERS} more</td></tr>")
-    return (
-        f'<details class="group"><summary><span class="name">{number}. {html.escape(_label(names[first]))} '
-        f"and {len(others)} more</span>"
-        f"<span class='faint'>{size(group.bytes)}, {size(group.once)} if stored once</span>"
-        f"{_share(group.bytes - group.once, group.bytes)}</summary>"
-        f'<p class="hint">{html.escape(where) or "all in one folder"}</p><table>{"".join(rows)}</table></details>'
-    )
-
-
-def _label(name: str) -> str:
-    """Both ends of a long name."""
-    return name if len(name) <= 48 else f"{name[:18]}…{name[-28:]}"
-
-
-def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
-    """A table of shares of the smaller one of each two, in five steps that mean the same in each report."""
-    weight = {i: sum(row) - row[i] for i, row in enumerate(common)}
-    shown = [i for i, row in enumerate(common) if any(row[j] >= CONNECTING for j in range(len(row)) if j != i)]
-    kept = sorted(sorted(shown, key=lambda i: -weight[i])[:_MATRIX])
-    if len(kept) < 2:
-        return ""
-    head = "".join(f'<th scope="col"><span>{html.escape(labels[i])}</span></th>' for i in kept)
-    rows = []
-    for i in kept:
-        cells = []
-        for j in kept:
-            smaller = min(common[i][i], common[j][j])
-            share = common[i][j] / smaller if smaller else 0
-            if i == j:
-                cells.append('<td class="own"></td>')
-            elif common[i][j]:
-                step = min(int(share * _STEPS), _STEPS - 1) + 1
-                cells.append(f'<td class="s{step}" title="{size(common[i][j])}, {share:.1%}">{size(common[i][j])}</td>')
-            else:
-                cells.append("<td></td>")
-        rows.append(f'<tr><th scope="row">{html.escape(labels[i])}</th>{"".join(cells)}</tr>')
-    left = f" {len(shown) - len(kept)} with less are left out." if len(shown) > len(kept) else ""
-    scale = "".join(
-        f'<li><span class="swatch s{step}"></span>{100 * (step - 1) // _STEPS}&ndash;{100 * step // _STEPS}%</li>'
-        for step in range(1, _STEPS + 1)
-    )
-    return (
-        f'<p class="hint">Bytes that each two of them have in common, colored by their share of the smaller one.{left}</p>'
-        f'<ul class="legend">{scale}</ul>'
-        '<div class="scroll" tabindex="0" role="region" aria-labelledby="common-title">'
-        f'<table class="matrix"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )

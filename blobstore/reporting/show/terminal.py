@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -112,22 +112,31 @@ def _largest(report: ReportData, top: int, wide: bool) -> Table:
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in report.findings:
         groups.setdefault((finding.kind, *dict.fromkeys(f for f, _ in finding.places)), []).append(finding)
-    ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
+    ordered = sorted(groups.values(), key=lambda group: -_counted(group))
     title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
     table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")], wide)
     line = ", " if wide else "\n"
     name_of = shortener([file.path for file in report.files])
     for group in ordered[:top]:
-        first = group[0]
-        what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
+        what = Text(FINDINGS[group[0].kind], style=COLORS[group[0].kind])
         what.append("".join(f"{line}{printable(fact)}" for fact in _facts(report, group)), style="dim")
-        # the files in one line, the keys in another; in a pipe both in one
-        where = Text(_joined(list(map(name_of, report.paths(first))), wide), style="bold")
-        places = first.places if len(group) == 1 else [finding.places[0] for finding in group]
-        keys = [report.region(place).name for place in places]
-        where.append(f"{': ' if wide else chr(10)}{_joined(list(dict.fromkeys(keys)), wide)}", style="not bold")
-        table.add_row(size(sum(finding.counted for finding in group)), what, where)
+        files = list(map(name_of, report.paths(group[0])))
+        places = group[0].places if len(group) == 1 else [finding.places[0] for finding in group]
+        where = _files_and_keys(files, [report.region(place).name for place in places], wide)
+        table.add_row(size(_counted(group)), what, where)
     return table
+
+
+def _counted(group: Sequence[Finding]) -> int:
+    return sum(finding.counted for finding in group)
+
+
+def _files_and_keys(files: Sequence[str], keys: Iterable[str], wide: bool) -> Text:
+    """The files in one line, the keys in another; in a pipe both in one."""
+    text = Text(_joined(files, wide), style="bold")
+    if names := list(dict.fromkeys(keys)):
+        text.append(f"{': ' if wide else chr(10)}{_joined(names, wide)}", style="not bold")
+    return text
 
 
 def _facts(report: ReportData, group: Sequence[Finding]) -> Iterator[str]:
@@ -242,28 +251,32 @@ def print_changes(changes: Changes, console: Console) -> None:
 
 def _causes(title: str, what: str, causes: Sequence[Cause], wide: bool) -> Table:
     groups = grouped(causes)
+    shown, left = (groups, []) if wide else (groups[:_CAUSES], groups[_CAUSES:])
     table = _table(title, [(what, "right"), ("why", "left"), ("before", "left"), ("now", "left")], wide)
-    for column in table.columns[2:] if not wide else ():
-        column.min_width = _NAME + 1  # a name and a comma
-    for group in groups if wide else groups[:_CAUSES]:
-        first = group[0]
-        lines = [CAUSES[first.kind], first.detail if len(group) == 1 else f"{len(group):,} blobs"]
-        why = Text((", " if wide else "\n").join(printable(line) for line in lines if line))
+    if not wide:
+        for column in table.columns[2:]:
+            column.min_width = _NAME + 1  # a name and a comma
+    for group in shown:
         before = _places([place for cause in group for place in cause.before], wide)
         after = _places([place for cause in group for place in cause.after], wide)
-        table.add_row(size(sum(cause.bytes for cause in group)), why, before, after)
-    if not wide and len(groups) > _CAUSES:
-        left = sum(cause.bytes for group in groups[_CAUSES:] for cause in group)
-        table.add_row(size(left), f"{len(groups) - _CAUSES} more rows, see --json", "", "")
+        table.add_row(size(_cost(group)), Text(_why(group, wide)), before, after)
+    if left:
+        table.add_row(size(sum(map(_cost, left))), f"{len(left)} more rows, see --json", "", "")
     return table
 
 
+def _why(group: Sequence[Cause], wide: bool) -> str:
+    detail = group[0].detail if len(group) == 1 else f"{len(group):,} blobs"
+    lines = [CAUSES[group[0].kind], detail] if detail else [CAUSES[group[0].kind]]
+    return (", " if wide else "\n").join(map(printable, lines))
+
+
+def _cost(group: Sequence[Cause]) -> int:
+    return sum(cause.bytes for cause in group)
+
+
 def _places(places: Sequence[tuple[str, str]], wide: bool) -> Text:
-    """The files in one line, the keys in another; in a pipe both in one."""
     if not places:
         return Text("-")
     paths = short_paths(list(dict.fromkeys(path for path, _ in places)))
-    text = Text(_joined(paths, wide), style="bold")
-    if keys := [key for key in dict.fromkeys(key for _, key in places) if key]:
-        text.append(f"{': ' if wide else chr(10)}{_joined(keys, wide)}", style="not bold")
-    return text
+    return _files_and_keys(paths, [key for _, key in places if key], wide)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from blobstore.reporting.find.catalog import Catalog, Place
-from blobstore.reporting.model import Claim, Finding, FindingKind
+from blobstore.reporting.model import Claim, Finding, FindingKind, Work
 from blobstore.reporting.savings import measure
 
 __all__ = ["DEPLOYED", "convert_command", "dedup_command", "delta_command", "in_programs", "make", "whole", "writing"]
@@ -31,13 +31,13 @@ def make(
     claims: Sequence[Claim],
     *,
     detail: str = "",
-    command: str | None = None,
+    work: Work | None = None,
     advice: str = "",
     share: float | None = None,
 ) -> Finding:
-    """A finding, with what it saves computed."""
+    """A finding, with what it saves computed; `unite` gives it the command that does its work."""
     distinct = tuple(dict.fromkeys(places))
-    return Finding(kind, distinct, tuple(claims), measure(claims), detail, command, advice, share)
+    return Finding(kind, distinct, tuple(claims), measure(claims), detail, None, advice, share, work=work)
 
 
 def dedup_command(paths: Iterable[str]) -> str:

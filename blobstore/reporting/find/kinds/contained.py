@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import xxhash
@@ -26,13 +26,7 @@ _ADVICE = "lower it through BlobStorePartitioner, which moves weights out of pay
 def find(catalog: Catalog, engine: Engine) -> list[Finding]:
     """One finding for each tensor and payload; its bytes in the payload are claimed, as often as they are there."""
     known = [c for c in catalog.contents if c.print.needle is not None and not c.is_payload and not c.is_constant]
-    by_size = sorted(known, key=lambda content: content.nbytes)
-    sizes = [content.nbytes for content in by_size]
-    searches: list[_Search] = []
-    for payload in catalog.contents:
-        if payload.is_payload and not payload.is_constant:
-            fitting = by_size[: bisect.bisect_right(sizes, payload.nbytes)]
-            searches += _searches(payload, fitting) if fitting else ()
+    searches = list(_all_searches(catalog, known))
     hits: dict[tuple[Content, Content], set[int]] = defaultdict(set)
     proofs = engine.prove(search_payload, [(search.key, search.arguments) for search in searches])
     for search, matches in zip(searches, proofs, strict=True):
@@ -56,6 +50,16 @@ class _Search(NamedTuple):
     tensors: list[Content]
     key: str
     arguments: tuple[Any, ...]
+
+
+def _all_searches(catalog: Catalog, known: Iterable[Content]) -> Iterator[_Search]:
+    """In each payload, for all tensors that are not larger."""
+    by_size = sorted(known, key=lambda content: content.nbytes)
+    sizes = [content.nbytes for content in by_size]
+    for payload in catalog.contents:
+        fitting = by_size[: bisect.bisect_right(sizes, payload.nbytes)]
+        if fitting and payload.is_payload and not payload.is_constant:
+            yield from _searches(payload, fitting)
 
 
 def _searches(payload: Content, fitting: Sequence[Content]) -> Iterator[_Search]:

@@ -25,15 +25,21 @@ def relate(catalog: Catalog) -> list[Relation]:
     relations = []
     for content in catalog.contents:
         for name, digest in content.print.narrow.items():
-            itemsize = content.width or 4
-            other = catalog.by_digest.get((digest, content.nbytes // itemsize * ScalarType[name.upper()].itemsize))
-            if other is None or other is content or other.is_payload or content.is_payload:
-                continue
-            if content.layout is None and other.layout is None:
-                continue  # two runs of bytes that nothing says are numbers
-            if other.layout is None or other.layout.scalar_type == ScalarType[name.upper()]:
+            narrow = ScalarType[name.upper()]
+            nbytes = content.nbytes // (content.width or 4) * narrow.itemsize
+            other = catalog.by_digest.get((digest, nbytes))
+            if other is not None and other is not content and _may_be_values(content, other, narrow):
                 relations.append((content, other, name))
     return relations
+
+
+def _may_be_values(wide: Content, narrow: Content, narrow_type: ScalarType) -> bool:
+    """Whether at least one of the two is known as a tensor, and none as something else."""
+    if wide.is_payload or narrow.is_payload:
+        return False
+    if narrow.layout is None:
+        return wide.layout is not None  # or else nothing says that they are numbers
+    return narrow.layout.scalar_type == narrow_type
 
 
 def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Finding]:

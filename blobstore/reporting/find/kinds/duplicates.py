@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.find.catalog import Catalog, Content, Place
-from blobstore.reporting.find.kinds.building import DEPLOYED, convert_command, dedup_command, make, whole
-from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.find.kinds.building import DEPLOYED, make, whole
+from blobstore.reporting.model import Finding, FindingKind, Work
 
 __all__ = ["find"]
+
+_WITHIN: dict[str, Work] = {"pte": "dedup", "ptd": "dedup", "safetensors": "convert"}
+"""What stores once what a file of a format has several times."""
 
 
 def find(catalog: Catalog) -> Iterator[Finding]:
@@ -52,7 +55,7 @@ def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Ite
             places,
             whole(catalog, places[1:]),
             detail=f"in {len(places)} files",
-            command=dedup_command(catalog.files[f].path for f, _ in deployed) if len(deployed) > 1 else None,
+            work="dedup" if len(deployed) > 1 else None,
         )
 
 
@@ -62,16 +65,11 @@ def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Find
     methods = [set(catalog.region(place).methods) for place in places]
     apart = all(methods) and not set.intersection(*methods)
     kind = FindingKind.DUPLICATE_METHODS if apart else FindingKind.DUPLICATE_TIED
-    command = None
-    if file.format in DEPLOYED:
-        command = dedup_command([file.path])
-    elif file.format == "safetensors":
-        command = convert_command(file.path)
     return make(
         kind,
         places,
         whole(catalog, places[1:]),
         detail=f"{len(places)} copies in one file",
-        command=command,
+        work=_WITHIN.get(file.format),
         advice="store it once under all its names",
     )

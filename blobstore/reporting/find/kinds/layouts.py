@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from blobstore.reporting.find.catalog import Catalog, Content
 from blobstore.reporting.find.kinds.building import in_programs, make, whole
@@ -17,6 +18,7 @@ Relation = tuple[Content, Content, list[int], list[int]]
 """A tensor, another content, and the factors and the order that make one of the other."""
 
 _MAX_TRIES = 4
+_WIDTHS = {1, 2, 4, 8}
 
 
 def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
@@ -25,36 +27,39 @@ def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
     An order-free fingerprint suggests, a comparison of all elements decides. At least one of the two has to be known
     as a tensor, for its shape.
     """
-    tried = _groups(catalog)
+    groups = _groups(catalog)
     relations: list[Relation] = []
     seen: set[frozenset[Content]] = set()
     for number in range(_MAX_TRIES):
-        pairs = [pair for group in tried for pair in group.pairs(number, seen)]
-        tasks = []
-        for tensor, other, width in pairs:
-            shape = _memory_shape(tensor)
-            key = f"order:{tensor.digest}:{other.digest}:{width}:{shape}"
-            tasks.append((key, (tensor.spot, other.spot, shape, width)))
-        for (tensor, other, _), proof in zip(pairs, engine.prove(find_order, tasks), strict=True):
-            if proof is not None:
-                relations.append((tensor, other, list(proof[0]), list(proof[1])))
-                for group in tried:
-                    group.related |= {tensor, other} & group.members
+        pairs = [pair for group in groups for pair in group.pairs(number, seen)]
+        proofs = engine.prove(find_order, [_task(*pair) for pair in pairs])
+        proved = [(tensor, other, *proof) for (tensor, other, _), proof in zip(pairs, proofs, strict=True) if proof]
+        for group in groups:
+            group.related.update(group.members & {content for pair in proved for content in pair[:2]})
+        relations += proved
     return relations
+
+
+def _task(tensor: Content, other: Content, width: int) -> tuple[str, tuple[Any, ...]]:
+    shape = _memory_shape(tensor)
+    key = f"order:{tensor.digest}:{other.digest}:{width}:{shape}"
+    return key, (tensor.spot, other.spot, shape, width)
 
 
 def _groups(catalog: Catalog) -> list[_Group]:
     """Contents of one size and one fingerprint, for each width that their elements may have."""
-    groups: dict[tuple[int, int, tuple[int, int]], list[Content]] = defaultdict(list)
-    widths = {content.nbytes: set[int]() for content in catalog.contents}
+    widths: dict[int, set[int]] = defaultdict(set)  # of the tensors of a size
     for content in catalog.contents:
         if content.width:
             widths[content.nbytes].add(content.width)
+    groups: dict[tuple[int, int, tuple[int, int]], list[Content]] = defaultdict(list)
     for content in catalog.contents:
-        if content.print.fold is not None and not content.is_payload:
-            for width in {content.width} if content.width else widths[content.nbytes]:
-                if width in {1, 2, 4, 8}:
-                    groups[content.nbytes, width, fold_for(content.print.fold, width)].append(content)
+        fold = content.print.fold
+        if fold is None or content.is_payload:
+            continue
+        # opaque bytes may be elements of any width that a tensor of their size has
+        for width in ({content.width} if content.width else widths[content.nbytes]) & _WIDTHS:
+            groups[content.nbytes, width, fold_for(fold, width)].append(content)
     return [_Group(members, width) for (_, width, _), members in groups.items() if len(members) > 1]
 
 

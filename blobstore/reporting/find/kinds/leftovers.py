@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from blobstore.core.regions.region import RegionKind
 from blobstore.reporting.find.catalog import Catalog
-from blobstore.reporting.find.kinds.building import dedup_command, make, whole
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind
+from blobstore.reporting.find.kinds.building import make, whole
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Work
 
 __all__ = ["LEAST_PADDING", "find"]
 
@@ -19,7 +19,7 @@ def find(catalog: Catalog) -> Iterator[Finding]:
     """At most two findings a file."""
     for f, file in enumerate(catalog.files):
         claims = _padding(f, file)
-        command = dedup_command([file.path]) if file.format == "ptd" else None  # a program's places are carried over
+        work: Work | None = "dedup" if file.format == "ptd" else None  # a program's places are carried over
         lost = sum(claim.stop - claim.start for claim in claims)
         if lost >= LEAST_PADDING and lost * 200 >= file.size:
             total = file.by_kind[RegionKind.PADDING]
@@ -28,9 +28,9 @@ def find(catalog: Catalog) -> Iterator[Finding]:
                 [(claim.file, claim.region) for claim in claims],
                 claims,
                 detail=f"{total:,} bytes of padding, {total - lost:,} would do",
-                command=command,
+                work=work,
                 advice="write the file again"
-                if command
+                if work
                 else "write it with a smaller segment alignment; keep small blobs in the program (--keep-small)",
             )
         unused = [(f, r) for r, region in enumerate(file.regions) if region.kind is RegionKind.UNREFERENCED]
@@ -40,7 +40,7 @@ def find(catalog: Catalog) -> Iterator[Finding]:
                 unused,
                 whole(catalog, unused),
                 detail=f"{len(unused)} runs of bytes that nothing refers to",
-                command=command,
+                work=work,
                 advice="write the file again",
             )
 
