@@ -8,15 +8,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import blobstore
 from blobstore.errors import FileAccessError
 from blobstore.reporting import Report
+from blobstore.reporting.json_output import to_json
 from blobstore.reporting.read import cache as cache_module
 from blobstore.reporting.read import engine, fingerprint
 from tests.core.formats.ptd.test_format import DATA
@@ -364,3 +369,35 @@ def test_what_a_full_disk_left_of_a_cache_is_a_cache(
         blobstore.report([zoo], cache=cache)
         monkeypatch.setattr(sqlite3, "connect", real)
         assert blobstore.report([zoo], cache=cache).notes == ()
+
+
+NAMES = st.sampled_from(["a.ptd", "b.ptd", "c.ptd"])
+CONTENTS = st.lists(st.integers(0, 2), min_size=1, max_size=2)
+EDITS = st.one_of(
+    st.tuples(st.just("write"), NAMES, CONTENTS),
+    st.tuples(st.just("remove"), NAMES),
+    st.tuples(st.just("rename"), NAMES, NAMES),
+)
+
+
+def edit(folder: Path, what: str, name: str, *more: object) -> None:
+    """Add or change a file, remove it, or give it another name."""
+    path = folder / name
+    if what == "write":
+        write_ptd(path, [Tensor.of(f"t{i}", values(seed, 9, 9)) for i, seed in enumerate(more[0])])
+    elif path.exists():
+        path.unlink() if what == "remove" else path.replace(folder / str(more[0]))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(EDITS, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_a_cached_report_is_a_fresh_one_after_any_edits(rounds: list[list[tuple[Any, ...]]]) -> None:
+    """Whatever happens to the files between two runs."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "models"
+        folder.mkdir()
+        for edits in rounds:
+            for one in edits:
+                edit(folder, *one)
+            known = blobstore.report([folder], cache=Path(place) / "cache.sqlite")
+            assert to_json(known) == to_json(blobstore.report([folder]))
