@@ -94,6 +94,7 @@ budget: ## print the table of lines and ceilings of docs/architecture.md, from t
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(VENV)/bin/complexipy --plain
 	$(RUN) -m mypy
 	@echo clang-format; $(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
 
@@ -111,7 +112,7 @@ constants: $(VENV)/.installed ## write the constants of both languages for C++, 
 install: $(VENV)/.runtime ## make .venv, and nothing else
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .complexipy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
