@@ -75,14 +75,20 @@ class _Response(http.client.HTTPResponse):
         return super().read1(n)
 
 
+class _Connection(urllib3.connection.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(urllib3.connection.HTTPSConnection):
+    response_class = _Response
+
+
 class _Pool(urllib3.HTTPConnectionPool):
-    class ConnectionCls(urllib3.connection.HTTPConnection):
-        response_class = _Response
+    ConnectionCls = _Connection
 
 
 class _SecurePool(urllib3.HTTPSConnectionPool):
-    class ConnectionCls(urllib3.connection.HTTPSConnection):
-        response_class = _Response
+    ConnectionCls = _SecureConnection
 
 
 def watched(manager: urllib3.PoolManager) -> urllib3.PoolManager:
