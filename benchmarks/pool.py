@@ -165,16 +165,20 @@ def _int8(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return quantized
 
 
-def _speed(folder: Path) -> Iterator[Row]:
-    """Processor seconds of one process, in which everything is done by one thread; and what two workers are for."""
+def _five_versions(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of five fine-tunes, and the folders of their shards."""
     for number, (_, model) in zip(range(5), checkpoints(folder), strict=False):
         (folder / f"{number}").mkdir()
         save_file(_eight(_half(model)), folder / f"{number}" / "model.ptd")
         (folder / f"sharded{number}").mkdir()
         for shard, one in enumerate(_rolled(_half(model))):
             save_file(one, folder / f"sharded{number}" / f"model-{shard}.ptd")
-    versions = [folder / f"{number}" / "model.ptd" for number in range(5)]
-    sharded = [folder / f"sharded{number}" for number in range(5)]
+    return [folder / f"{number}" / "model.ptd" for number in range(5)], [folder / f"sharded{n}" for n in range(5)]
+
+
+def _speed(folder: Path) -> Iterator[Row]:
+    """Processor seconds of one process, in which everything is done by one thread; and what two workers are for."""
+    versions, sharded = _five_versions(folder)
     size = versions[0].stat().st_size
 
     def adding() -> float:
