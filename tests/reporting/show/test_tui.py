@@ -41,7 +41,7 @@ from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensor
 from tests.reporting.show.test_output import HOSTILE
 
 SIZES = [(80, 24), (140, 40), (50, 16)]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
