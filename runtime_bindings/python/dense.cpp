@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <nanobind/ndarray.h>
 
 #include "interpreter.h"
@@ -9,6 +10,7 @@
 namespace blobstore::python {
 
 namespace nb = nanobind;
+using executorch::aten::ScalarType;
 
 namespace {
 
@@ -72,36 +74,44 @@ const Torch* known_torch() {
 int8_t type_of(nb::dlpack::dtype type) {
   constexpr struct {
     uint8_t code, bits;
-    int8_t scalar_type;
+    ScalarType scalar_type;
   } kTypes[] = {
-      {1, 8, 0}, // unsigned integers
-      {0, 8, 1}, // integers
-      {0, 16, 2},
-      {0, 32, 3},
-      {0, 64, 4},
-      {2, 16, 5}, // floats
-      {2, 32, 6},
-      {2, 64, 7},
-      {6, 8, 11}, // bool
-      {4, 16, 15}, // bfloat16
-      {12, 8, 23}, // float8_e5m2
-      {10, 8, 24}, // float8_e4m3fn
-      {1, 16, 27},
-      {1, 32, 28},
-      {1, 64, 29},
+      {1, 8, ScalarType::Byte},
+      {0, 8, ScalarType::Char},
+      {0, 16, ScalarType::Short},
+      {0, 32, ScalarType::Int},
+      {0, 64, ScalarType::Long},
+      {2, 16, ScalarType::Half},
+      {2, 32, ScalarType::Float},
+      {2, 64, ScalarType::Double},
+      {6, 8, ScalarType::Bool},
+      {4, 16, ScalarType::BFloat16},
+      {12, 8, ScalarType::Float8_e5m2},
+      {10, 8, ScalarType::Float8_e4m3fn},
+      {1, 16, ScalarType::UInt16},
+      {1, 32, ScalarType::UInt32},
+      {1, 64, ScalarType::UInt64},
   };
   for (const auto& [code, bits, scalar_type] : kTypes) {
     if (type.code == code && type.bits == bits && type.lanes == 1) {
-      return scalar_type;
+      return static_cast<int8_t>(scalar_type);
     }
   }
   return -1;
 }
 
+constexpr ScalarType kSigned[] = {ScalarType::Char, ScalarType::Short, ScalarType::Int, ScalarType::Long};
+constexpr ScalarType kUnsigned[] = {ScalarType::Byte, ScalarType::UInt16, ScalarType::UInt32, ScalarType::UInt64};
+
+/// Of those with 1, 2, 4 and 8 bytes.
+ScalarType of_size(const ScalarType (&types)[4], Py_ssize_t item_size) {
+  return types[item_size == 1 ? 0 : item_size == 2 ? 1 : item_size == 4 ? 2 : 3];
+}
+
 /// The scalar type of a buffer's format, or -1.
 int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   if (format == nullptr) {
-    return 0;
+    return static_cast<int8_t>(ScalarType::Byte);
   }
   if (format[0] == '@' || format[0] == '=' || format[0] == '<') { // little-endian, as this machine is
     ++format;
@@ -109,30 +119,38 @@ int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   if (format[0] == '\0' || format[1] != '\0') {
     return -1;
   }
+  ScalarType type{};
   switch (format[0]) {
     case '?':
-      return 11;
+      type = ScalarType::Bool;
+      break;
     case 'e':
-      return 5;
+      type = ScalarType::Half;
+      break;
     case 'f':
-      return 6;
+      type = ScalarType::Float;
+      break;
     case 'd':
-      return 7;
+      type = ScalarType::Double;
+      break;
     case 'b':
     case 'h':
     case 'i':
     case 'l':
     case 'q':
-      return item_size == 1 ? 1 : item_size == 2 ? 2 : item_size == 4 ? 3 : 4;
+      type = of_size(kSigned, item_size);
+      break;
     case 'B':
     case 'H':
     case 'I':
     case 'L':
     case 'Q':
-      return item_size == 1 ? 0 : item_size == 2 ? 27 : item_size == 4 ? 28 : 29;
+      type = of_size(kUnsigned, item_size);
+      break;
     default:
       return -1;
   }
+  return static_cast<int8_t>(type);
 }
 
 /// Whether a tensor is one whose sign torch would change when it is read.

@@ -422,6 +422,42 @@ float first(const blobstore::BlobCache& cache, const char* key) {
   return value;
 }
 
+/// Commit versions 2 to 6 while one thread reads and two follow.
+void commit_while_followed(blobstore::Release& live, Files& files, const std::string& path, const std::string& device) {
+  std::atomic<bool> stop{false};
+  std::atomic<int> committed{0};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    while (!stop) {
+      const blobstore::BlobCache::Reading reading(*live.cache());
+      CHECK(first(*live.cache(), "a") == first(*live.cache(), "b"));
+    }
+  });
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        const blobstore::Followed done = live.follow();
+        CHECK(done.taken && done.reasons.empty() && (done.keys.empty() || done.keys.size() == 2));
+        committed += done.keys.empty() ? 0 : 1;
+        CHECK(read(live.path() + "/tokenizer.json") == "{}");
+      }
+    });
+  }
+  for (int version = 2; version <= 6; ++version) {
+    const auto value = static_cast<float>(version);
+    files["model.ptd"].second = data_of(path, value, value);
+    CHECK(install(std::to_string(version), 10 + version, files, device).changed);
+    blobstore::gc(device);
+  }
+  while (live.version() != "6") {
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(first(*live.cache(), "a") == 6 && committed == static_cast<int>(live.cache()->generation()));
+}
+
 /// Readers see one release while another thread commits the next one and several follow it.
 void test_following(const std::string& path, const std::string& device) {
   using blobstore::Release;
@@ -445,38 +481,7 @@ void test_following(const std::string& path, const std::string& device) {
   CHECK(live->files().size() == 3 && live->files()[1].data == std::vector<std::string>{"model.ptd"});
   CHECK(first(*live->cache(), "a") == 1 && live->follow().taken && live->cache()->generation() == 0);
 
-  std::atomic<bool> stop{false};
-  std::atomic<int> committed{0};
-  std::vector<std::thread> threads;
-  threads.emplace_back([&] {
-    while (!stop) {
-      const blobstore::BlobCache::Reading reading(*live->cache());
-      CHECK(first(*live->cache(), "a") == first(*live->cache(), "b"));
-    }
-  });
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&] {
-      while (!stop) {
-        const blobstore::Followed done = live->follow();
-        CHECK(done.taken && done.reasons.empty() && (done.keys.empty() || done.keys.size() == 2));
-        committed += done.keys.empty() ? 0 : 1;
-        CHECK(read(live->path() + "/tokenizer.json") == "{}");
-      }
-    });
-  }
-  for (int version = 2; version <= 6; ++version) {
-    const auto value = static_cast<float>(version);
-    files["model.ptd"].second = data_of(path, value, value);
-    CHECK(install(std::to_string(version), 10 + version, files, device).changed);
-    blobstore::gc(device);
-  }
-  while (live->version() != "6") {
-  }
-  stop = true;
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  CHECK(first(*live->cache(), "a") == 6 && committed == static_cast<int>(live->cache()->generation()));
+  commit_while_followed(*live, files, path, device);
   CHECK(blobstore::gc(device).in_use == 0);
 
   files["model.ptd"].second = data_of(path, 7, 7);

@@ -124,6 +124,20 @@ def test_alphas_of_any_module(module: str, patterns: dict[str, int], escaped: bo
         assert found == (matching[0] if matching else 0.5)
 
 
+@given(st.data())
+def test_any_file_of_tensors(data: st.DataObject) -> None:
+    """Also one in which bytes were changed, or that is truncated."""
+    with tempfile.TemporaryDirectory() as name:
+        both, tensors = Both(Path(name)).module(MODULE), Path(name) / "adapter_model.safetensors"
+        text = bytearray(tensors.read_bytes())
+        for _ in range(data.draw(st.integers(0, 3))):
+            text[data.draw(st.integers(0, len(text) - 1))] = data.draw(
+                st.sampled_from(b'\0\1\x08 "{}[],:0123456789F_~\xff')
+            )
+        tensors.write_bytes(text[: data.draw(st.none() | st.integers(0, len(text)))])
+        both.read(config())
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 10) | st.floats() | st.text(st.sampled_from(CHARACTERS), max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),

@@ -194,10 +194,9 @@ uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, co
 /// @param strength 1 is what the adapter was trained for, 0 turns it off.
 /// @returns the new generation.
 /// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, the strength is not
-/// finite,
-///   or the foundation is another one now, for which only strength 0 is possible. Update: the result is not finite, or
-///   the adapter is stored quantized. FileAccess, Integrity: its file was truncated or overwritten. Closed. Or what
-///   `BlobCache::update` throws.
+///   finite, or the foundation is another one now, for which only strength 0 is possible. Update: the result is not
+///   finite, or the adapter is stored quantized. FileAccess, Integrity: its file was truncated or overwritten. Closed.
+///   Or what `BlobCache::update` throws.
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 
 /// An adapter among several, and how much of it.
@@ -287,14 +286,12 @@ class MergedAdapter {
 ///
 /// @param tensors of a cache that owns the weights; weights of its base are changed through the base.
 /// @param path an adapter that records its foundation, or a folder of PEFT; then `options.names` has the modules of
-/// PEFT,
-///   without `base_model.model.`.
+///   PEFT, without `base_model.model.`.
 /// @throws Error as `load_adapter`; Adapter: also if there are tensors that are not LoRA's, which cannot be merged, or
-/// if
-///   the model uses a weight in other places, too, and `options.tied` does not allow that.
-///   KeyNotFound: a module has no weight in the cache's files. Layout: a weight has another shape. Update: a weight is
-///   quantized or combined with others, and `options.weights` lacks it; a loaded program has the weight where no update
-///   reaches it; or the result is not finite.
+///   if the model uses a weight in other places, too, and `options.tied` does not allow that. KeyNotFound: a module has
+///   no weight in the cache's files. Layout: a weight has another shape. Update: a weight is quantized or combined with
+///   others, and `options.weights` lacks it; a loaded program has the weight where no update reaches it; or the result
+///   is not finite.
 std::unique_ptr<MergedAdapter> merge_adapter(
     const LogicalTensors& tensors, const std::string& path, const MergeOptions& options = {});
 /// As above, for tensors by name, of which only the shapes are checked. They are read during the call only.

@@ -9,8 +9,8 @@
 
 namespace blobstore BLOBSTORE_API {
 
-/// What went wrong, in the distinctions that a handler makes. Each kind is one class of blobstore/core/errors.py; the
-/// native module calls it by the same name in lower case (`invalid_file`), see python/errors.cpp.
+/// What went wrong, in the distinctions that a handler makes. Each kind is one class in Python; the
+/// native module calls it by the same name in lower case (`invalid_file`).
 enum class ErrorKind {
   InvalidFile, // a file is not what it claims to be
   Integrity, // the structure of a file is sound, but its bytes are not what was written

@@ -40,9 +40,8 @@ class MeZO final {
   /// @param names the tensors to train, float32. If there are none: all of them in the cache's own files, without those
   ///   of its base.
   /// @throws Error Training: the options are impossible, or there is nothing to train. KeyNotFound. Unsupported: a
-  /// tensor
-  ///   has another dtype, is in the base, or cannot be changed. Update: its blob does not contain it, because it was
-  ///   quantized, packed or combined.
+  ///   tensor has another dtype, is in the base, or cannot be changed. Update: its blob does not contain it, because it
+  ///   was quantized, packed or combined.
   explicit MeZO(
       std::shared_ptr<BlobCache> cache,
       const MeZOOptions& options = MeZOOptions(),

@@ -30,23 +30,16 @@ jobject read(JNIEnv* env, jclass, jstring path) {
     for (const Error& error : adapter->problems()) {
       reasons.push_back(error.reason());
     }
-    const std::optional<std::string>& recorded = adapter->foundation();
-    const Local<jstring> name = to_java(env, adapter->path());
-    const Local<jstring> foundation = recorded ? to_java(env, *recorded) : Local<jstring>(env, nullptr);
-    const Local<jobjectArray> metadata = to_java(env, pairs);
-    const Local<jobjectArray> modules = to_java(env, adapted);
-    const Local<jobjectArray> problems = to_java(env, reasons);
     return make(
                env,
                "AdapterInfo",
-               "(Ljava/lang/String;Ljava/lang/String;ZD[Ljava/lang/String;[Ljava/lang/String;[Ljava/lang/String;)V",
-               name.get(),
-               foundation.get(),
-               static_cast<jboolean>(adapter->scale().has_value()),
+               adapter->path(),
+               adapter->foundation(),
+               adapter->scale().has_value(),
                adapter->scale().value_or(0),
-               metadata.get(),
-               modules.get(),
-               problems.get())
+               pairs,
+               adapted,
+               reasons)
         .give();
   });
 }

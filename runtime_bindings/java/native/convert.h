@@ -10,6 +10,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -121,12 +122,70 @@ Local<jobjectArray> to_java(JNIEnv* env, const std::vector<std::string>& texts);
 Local<jlongArray> to_java(JNIEnv* env, const std::vector<jlong>& numbers);
 Local<jintArray> to_java(JNIEnv* env, const std::vector<jint>& numbers);
 
-/// A new object of a class of this package, such as "ValueInfo".
-template <typename... Arguments>
-Local<> make(JNIEnv* env, const char* name, const char* signature, Arguments... arguments) {
+/// An argument that is null, for a text that is missing.
+inline Local<jstring> to_java(JNIEnv* env, const std::optional<std::string>& text) {
+  return text ? to_java(env, *text) : Local<jstring>(env, nullptr);
+}
+
+/// An array of objects of a class of this package, as an argument.
+struct Objects {
+  const char* type;
+  jobjectArray array;
+};
+
+/// What a value is in Java: a number as it is, everything else as a reference of this call.
+template <typename T>
+auto argument(JNIEnv* env, const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return static_cast<jboolean>(value);
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<std::conditional_t<sizeof(T) == sizeof(jlong), jlong, jint>>(value);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<jdouble>(value);
+  } else if constexpr (std::is_same_v<T, Objects>) {
+    return value.array;
+  } else {
+    return to_java(env, value);
+  }
+}
+
+/// The type of an argument in signatures.
+template <typename T, typename Argument>
+std::string type_of(const T& value, const Argument&) {
+  if constexpr (std::is_same_v<T, Objects>) {
+    return std::string("[Ldev/blobstore/") + value.type + ";";
+  } else {
+    return std::is_same_v<Argument, jboolean>           ? "Z"
+        : std::is_same_v<Argument, jint>                ? "I"
+        : std::is_same_v<Argument, jlong>               ? "J"
+        : std::is_same_v<Argument, jdouble>             ? "D"
+        : std::is_same_v<Argument, Local<jintArray>>    ? "[I"
+        : std::is_same_v<Argument, Local<jlongArray>>   ? "[J"
+        : std::is_same_v<Argument, Local<jobjectArray>> ? "[Ljava/lang/String;"
+                                                        : "Ljava/lang/String;";
+  }
+}
+
+template <typename T>
+T passed(T number) {
+  return number;
+}
+template <typename T>
+T passed(const Local<T>& reference) {
+  return reference.get();
+}
+
+/// A new object of a class of this package, such as "ValueInfo". Its constructor takes what the values are in Java.
+template <typename... Values>
+Local<> make(JNIEnv* env, const char* name, const Values&... values) {
   const Local<jclass> type(env, checked(env, env->FindClass((std::string("dev/blobstore/") + name).c_str())));
-  const jmethodID constructor = checked(env, env->GetMethodID(type.get(), "<init>", signature));
-  return {env, checked(env, env->NewObject(type.get(), constructor, arguments...))};
+  const std::tuple<decltype(argument(env, values))...> arguments(argument(env, values)...);
+  const auto construct = [&](const auto&... each) -> Local<> {
+    const std::string signature = "(" + (type_of(values, each) + ... + std::string(")V"));
+    const jmethodID constructor = checked(env, env->GetMethodID(type.get(), "<init>", signature.c_str()));
+    return {env, checked(env, env->NewObject(type.get(), constructor, passed(each)...))};
+  };
+  return std::apply(construct, arguments);
 }
 
 /// An array of objects of a class of this package, each of which `each(value)` makes.

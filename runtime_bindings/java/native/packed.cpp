@@ -12,19 +12,16 @@ jobjectArray files(JNIEnv* env, const std::vector<PackedFile>& found) {
              "PackedFile",
              found,
              [env](const PackedFile& file) {
-               const Local<jstring> path = to_java(env, file.path);
-               const Local<jstring> problem = to_java(env, file.problem);
                return make(
                    env,
                    "PackedFile",
-                   "(Ljava/lang/String;JJJJZLjava/lang/String;)V",
-                   path.get(),
-                   static_cast<jlong>(file.size),
-                   static_cast<jlong>(file.entries),
-                   static_cast<jlong>(file.mapped),
-                   static_cast<jlong>(file.used),
-                   static_cast<jboolean>(file.in_use),
-                   problem.get());
+                   file.path,
+                   file.size,
+                   file.entries,
+                   file.mapped,
+                   file.used,
+                   file.in_use,
+                   file.problem);
              })
       .give();
 }
@@ -60,10 +57,7 @@ jobject stats(JNIEnv* env, jclass, jlong store) {
           found.mapped_bytes}) {
       numbers.push_back(static_cast<jlong>(number));
     }
-    const Local<jlongArray> values = to_java(env, numbers);
-    const Local<jobjectArray> reasons = to_java(env, why);
-    const Local<jlongArray> counts = to_java(env, often);
-    return make(env, "PackedStats", "([J[Ljava/lang/String;[J)V", values.get(), reasons.get(), counts.get()).give();
+    return make(env, "PackedStats", numbers, why, often).give();
   });
 }
 

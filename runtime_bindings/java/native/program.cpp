@@ -59,21 +59,15 @@ jobjectArray to_java(JNIEnv* env, const std::vector<Info>& infos) {
              "ValueInfo",
              infos,
              [env](const Info& one) {
-               const auto ints = [env](const auto& list) {
-                 return java::to_java(env, std::vector<jint>(list.begin(), list.end()));
-               };
-               const Local<jintArray> sizes = ints(one.layout.sizes);
-               const Local<jintArray> order = ints(one.layout.dim_order);
-               const Local<jstring> name = java::to_java(env, one.name);
+               const auto ints = [](const auto& list) { return std::vector<jint>(list.begin(), list.end()); };
                return make(
                    env,
                    "ValueInfo",
-                   "(II[I[ILjava/lang/String;)V",
                    one.kind,
-                   static_cast<jint>(one.layout.scalar_type),
-                   sizes.get(),
-                   order.get(),
-                   name.get());
+                   one.layout.scalar_type,
+                   ints(one.layout.sizes),
+                   ints(one.layout.dim_order),
+                   one.name);
              })
       .give();
 }

@@ -22,20 +22,8 @@ ReleaseOptions options_of(JNIEnv* env, jobjectArray texts, jboolean allow_rollba
 
 /// An InstalledRelease of Java.
 Local<> installed(JNIEnv* env, const InstalledRelease& done) {
-  const Local<jstring> name = to_java(env, done.name);
-  const Local<jstring> version = to_java(env, done.version);
-  const Local<jstring> sha256 = to_java(env, done.sha256);
-  const Local<jstring> path = to_java(env, done.path);
   return make(
-      env,
-      "InstalledRelease",
-      "(Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;ZJ)V",
-      name.get(),
-      version.get(),
-      sha256.get(),
-      path.get(),
-      static_cast<jboolean>(done.changed),
-      static_cast<jlong>(done.release_bytes));
+      env, "InstalledRelease", done.name, done.version, done.sha256, done.path, done.changed, done.release_bytes);
 }
 
 jobject missing_of(
@@ -49,38 +37,21 @@ jobject missing_of(
   return guarded(env, [&] {
     const Missing found =
         missing(to_path(env, index), to_path(env, directory), options_of(env, texts, allow_rollback, plain));
-    const Local<jobjectArray> fetches = make_array(env, "Missing$Fetch", found.fetches, [env](const Fetch& one) {
-      const Local<jstring> url = to_java(env, one.url);
-      const Local<jstring> range = to_java(env, one.range);
-      const Local<jstring> sha256 = to_java(env, one.sha256);
-      const Local<jstring> file = to_java(env, one.file);
-      return make(
-          env,
-          "Missing$Fetch",
-          "(Ljava/lang/String;Ljava/lang/String;JLjava/lang/String;Ljava/lang/String;)V",
-          url.get(),
-          range.get(),
-          static_cast<jlong>(one.size),
-          sha256.get(),
-          file.get());
+    const char* const kind = "Missing$Fetch";
+    const Local<jobjectArray> fetches = make_array(env, kind, found.fetches, [&](const Fetch& one) {
+      return make(env, kind, one.url, one.range, one.size, one.sha256, one.file);
     });
-    const Local<jstring> name = to_java(env, found.name);
-    const Local<jstring> version = to_java(env, found.version);
-    const Local<jstring> sha256 = to_java(env, found.sha256);
-    const Local<jstring> folder = to_java(env, found.folder);
     return make(
                env,
                "Missing",
-               "(Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;ZJJLjava/lang/String;"
-               "[Ldev/blobstore/Missing$Fetch;)V",
-               name.get(),
-               version.get(),
-               sha256.get(),
-               static_cast<jboolean>(found.current),
-               static_cast<jlong>(found.release_bytes),
-               static_cast<jlong>(found.bytes),
-               folder.get(),
-               fetches.get())
+               found.name,
+               found.version,
+               found.sha256,
+               found.current,
+               found.release_bytes,
+               found.bytes,
+               found.folder,
+               Objects{kind, fetches.get()})
         .give();
   });
 }

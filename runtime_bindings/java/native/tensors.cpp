@@ -24,24 +24,17 @@ jobject at(JNIEnv* env, jclass, jlong tensors, jstring name) {
     if (item_size(found.scalar_type) == 0) { // records are not checked for that
       throw Error(ErrorKind::UnsupportedData, "'" + found.name + "' has elements of an unknown type");
     }
-    const Local<jstring> text = to_java(env, found.name);
-    const Local<jlongArray> sizes = to_java(env, std::vector<jlong>(found.sizes.begin(), found.sizes.end()));
-    const Local<jobjectArray> aliases = to_java(env, found.aliases);
-    const Local<jobjectArray> keys = to_java(env, found.keys);
-    const Local<jobjectArray> needs = to_java(env, found.needs);
-    const Local<jstring> refusal = to_java(env, found.refusal);
     return make(
                env,
                "LogicalTensor",
-               "(Ljava/lang/String;I[J[Ljava/lang/String;[Ljava/lang/String;[Ljava/lang/String;Ljava/lang/String;Z)V",
-               text.get(),
-               static_cast<jint>(found.scalar_type),
-               sizes.get(),
-               aliases.get(),
-               keys.get(),
-               needs.get(),
-               refusal.get(),
-               static_cast<jboolean>(found.auxiliary))
+               found.name,
+               found.scalar_type,
+               std::vector<jlong>(found.sizes.begin(), found.sizes.end()),
+               found.aliases,
+               found.keys,
+               found.needs,
+               found.refusal,
+               found.auxiliary)
         .give();
   });
 }

@@ -45,20 +45,14 @@ double factor_for(
     return *adapter.scale() / *program_scale;
   }
   check_known_scale(cache, known, adapter);
-  std::string have;
-  bool differs = false;
-  for (const double scale : known.scales) {
-    have += (have.empty() ? "" : ", ") + number_text(scale);
-    differs = differs || scale != *adapter.scale();
-  }
-  if (differs) {
+  if (std::any_of(known.scales.begin(), known.scales.end(), [&](double scale) { return scale != *adapter.scale(); })) {
     throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
         "its scale is {}, that of the adapter in {} is {}; give the factor of the program as `program_scale`",
         number_text(*adapter.scale()),
         cache.name(),
-        have);
+        joined(known.scales, ", ", number_text));
   }
   return 1;
 }
@@ -194,15 +188,11 @@ double scale_of_programs(
     return 1; // no adapter records a scale, so each stands for itself
   }
   if (scales.size() > 1 || *scales.begin() == 0) {
-    std::string have;
-    for (const double scale : scales) {
-      have += (have.empty() ? "" : ", ") + number_text(scale);
-    }
     throw_error_in(
         ErrorKind::Adapter,
         cache.name(),
         "the factor of the programs may be any of {}; give it as `program_scale`, other than 0",
-        have);
+        joined(scales, ", ", number_text));
   }
   return *scales.begin();
 }
@@ -232,10 +222,8 @@ void check_unchanged(const BlobCache& cache, const LoadedAdapters& loaded) {
   if (changed.empty()) {
     return;
   }
-  std::string files;
-  for (const ScaledAdapter& one : loaded.adapters) {
-    files += (files.empty() ? "" : " and ") + one.adapter->path();
-  }
+  const std::string files =
+      joined(loaded.adapters, " and ", [](const ScaledAdapter& one) { return one.adapter->path(); });
   throw_error_in(
       ErrorKind::Adapter,
       cache.name(),

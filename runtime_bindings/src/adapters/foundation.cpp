@@ -115,9 +115,9 @@ std::vector<NamedTensor> named_tensors(const Index& index) {
   return found;
 }
 
-Foundation::Foundation(const std::vector<const PtdFile*>& files, bool strict) {
+Foundation::Foundation(const std::vector<const PtdFile*>& files, bool strict)
+    : name_(joined(files, " + ", [](const PtdFile* file) { return file->name(); })) {
   for (const PtdFile* file : files) {
-    name_ += (name_.empty() ? "" : " + ") + file->name();
     for (size_t i = 0; i < file->size(); ++i) {
       const auto [known, is_new] = index_.emplace(file->key(i), blobs_.size());
       if (is_new) {

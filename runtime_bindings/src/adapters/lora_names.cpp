@@ -158,11 +158,7 @@ std::vector<std::string> modules_of_weight(const std::string& name) {
 
 std::string quoted_names(std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
-  std::string text;
-  for (const std::string& name : names) {
-    text += format("{}'{}'", text.empty() ? "" : ", ", name);
-  }
-  return text;
+  return in_quotes(names);
 }
 
 } // namespace blobstore::internal

@@ -163,17 +163,13 @@ std::optional<Digest> as_digest(const std::optional<std::string>& bytes) {
 
 [[noreturn]] void throw_other_foundation(
     const Adapter& adapter, const std::string& where, const std::set<std::string>& foundations) {
-  std::string have;
-  for (const std::string& foundation : foundations) {
-    have += (have.empty() ? "" : " or ") + foundation;
-  }
   throw_error_in(
       ErrorKind::Adapter,
       adapter.path(),
       "made for foundation {}, {} has {}",
       *adapter.foundation(),
       where,
-      have.empty() ? "none" : have);
+      foundations.empty() ? "none" : joined(foundations, " or "));
 }
 
 void check_records_foundation(const Adapter& adapter) {

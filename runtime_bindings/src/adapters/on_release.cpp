@@ -132,18 +132,25 @@ class OnRelease {
     if (now == then) {
       return;
     }
-    if (const auto requested = one.state->requested()) { // they are compared again before they are used
-      for (const auto& [name, adapter] : *requested) {
-        if (adapter->foundation() && then.count(*adapter->foundation()) == 0) {
-          add_unfit(name);
-        }
+    if (const auto requested = one.state->requested()) {
+      check_requested(*requested, then);
+    } else if (has_adapter(one, is_mine)) {
+      check_loaded(one, loaded.get(), then);
+    }
+  }
+
+  /// They are compared again before they are used.
+  void check_requested(const AdaptersOfCache::Requested& requested, const std::set<std::string>& foundations) {
+    for (const auto& [name, adapter] : requested) {
+      if (adapter->foundation() && foundations.count(*adapter->foundation()) == 0) {
+        add_unfit(name);
       }
-      return;
     }
-    if (!has_adapter(one, is_mine)) {
-      return;
-    }
-    if (loaded == nullptr || (next_ != loaded && !changed_since(*one.cache, loaded->after).empty())) {
+  }
+
+  /// @param loaded null if it is not known what the cache has.
+  void check_loaded(const OnCache& one, const LoadedAdapters* loaded, const std::set<std::string>& then) {
+    if (loaded == nullptr || (next_.get() != loaded && !changed_since(*one.cache, loaded->after).empty())) {
       refuse(one.cache->name(), format("the adapter in {} was trained or changed there", one.cache->name()));
       return;
     }
@@ -163,7 +170,7 @@ class OnRelease {
                 adapter.path(),
                 *adapter.foundation(),
                 one.cache->name(),
-                listed(then)));
+                joined(then, " or ")));
       }
     }
   }
@@ -189,14 +196,6 @@ class OnRelease {
       }
     }
     return false;
-  }
-
-  static std::string listed(const std::set<std::string>& foundations) {
-    std::string text;
-    for (const std::string& one : foundations) {
-      text += (text.empty() ? "" : " or ") + one;
-    }
-    return text;
   }
 
   void add_unfit(const std::string& name) {

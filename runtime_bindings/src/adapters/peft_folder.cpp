@@ -160,12 +160,13 @@ class Config {
   /// The factor of the product of a pair. @throws Error Adapter: the configuration has no such rank.
   double scale(const std::string& module, int64_t rank) const {
     if (ranks_.count(static_cast<uint64_t>(rank)) == 0) {
-      std::string listed;
-      for (const uint64_t one : ranks_) {
-        listed += (listed.empty() ? "" : ", ") + std::to_string(one);
-      }
       throw_error_in(
-          ErrorKind::Adapter, path_, "module '{}' has rank {}, but r and rank_pattern have {}", module, rank, listed);
+          ErrorKind::Adapter,
+          path_,
+          "module '{}' has rank {}, but r and rank_pattern have {}",
+          module,
+          rank,
+          joined(ranks_, ", ", [](uint64_t one) { return std::to_string(one); }));
     }
     const auto known =
         std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& one) { return one.first.matches(module); });
@@ -198,25 +199,7 @@ class Config {
     } else if (name == "rank_pattern") {
       pattern(json, name, [&](const std::string& key) { ranks_.insert(rank(json, key)); });
     } else if (name == "alpha_pattern") {
-      pattern(json, name, [&](const std::string& key) {
-        const std::optional<Pattern> expression = Pattern::of(key);
-        if (!expression) {
-          throw_error_in(
-              ErrorKind::Adapter,
-              path_,
-              "alpha_pattern has the expression '{}'; only names of modules, or ends of them, can be honoured",
-              key);
-        }
-        forms_.insert(expression->form());
-        if (forms_.size() > kMostForms) {
-          throw_error_in(
-              ErrorKind::Adapter,
-              path_,
-              "the expressions in alpha_pattern differ in length or in the places of their dots in more than {} ways",
-              kMostForms);
-        }
-        alphas_.emplace_back(*expression, alpha(json, key));
-      });
+      pattern(json, name, [&](const std::string& key) { add_alpha(key, alpha(json, key)); });
     } else if (name == "init_lora_weights") {
       check_initial(json);
     } else if (name == "bias") {
@@ -232,6 +215,26 @@ class Config {
           "{} cannot be honoured: a program computes W x + scale * B (A x); merge the adapter into its base with PEFT",
           name);
     }
+  }
+
+  void add_alpha(const std::string& key, double alpha) {
+    const std::optional<Pattern> expression = Pattern::of(key);
+    if (!expression) {
+      throw_error_in(
+          ErrorKind::Adapter,
+          path_,
+          "alpha_pattern has the expression '{}'; only names of modules, or ends of them, can be honoured",
+          key);
+    }
+    forms_.insert(expression->form());
+    if (forms_.size() > kMostForms) {
+      throw_error_in(
+          ErrorKind::Adapter,
+          path_,
+          "the expressions in alpha_pattern differ in length or in the places of their dots in more than {} ways",
+          kMostForms);
+    }
+    alphas_.emplace_back(*expression, alpha);
   }
 
   /// Initial values that leave the weights of the base as they are.

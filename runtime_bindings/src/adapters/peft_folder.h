@@ -1,5 +1,5 @@
 // Adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors. What a program cannot
-// honour is refused; blobstore/adapters/peft_config.py decides about the fields, and a test compares the two.
+// honour is refused.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,7 @@ struct PeftPair {
 class PeftFolder {
  public:
   /// @throws Error FileAccess, InvalidFile: a file cannot be opened, or is malformed. Adapter: a field or a tensor
-  /// cannot
-  ///   be honoured. Layout: the shapes of a pair do not match. UnsupportedData: a tensor is of no float type.
+  ///   cannot be honoured. Layout: the shapes of a pair do not match. UnsupportedData: a tensor is of no float type.
   explicit PeftFolder(const std::string& path);
 
   /// In the order of the file.

@@ -112,10 +112,7 @@ class Modules {
       }
       const auto ends = has_layer(form) ? ends_.find(form) : ends_.end();
       if (ends != ends_.end() && ends->second.size() > 1) {
-        std::string all;
-        for (const std::string* one : ends->second) {
-          all += format("{}'{}'", all.empty() ? "" : ", ", *one);
-        }
+        const std::string all = joined(ends->second, ", ", [](const std::string* one) { return format("'{}'", *one); });
         throw_error(ErrorKind::Adapter, "module '{}' may be any of {} in {}", name, all, target_.name);
       }
       if (ends != ends_.end()) {
@@ -128,11 +125,12 @@ class Modules {
   std::string at(const std::string& name) const {
     std::optional<std::string> found = find(name);
     if (!found) {
-      std::string all;
-      for (const std::string& form : forms(name)) {
-        all += format("{}'{}'", all.empty() ? "" : " or ", form);
-      }
-      throw_error(ErrorKind::KeyNotFound, "module '{}' has no adapter in {}, which has no {}", name, target_.name, all);
+      throw_error(
+          ErrorKind::KeyNotFound,
+          "module '{}' has no adapter in {}, which has no {}",
+          name,
+          target_.name,
+          in_quotes(forms(name), " or "));
     }
     return *std::move(found);
   }

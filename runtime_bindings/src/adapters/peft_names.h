@@ -1,5 +1,6 @@
-// Which modules of programs PEFT's names mean, and the rows of lora_b that these need. blobstore/adapters/peft_names.py
-// explains the order of rows, and does the same ahead of time.
+// Which modules of programs PEFT's names mean, and the rows of lora_b that these need: Hugging Face rotates the two
+// halves of a head against each other, Llama's own code neighbouring elements, so the rows of q and k lie in another
+// order there.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,7 @@ struct PeftTarget {
 /// the programs have their parts. The modules of `given` keep their names.
 ///
 /// @throws Error KeyNotFound: the programs have no such module. Adapter: a name may mean several, two names mean one,
-/// or
-///   the order of the rows of q and k is not known. Layout: the rows are no heads, or not those of the parts.
+///   or the order of the rows of q and k is not known. Layout: the rows are no heads, or not those of the parts.
 std::shared_ptr<const Adapter> adapter_for(const Adapter& folder, const PeftTarget& target);
 
 } // namespace blobstore::internal

@@ -29,6 +29,25 @@ bool is_same(const Change& one, const Change& other) {
       (one.size == 0 || std::memcmp(one.data, other.data, one.size) == 0);
 }
 
+struct LoadedFile {
+  Mapping map;
+  PtdTable table;
+};
+
+/// A copy of a file, so that nobody can change it any more.
+LoadedFile load_file(const std::string& path) {
+  const File file(path, false);
+  const uint64_t size = file.size();
+  if (size == 0) {
+    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
+  }
+  Mapping map(size);
+  file.read(map.data(), size, 0);
+  PtdTable table = read_ptd(path, map.data(), size);
+  verify_ptd(path, map.data(), table);
+  return {std::move(map), std::move(table)};
+}
+
 } // namespace
 
 BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
@@ -64,27 +83,13 @@ void BlobCache::check_open() const {
 
 uint64_t BlobCache::load_all(const std::vector<std::string>& paths) {
   check_open();
-  struct Loaded {
-    Mapping map;
-    PtdTable table;
-  };
-  std::vector<Loaded> files;
+  std::vector<LoadedFile> files;
   files.reserve(paths.size());
   std::vector<Change> changes;
   TextMap<size_t> by_key; // positions in changes
   std::vector<const std::string*> origins; // of changes
   for (const std::string& path : paths) {
-    const File file(path, false);
-    const uint64_t size = file.size();
-    if (size == 0) {
-      throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
-    }
-    Mapping map(size);
-    file.read(map.data(), size, 0);
-    PtdTable table = read_ptd(path, map.data(), size);
-    verify_ptd(path, map.data(), table);
-    files.push_back({std::move(map), std::move(table)});
-    const Loaded& loaded = files.back();
+    const LoadedFile& loaded = files.emplace_back(load_file(path));
     for (const PtdEntry& entry : loaded.table.entries) {
       if (entry.key.rfind(kKeyPrefix, 0) == 0 && !owns(entry.key)) {
         continue; // a record about other blobs, which this cache never had
@@ -109,11 +114,7 @@ uint64_t BlobCache::load_all(const std::vector<std::string>& paths) {
     return update(changes);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::KeyNotFound || error.kind() == ErrorKind::Layout) {
-      std::string names;
-      for (const std::string& path : paths) {
-        names += (names.empty() ? "" : " + ") + path;
-      }
-      throw_error_in(error.kind(), names, "{}", error.what());
+      throw_error_in(error.kind(), joined(paths, " + "), "{}", error.what());
     }
     throw;
   }

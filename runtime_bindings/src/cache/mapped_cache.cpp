@@ -217,10 +217,7 @@ std::shared_ptr<BlobCache> BlobCache::open(
     Mode mode,
     std::shared_ptr<BlobCache> base,
     std::shared_ptr<PackedStore> packed) {
-  std::string name;
-  for (const std::string& path : paths) {
-    name += (name.empty() ? "" : " + ") + path;
-  }
+  std::string name = internal::joined(paths, " + ");
   if (base) {
     base->check_open();
     name += (name.empty() ? "over " : " over ") + base->name();

@@ -62,6 +62,17 @@ std::optional<Digest> id_of(
   return hasher.digest();
 }
 
+/// The constants of a unit.
+std::vector<size_t> present(const PackedUnit& unit) {
+  std::vector<size_t> found;
+  for (const std::optional<size_t>& source : unit.sources) {
+    if (source) {
+      found.push_back(*source);
+    }
+  }
+  return found;
+}
+
 /// Where entries lie in their file: those next to each other are one part.
 void note_used(const std::vector<PackedUnit>& units, std::vector<FileRange>& used) {
   for (const PackedUnit& unit : units) {
@@ -184,69 +195,91 @@ Delegate::Delegate(
   enter();
 }
 
+/// The weights of a delegate that a file can have.
+struct Delegate::Packable {
+  std::vector<size_t> weights; // constants
+  bool changes = false; // whether the file is that of a working copy
+  BlobNames names; // of all constants, as the file has them
+  std::optional<Digest> id; // of the delegate with these weights; empty if the contents of some are unknown
+};
+
 /// Decide where packed weights are looked up, or packed to; under a Reading.
 Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
-  const LoadPlan* plan = load != nullptr ? &load->plan : nullptr;
-  std::shared_ptr<PackedFolder> store;
-  if (plan != nullptr) {
-    store = plan->store;
-  } else if (cache_ != nullptr) {
-    store = std::static_pointer_cast<PackedFolder>(cache_->packed());
-  }
-  const std::vector<size_t> weights = sources_.of_foundation();
-  const bool trial = plan != nullptr && plan->trial != nullptr;
-  if (store == nullptr || recipe_->payload.inner != kXnnpack || !recipe_->own_path.empty() || weights.empty() ||
-      trial) {
+  std::shared_ptr<PackedFolder> store = store_for(load);
+  if (store == nullptr) {
     return {};
   }
   recipe_->named_by_content = true;
-  const bool building = plan != nullptr && plan->scratch != nullptr;
-  const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared; // the file does
-  BlobNames names = names_in_file(weights, building, changes);
-  const std::optional<Digest> id = id_of(recipe_->payload, names, weights);
+  const bool building = load != nullptr && load->plan.own.scratch != nullptr;
+  Packable packable;
+  packable.weights = sources_.of_foundation();
+  packable.changes = lowest(*cache_).mode() == BlobCache::Mode::Shared;
+  packable.names = names_in_file(packable, building);
+  packable.id = id_of(recipe_->payload, packable.names, packable.weights);
   if (building) {
-    if (id) {
-      pack_to_scratch(*load, *id, names, weights);
-    }
+    pack_to_scratch(*load, packable);
     return {};
   }
-  recipe_->packed = find_file(plan, *store, changes);
-  const bool covered = id && recipe_->packed != nullptr && recipe_->packed->covers(*id);
-  const std::vector<size_t> changed = sources_.changed_since_file(weights);
-  if (plan != nullptr && plan->must_cover && id && !covered && (changes || changed.empty())) {
+  return look_up(load, std::move(store), std::move(packable));
+}
+
+/// Where packed weights are kept; null if this delegate packs to memory alone.
+std::shared_ptr<PackedFolder> Delegate::store_for(const LoadScope* load) const {
+  const bool can_be_kept =
+      recipe_->payload.inner == kXnnpack && recipe_->own_path.empty() && !sources_.of_foundation().empty();
+  if (!can_be_kept) {
+    return nullptr;
+  }
+  if (load != nullptr) {
+    return load->plan.trial == nullptr ? load->plan.store : nullptr;
+  }
+  return cache_ != nullptr ? std::static_pointer_cast<PackedFolder>(cache_->packed()) : nullptr;
+}
+
+/// Take packed weights from a file, as far as one has them.
+Delegate::PackedChoice Delegate::look_up(
+    const LoadScope* load, std::shared_ptr<PackedFolder> store, Packable packable) {
+  const LoadPlan* plan = load != nullptr ? &load->plan : nullptr;
+  const bool changes = packable.changes;
+  std::shared_ptr<const PackedLease> file = find_file(plan, *store, changes);
+  const bool covered = packable.id && file != nullptr && file->covers(*packable.id);
+  const std::vector<size_t> follow = changes ? packable.weights : sources_.changed_since_file(packable.weights);
+  if (plan != nullptr && plan->must_cover && packable.id && !covered && (changes || follow.empty())) {
     load->result.refused = true;
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
-  use_file(store, changes);
-  use_entries(load, names, weights);
-  const std::vector<size_t>& needed = changes ? weights : changed;
-  const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
-  if (!id || lost) {
-    return {std::move(store), changes && id ? kNotInCopies : kChangedBefore, std::nullopt};
+  recipe_->packed = place_in(std::move(file), store, changes);
+  use_entries(load, packable);
+  const bool lost = std::any_of(follow.begin(), follow.end(), [&](size_t i) { return !sources_.written_through(i); });
+  if (!packable.id || lost) {
+    return {std::move(store), changes && packable.id ? kNotInCopies : kChangedBefore, std::nullopt};
   }
   std::string reason;
   if (!covered) {
-    reason = plan != nullptr ? plan->fallback : kStockLoad;
+    reason = plan != nullptr ? plan->own.fallback : kStockLoad;
     reason = reason.empty() ? "it is no part of a method that was packed" : reason;
   }
-  return {std::move(store), std::move(reason), std::move(names)}; // what changed since goes by the names of the file
+  // what changed since goes by the names of the file
+  return {std::move(store), std::move(reason), std::move(packable.names)};
 }
 
 /// Pack for a file that is being built.
-void Delegate::pack_to_scratch(
-    const LoadScope& load, const Digest& id, const BlobNames& names, const std::vector<size_t>& weights) {
-  recipe_->path = load.plan.scratch->path();
-  load.result.covers.insert(id);
-  for (const size_t i : weights) {
-    load.result.names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
+void Delegate::pack_to_scratch(const LoadScope& load, const Packable& packable) {
+  if (!packable.id) {
+    return;
+  }
+  recipe_->packed.path = load.plan.own.path();
+  load.result.covers.insert(*packable.id);
+  for (const size_t i : packable.weights) {
+    load.result.names.insert(entry_name(recipe_->payload.constants[i], *packable.names[i]));
   }
 }
 
 /// The names of the constants, as a file has them: also of weights that have changed since it was opened.
-BlobNames Delegate::names_in_file(const std::vector<size_t>& weights, bool building, bool changes) {
-  if (!building || changes) {
+BlobNames Delegate::names_in_file(const Packable& packable, bool building) {
+  if (!building || packable.changes) {
     std::vector<bool> in_files(recipe_->payload.constants.size());
-    for (const size_t i : weights) {
+    for (const size_t i : packable.weights) {
       in_files[i] = true;
     }
     sources_.set_written_through(std::move(in_files));
@@ -261,41 +294,41 @@ BlobNames Delegate::names_in_file(const std::vector<size_t>& weights, bool build
 /// The file that has the packed weights of the foundation; may be null.
 std::shared_ptr<const PackedLease> Delegate::find_file(const LoadPlan* plan, PackedFolder& store, bool changes) const {
   if (plan != nullptr) {
-    return plan->file;
+    return plan->own.file;
   }
   const std::optional<Digest> runtime = packing_runtime();
   const std::optional<Digest> contents = foundation_of(*cache_);
   return runtime && contents ? store.find({*contents, *runtime, changes}) : nullptr;
 }
 
-/// Give the file that was found, if any, to the inner backend.
-void Delegate::use_file(const std::shared_ptr<PackedFolder>& store, bool changes) {
-  if (recipe_->packed == nullptr) {
-    return;
+/// How the inner backend gets a file, if there is one: so that its weights change with those of the cache.
+PackedPlace Delegate::place_in(
+    std::shared_ptr<const PackedLease> file, const std::shared_ptr<PackedFolder>& store, bool changes) const {
+  if (file == nullptr) {
+    return {};
   }
   const BlobCache& foundation = lowest(*cache_);
   if (changes) {
-    recipe_->copy = store->copy_of(mapped(foundation), recipe_->packed);
-    if (recipe_->copy == nullptr) {
-      recipe_->packed = nullptr;
-      return;
-    }
-  } else {
-    recipe_->pages = PackedPages::of(foundation.shared_from_this(), store, recipe_->packed);
+    std::shared_ptr<PackedCopy> copy = store->copy_of(mapped(foundation), file);
+    return copy == nullptr ? PackedPlace() : PackedPlace{file, nullptr, std::move(copy), file->path()};
   }
-  recipe_->path = recipe_->pages != nullptr ? recipe_->pages->path() : recipe_->packed->path();
+  auto pages = PackedPages::of(foundation.shared_from_this(), store, file);
+  std::string path = pages != nullptr ? pages->path() : file->path();
+  return {std::move(file), std::move(pages), nullptr, std::move(path)};
 }
 
 /// Note which entries of that file the load takes, and let them follow the cache.
-void Delegate::use_entries(const LoadScope* load, const BlobNames& names, const std::vector<size_t>& weights) {
-  if (recipe_->packed == nullptr) {
+void Delegate::use_entries(const LoadScope* load, const Packable& packable) {
+  const PackedPlace& packed = recipe_->packed;
+  if (packed.file == nullptr) {
     return;
   }
-  const std::vector<PackedUnit> units = units_of(recipe_->payload.constants, names, weights, recipe_->packed->index());
+  const std::vector<PackedUnit> units =
+      units_of(recipe_->payload.constants, packable.names, packable.weights, packed.file->index());
   if (load != nullptr) {
     note_used(units, load->result.used);
   }
-  if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
+  if (packed.pages != nullptr || packed.copy != nullptr) {
     write_through(units);
   }
 }
@@ -304,17 +337,14 @@ void Delegate::use_entries(const LoadScope* load, const BlobNames& names, const 
 /// in place.
 std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& units) const {
   const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
-  const PackedLease& lease = *recipe_->packed;
+  const PackedLease& lease = *recipe_->packed.file;
   std::set<uint32_t> groups;
   std::set<size_t> in_units;
   for (const PackedUnit& unit : units) {
     const bool follows = unit.entry->map != 0 && unit.entry->offset % page_size() == 0 &&
         lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
-    for (const std::optional<size_t>& source : unit.sources) {
-      if (source) {
-        in_units.insert(*source);
-      }
-    }
+    const std::vector<size_t> sources = present(unit);
+    in_units.insert(sources.begin(), sources.end());
     if (!follows) {
       groups.insert(constants[*unit.sources[0]].group);
     }
@@ -331,16 +361,18 @@ std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& uni
 /// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
 void Delegate::write_through(const std::vector<PackedUnit>& units) {
   const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
-  const PackedLease& lease = *recipe_->packed;
+  const PackedLease& lease = *recipe_->packed.file;
   const std::set<uint32_t> others = groups_to_repack(units);
   std::vector<bool> through(constants.size());
+  PackedPages* const pages = recipe_->packed.pages.get();
   for (const PackedUnit& unit : units) {
     if (others.count(constants[*unit.sources[0]].group) != 0) {
       continue;
     }
-    for (const std::optional<size_t>& source : unit.sources) {
-      if (source) {
-        through[*source] = true;
+    for (const size_t source : present(unit)) {
+      through[source] = true;
+      if (pages != nullptr) {
+        written_.emplace(source, unit.entry);
       }
     }
     if (lease.map_of(*unit.entry).has_scales()) {
@@ -348,13 +380,8 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
         scales_.push_back(*unit.sources[i]);
       }
     }
-    if (recipe_->pages != nullptr) {
-      recipe_->pages->manage(*unit.entry, keys_of(unit, constants));
-      for (const std::optional<size_t>& source : unit.sources) {
-        if (source) {
-          written_.emplace(*source, unit.entry);
-        }
-      }
+    if (pages != nullptr) {
+      pages->manage(*unit.entry, keys_of(unit, constants));
     }
   }
   sources_.set_written_through(std::move(through));
@@ -362,10 +389,10 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
 
 /// Learn how the weights were packed that are being packed for a file.
 void Delegate::learn(const LoadScope* load) const {
-  if (load == nullptr || load->plan.scratch == nullptr || recipe_->path.empty()) {
+  if (load == nullptr || load->plan.own.scratch == nullptr || recipe_->packed.path.empty()) {
     return;
   }
-  load->result.again.merge(packed_again(*load->plan.scratch, [&] { make(identities_, nullptr, nullptr); }));
+  load->result.again.merge(packed_again(*load->plan.own.scratch, [&] { make(identities_, nullptr, nullptr); }));
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   learn_maps(
@@ -425,8 +452,8 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     next->link = std::move(link);
     next->generation = cache_->generation();
     next->version = commit.version();
-    if (recipe_->pages != nullptr) {
-      next->writes = recipe_->pages->prepare(commit, entries_of(changed));
+    if (recipe_->packed.pages != nullptr) {
+      next->writes = recipe_->packed.pages->prepare(commit, entries_of(changed));
     }
     const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
       const DelegateConstant& scale = recipe_->payload.constants[i];

@@ -66,15 +66,18 @@ class Delegate final : private ForkAware {
     std::string fallback; // why weights are packed to the heap; empty if all are in a file
     std::optional<BlobNames> names; // of the constants, if they are known by now
   };
+  struct Packable;
   PackedChoice choose_packed(const LoadScope* load);
-  void pack_to_scratch(
-      const LoadScope& load, const Digest& id, const BlobNames& names, const std::vector<size_t>& weights);
-  BlobNames names_in_file(const std::vector<size_t>& weights, bool building, bool changes);
+  std::shared_ptr<PackedFolder> store_for(const LoadScope* load) const;
+  PackedChoice look_up(const LoadScope* load, std::shared_ptr<PackedFolder> store, Packable packable);
+  void pack_to_scratch(const LoadScope& load, const Packable& packable);
+  BlobNames names_in_file(const Packable& packable, bool building);
   std::shared_ptr<const PackedLease> find_file(const LoadPlan* plan, PackedFolder& store, bool changes) const;
-  void use_file(const std::shared_ptr<PackedFolder>& store, bool changes);
+  PackedPlace place_in(
+      std::shared_ptr<const PackedLease> file, const std::shared_ptr<PackedFolder>& store, bool changes) const;
   void learn(const LoadScope* load) const;
   std::set<uint32_t> groups_to_repack(const std::vector<PackedUnit>& units) const;
-  void use_entries(const LoadScope* load, const BlobNames& names, const std::vector<size_t>& weights);
+  void use_entries(const LoadScope* load, const Packable& packable);
   void write_through(const std::vector<PackedUnit>& units);
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,

@@ -208,8 +208,8 @@ InnerHandle::~InnerHandle() {
   handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
   if (handle_ != nullptr) {
     recipe_->backend->destroy(handle_);
-    if (recipe_->pages != nullptr) {
-      recipe_->pages->after_destroy();
+    if (recipe_->packed.pages != nullptr) {
+      recipe_->packed.pages->after_destroy();
     }
   }
 }
@@ -292,16 +292,16 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
       &arena_, tracer, recipe.method.c_str(), &map_, et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
   const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
-  if (recipe.pages != nullptr) {
-    recipe.pages->before_init();
+  if (recipe.packed.pages != nullptr) {
+    recipe.packed.pages->before_init();
   }
   auto handle = recipe.backend->init(context, &*processed_, specs);
   if (!handle.ok()) {
     return handle.error();
   }
   try {
-    if (recipe.pages != nullptr && !recipe.pages->after_init()) {
-      throw_error_in(ErrorKind::FileAccess, recipe.pages->lease().path(), "ExecuTorch did not map the file");
+    if (recipe.packed.pages != nullptr && !recipe.packed.pages->after_init()) {
+      throw_error_in(ErrorKind::FileAccess, recipe.packed.pages->lease().path(), "ExecuTorch did not map the file");
     }
   } catch (...) {
     recipe.backend->destroy(handle.get());
@@ -315,8 +315,8 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
 /// names that count versions in this process must not get there: in another process they stand for other weights.
 const std::string& InnerHandle::path() const {
   static const std::string none;
-  if (!recipe_->path.empty()) {
-    return recipe_->path;
+  if (!recipe_->packed.path.empty()) {
+    return recipe_->packed.path;
   }
   const bool all = std::all_of(names_.begin(), names_.end(), [](const auto& name) { return name->is_of_content(); });
   return all ? recipe_->own_path : none;

@@ -17,6 +17,14 @@
 
 namespace blobstore::internal {
 
+/// The file of a delegate's packed weights, for every handle.
+struct PackedPlace {
+  std::shared_ptr<const PackedLease> file{}; // where they are looked up; may be null
+  std::shared_ptr<PackedPages> pages{}; // in which they change; may be null
+  std::shared_ptr<PackedCopy> copy{}; // by which they follow a shared working copy; may be null
+  std::string path{}; // empty for none
+};
+
 /// What all initializations of one delegate have in common.
 struct InnerRecipe {
   executorch::runtime::BackendInterface* backend = nullptr;
@@ -26,10 +34,7 @@ struct InnerRecipe {
   std::vector<executorch::runtime::CompileSpec> specs; // they point into the program
   std::vector<executorch::runtime::BackendOption> options; // without `packed_cache_path`
   std::string own_path; // the application's `packed_cache_path`
-  std::shared_ptr<const PackedLease> packed; // where packed weights are looked up; may be null
-  std::shared_ptr<PackedPages> pages; // in which they change; may be null
-  std::shared_ptr<PackedCopy> copy; // by which they follow a shared working copy; may be null
-  std::string path; // of a file for packed weights, for every handle; empty for none
+  PackedPlace packed;
   // Whether weights that are as in their file are named by their contents, so that the names are the same in every
   // process.
   bool named_by_content = false;

@@ -78,8 +78,7 @@ class Laboratory {
   std::optional<std::vector<uint8_t>> pack(Kind& kind, const std::vector<std::vector<uint8_t>>& numbers) {
     const ScratchFile scratch = store_.scratch();
     auto recipe = std::make_shared<InnerRecipe>(*recipe_);
-    recipe->path = scratch.path();
-    recipe->pages = nullptr;
+    recipe->packed = {nullptr, nullptr, nullptr, scratch.path()};
     BlobNames names = names_;
     std::vector<InnerConstant> constants = constants_;
     for (const PackedUnit& unit : kind.units) {
@@ -119,12 +118,13 @@ void learn_maps(
     const BlobNames& names,
     const std::vector<InnerConstant>& constants,
     const std::vector<size_t>& weights) {
-  const uint64_t size = plan.scratch->file().size();
+  const ScratchFile& scratch = *plan.own.scratch;
+  const uint64_t size = scratch.file().size();
   if (size == 0) {
     return;
   }
-  const Mapping packed(plan.scratch->file(), 0, size, Mapping::Kind::ReadOnly);
-  const PackedTable table = read_stock_table(plan.scratch->path(), packed.data(), size);
+  const Mapping packed(scratch.file(), 0, size, Mapping::Kind::ReadOnly);
+  const PackedTable table = read_stock_table(scratch.path(), packed.data(), size);
   const PackedIndex index(table.entries);
   std::map<std::string, Kind> kinds;
   for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, index)) {

@@ -10,8 +10,8 @@
 
 namespace blobstore::internal {
 
-/// Find a map for each kind of weight of a delegate that was packed to `plan.scratch`, and prove it for each weight:
-/// applied to the stored bytes it must give the packed ones. What is found goes to the result.
+/// Find a map for each kind of weight of a delegate that was packed to `plan.own.scratch`, and prove it for each
+/// weight: applied to the stored bytes it must give the packed ones. What is found goes to the result.
 ///
 /// Packs numbers, by initializing the inner backend a few more times. Weights of one kind are packed once each time.
 /// @param names and @param constants are parallel to the constants of the payload. @param weights numbers of constants.

@@ -23,8 +23,7 @@ uint64_t served_changes();
 class Served {
  public:
   /// @param name the method's name where the program has it; delegates of one loaded method have the same address,
-  /// which
-  ///   stays in use for as long as they live. May be null.
+  ///   which stays in use for as long as they live. May be null.
   /// @param program any address in the program, which need not be mapped; @param map ExecuTorch's, may be null.
   Served(
       std::shared_ptr<const BlobCache> cache,

@@ -16,8 +16,7 @@ FileKind file_kind(const std::string& path);
 ///
 /// @param inputs files that the output is made of.
 /// @throws Error OutputPath: the path leads to an input, a file of another kind, or a data file that was written
-/// together
-///   with programs. FileAccess: it is not a regular file, or cannot be read.
+///   together with programs. FileAccess: it is not a regular file, or cannot be read.
 void check_data_output(const std::string& path, const std::vector<std::string>& inputs);
 
 } // namespace blobstore::internal

@@ -130,6 +130,17 @@ PtdTable read_table(const uint8_t* data, uint64_t size) {
   return table;
 }
 
+/// The keys of its blobs, or its number.
+std::string name_of_segment(const PtdTable& table, uint32_t at) {
+  std::vector<std::string_view> keys;
+  for (const PtdEntry& entry : table.entries) {
+    if (entry.segment == at) {
+      keys.push_back(entry.key);
+    }
+  }
+  return keys.empty() ? format("segment {}", at) : in_quotes(keys);
+}
+
 } // namespace
 
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
@@ -158,17 +169,11 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
     position = std::max(position, segment.start + segment.size);
     const Digest found = digest(data + segment.start, segment.size);
     if (found != segment.digest) {
-      std::string keys;
-      for (const PtdEntry& entry : table.entries) {
-        if (entry.segment == at) {
-          keys += format("{}'{}'", keys.empty() ? "" : ", ", entry.key);
-        }
-      }
       throw_error_in(
           ErrorKind::Integrity,
           path,
           "the bytes of {} are damaged: expected xxh3-128 {}, found {}",
-          keys.empty() ? format("segment {}", at) : keys,
+          name_of_segment(table, at),
           to_string(segment.digest),
           to_string(found));
     }

@@ -9,8 +9,8 @@
 
 namespace blobstore::internal {
 
-/// Check the structure of a file and, if it has a manifest, the digest of everything before the segments. Accepts the
-/// same files as blobstore/core/formats/ptd/bounds.py. See docs/format.md.
+/// Check the structure of a file and, if it has a manifest, the digest of everything before the segments.
+/// See docs/format.md.
 ///
 /// @throws Error InvalidFile, Integrity.
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size);

@@ -176,10 +176,7 @@ void PtdWriter::refuse_alignments() const {
   for (const Blob& blob : blobs_) {
     all.insert(blob.alignment);
   }
-  std::string text;
-  for (const uint64_t alignment : all) {
-    text += format("{}{}", text.empty() ? "" : ", ", alignment);
-  }
+  const std::string text = joined(all, ", ", [](uint64_t alignment) { return std::to_string(alignment); });
   throw_error(ErrorKind::InvalidAlignment, "the alignments [{}] have a common multiple above {}", text, kMaxAlignment);
 }
 

@@ -23,8 +23,7 @@ class PtdWriter {
  public:
   /// @param share store blobs with equal bytes once. Otherwise every key has its own bytes.
   /// @param check_sources called before bytes are read, at least once for each piece that is written; throws if they
-  /// may
-  ///   be lost, because a file that they are mapped from was truncated.
+  ///   may be lost, because a file that they are mapped from was truncated.
   PtdWriter(bool share, std::function<void()> check_sources);
 
   /// Add a key. The caller checks that it is new.

@@ -109,6 +109,29 @@ void read_metadata(JsonReader& json, SafetensorsTable& table) {
   });
 }
 
+/// Give a tensor its layout, if its dtype has one.
+void set_layout(SafetensorsEntry& entry) {
+  const auto* type =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& one) { return entry.dtype == one.name; });
+  if (type == std::end(kTypes)) {
+    return;
+  }
+  if (entry.sizes.size() > kMaxRank) {
+    refuse(entry.key, format("has {} dimensions, at most {} are possible", entry.sizes.size(), kMaxRank));
+  }
+  const std::optional<uint64_t> nbytes = nbytes_of(type->scalar_type, entry.sizes);
+  if (nbytes != entry.end - entry.start) {
+    refuse(
+        entry.key,
+        format(
+            "is {} of {} bytes, but has {}",
+            entry.dtype,
+            nbytes ? std::to_string(*nbytes) : "more than 2**64",
+            entry.end - entry.start));
+  }
+  entry.layout = layout_of(type->scalar_type, entry.sizes);
+}
+
 /// @param base where the bytes of the tensors begin.
 /// @param room the number of bytes from there to the end of the file.
 SafetensorsEntry read_tensor(JsonReader& json, const std::string& key, uint64_t base, uint64_t room) {
@@ -147,24 +170,7 @@ SafetensorsEntry read_tensor(JsonReader& json, const std::string& key, uint64_t 
   }
   entry.start = base + offsets[0];
   entry.end = base + offsets[1];
-  const auto* type =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& one) { return entry.dtype == one.name; });
-  if (type != std::end(kTypes)) {
-    if (entry.sizes.size() > kMaxRank) {
-      refuse(key, format("has {} dimensions, at most {} are possible", entry.sizes.size(), kMaxRank));
-    }
-    const std::optional<uint64_t> nbytes = nbytes_of(type->scalar_type, entry.sizes);
-    if (nbytes != entry.end - entry.start) {
-      refuse(
-          key,
-          format(
-              "is {} of {} bytes, but has {}",
-              entry.dtype,
-              nbytes ? std::to_string(*nbytes) : "more than 2**64",
-              entry.end - entry.start));
-    }
-    entry.layout = layout_of(type->scalar_type, entry.sizes);
-  }
+  set_layout(entry);
   return entry;
 }
 

@@ -1,6 +1,6 @@
 // Reading .safetensors files: 8 bytes with the length of a JSON header, the header, and the bytes of the tensors, which
-// must follow each other without a gap. Accepts the same files as blobstore/core/formats/safetensors.py, except that
-// values which nothing uses may be nested 200 deep at most.
+// must follow each other without a gap. Accepts what Python's reader accepts, except that values which nothing uses may
+// be nested 200 deep at most.
 #pragma once
 
 #include <cstdint>

@@ -154,12 +154,11 @@ void CacheTensors::refuse(const std::vector<std::string>& problems) const {
   if (problems.empty()) {
     return;
   }
-  std::string text;
-  for (const std::string& problem : problems) {
-    text += (text.empty() ? "" : "; ") + problem;
-  }
   throw_error(
-      ErrorKind::Update, "{}: nothing was changed, because some weights cannot follow: {}", cache_->name(), text);
+      ErrorKind::Update,
+      "{}: nothing was changed, because some weights cannot follow: {}",
+      cache_->name(),
+      joined(problems, "; "));
 }
 
 } // namespace blobstore::internal

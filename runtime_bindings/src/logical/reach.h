@@ -21,19 +21,13 @@
 #include <blobstore/cache.h>
 
 #include "cache/cache_source.h"
+#include "logical/fixed_weights.h"
 #include "logical/index.h"
 #include "logical/updates.h"
 #include "os/fork.h"
 #include "program/program_parts.h"
 
 namespace blobstore::internal {
-
-/// A tensor of an update.
-struct Shaped {
-  std::string_view name;
-  int8_t scalar_type = -1; // negative: not known, so nothing is recognized by it
-  std::vector<int64_t> sizes;
-};
 
 class LoadedWeights;
 

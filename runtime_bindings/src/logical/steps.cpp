@@ -156,6 +156,36 @@ RowSteps take_row_steps(
   return steps;
 }
 
+/// @param moves, @param packs what follows the elementwise step.
+void run_blocks(
+    const Elementwise& first,
+    const std::vector<int64_t>& sizes,
+    bool moves,
+    bool packs,
+    uint64_t rows,
+    uint64_t width,
+    TensorView& out) {
+  const size_t item = item_size(first.scalar_type);
+  const uint64_t block = std::max<uint64_t>(1, kBlock / width);
+  const uint64_t made_width = out.nbytes / rows;
+  std::vector<uint8_t> filled(moves || packs ? block * width * item : 0);
+  std::vector<uint8_t> moved(moves && packs ? filled.size() : 0);
+  for (uint64_t row = 0; row < rows; row += block) {
+    const uint64_t some = std::min(block, rows - row);
+    uint8_t* to = filling(out) + row * made_width;
+    uint8_t* at = moves || packs ? filled.data() : to;
+    first.fill(row * width, (row + some) * width, at);
+    if (moves) {
+      uint8_t* channels_last = packs ? moved.data() : to;
+      move_channels(sizes, some, item, at, channels_last);
+      at = channels_last;
+    }
+    if (packs) {
+      pack_rows(some, width, at, to);
+    }
+  }
+}
+
 /// Run an elementwise step, and with it the steps behind it that keep rows apart: each part of the tensor goes through
 /// all of them while it is in the processor's cache.
 ///
@@ -176,26 +206,7 @@ TensorView run_rows(const Elementwise& first, const TensorView& tensor, const St
     first.fill_moved(0, rows, channels, width / channels, filling(out));
     return out;
   }
-  const bool moves = behind.moves && channels != width;
-  const size_t item = item_size(first.scalar_type);
-  const uint64_t block = std::max<uint64_t>(1, kBlock / width);
-  const uint64_t made_width = out.nbytes / rows;
-  std::vector<uint8_t> filled(moves || packs ? block * width * item : 0);
-  std::vector<uint8_t> moved(moves && packs ? filled.size() : 0);
-  for (uint64_t row = 0; row < rows; row += block) {
-    const uint64_t some = std::min(block, rows - row);
-    uint8_t* to = filling(out) + row * made_width;
-    uint8_t* at = moves || packs ? filled.data() : to;
-    first.fill(row * width, (row + some) * width, at);
-    if (moves) {
-      uint8_t* channels_last = packs ? moved.data() : to;
-      move_channels(sizes, some, item, at, channels_last);
-      at = channels_last;
-    }
-    if (packs) {
-      pack_rows(some, width, at, to);
-    }
-  }
+  run_blocks(first, sizes, behind.moves && channels != width, packs, rows, width, out);
   return out;
 }
 

@@ -65,7 +65,7 @@ std::string format_shown(const char* text, uint64_t kinds, const Shown* values);
 /// Throw an Error FileAccess with the system's text for an error number.
 [[noreturn]] void throw_errno(const std::string& path, int number);
 
-/// A text in which each {} stands for the next value. tests/test_architecture.py counts them.
+/// A text, a literal, in which each {} stands for the next value.
 template <typename... T>
 BLOBSTORE_INLINE std::string format(const char* text, const T&... values) {
   const Shown all[] = {show(values)..., {}};
@@ -85,6 +85,24 @@ template <typename... T>
     ErrorKind kind, const std::string& path, const char* reason, const T&... values) {
   const Shown all[] = {show(values)..., {}};
   throw_shown(kind, &path, reason, kShownKinds<T...>, all);
+}
+
+/// Texts with others in between, each as `shown` makes it.
+template <typename Range, typename Make>
+std::string joined(const Range& range, std::string_view between, Make shown) {
+  std::string text;
+  for (const auto& each : range) {
+    text.append(text.empty() ? std::string_view() : between).append(shown(each));
+  }
+  return text;
+}
+template <typename Range>
+std::string joined(const Range& texts, std::string_view between) {
+  return joined(texts, between, [](const auto& text) -> const auto& { return text; });
+}
+template <typename Range>
+std::string in_quotes(const Range& texts, std::string_view between = ", ") {
+  return joined(texts, between, [](const auto& text) { return format("'{}'", text); });
 }
 
 } // namespace blobstore::internal

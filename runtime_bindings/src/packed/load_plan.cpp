@@ -89,6 +89,13 @@ std::set<std::string> packed_again(const ScratchFile& packed, const std::functio
   return again;
 }
 
+std::string Packing::path() const {
+  if (scratch != nullptr) {
+    return scratch->path();
+  }
+  return file != nullptr ? file->path() : std::string();
+}
+
 HeapGrowth::HeapGrowth() : before_(anonymous_memory()) {}
 
 std::optional<uint64_t> HeapGrowth::bytes() const {
@@ -113,6 +120,10 @@ bool LoadResult::wants(std::string_view entry) const {
     }
   }
   return false;
+}
+
+PackedMade LoadResult::made() {
+  return {[this](std::string_view name) { return wants(name); }, std::move(covers), std::move(maps), std::move(keys)};
 }
 
 } // namespace blobstore::internal

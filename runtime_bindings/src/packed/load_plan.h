@@ -59,20 +59,26 @@ class HeapGrowth {
 /// address. So such an entry saves nothing, and a file that has it must never differ from the blobs.
 std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again);
 
+/// What a load of a method does about the packed weights of one backend's delegates.
+struct Packing {
+  const char* backend = nullptr;
+  std::optional<PackedPurpose> purpose{}; // empty if no file can have them
+  std::string fallback{}; // why there is no file, or no complete one
+  std::shared_ptr<const PackedLease> file{}; // where they are looked up; may be null
+  std::shared_ptr<PackedCopy> copy{}; // what keeps that file up to date, if it belongs to a working copy
+  const ScratchFile* scratch = nullptr; // where they are packed to while a file is built; null otherwise
+
+  /// Of the file for all of them; empty for the heap.
+  std::string path() const;
+};
+
 /// What a load of a method does about packed weights. Nothing of it changes while the load lasts.
 struct LoadPlan {
-  std::shared_ptr<PackedFolder> store; // null if nothing is kept in files
-
-  // Looking up
-  std::shared_ptr<const PackedLease> file; // for blobstore's delegates; may be null
-  bool must_cover = false; // refuse a delegate that `file` does not cover
-  std::string fallback; // why there is no file, or no complete one
-  std::shared_ptr<const PackedLease> stock_file; // for XNNPACK's own delegates, without blobstore's around them
-  std::shared_ptr<PackedCopy> stock_copy; // if that is the file of a working copy
-
-  // Building: where delegates pack to. Null otherwise.
-  const ScratchFile* scratch = nullptr;
-  const ScratchFile* stock_scratch = nullptr;
+  std::shared_ptr<PackedFolder> store{}; // null if nothing is kept in files
+  uint64_t generation = 0; // of the cache when the plan was made
+  Packing own{kBackendId}; // blobstore's delegates look themselves up in the file
+  Packing stock{kXnnpack}; // XNNPACK's own, whose names do not tell all contents: a file is for one program
+  bool must_cover = false; // refuse one of blobstore's delegates that its file does not cover
   const executorch::runtime::NamedDataMap* trial = nullptr; // if not null, weights to pack in place of the program's
 };
 
@@ -81,7 +87,7 @@ struct LoadResult {
   bool refused = false; // a delegate had to be covered and was not
   std::vector<FileRange> used; // of the plan's file, where the entries of the method lie
 
-  // Of what was packed to `scratch`:
+  // Of what blobstore's delegates packed to their scratch file:
   std::set<Digest> covers; // the delegates that did
   std::unordered_set<std::string, TextHash> names; // of their weights, without those of adapters
   std::set<std::string> again; // entries that every load packs: they are kept in no file
@@ -92,6 +98,8 @@ struct LoadResult {
   /// Whether an entry of ExecuTorch is kept: it belongs to `names` (one, or that of a weight and that of its bias), and
   /// not to `again`.
   bool wants(std::string_view entry) const;
+  /// What their file gets; refers to this, and empties it of the rest.
+  PackedMade made();
 };
 
 } // namespace blobstore::internal

@@ -202,6 +202,28 @@ bool PackedMap::is_right(const std::vector<size_t>& sizes, const Pack& pack) con
   return packed && gives(sources, packed->data(), packed->size());
 }
 
+namespace {
+
+/// Add one digit of the index of the weight that each packed word is.
+/// @returns whether all words are numbers that were given.
+bool count_words(
+    const std::vector<uint8_t>& packed, uint64_t divisor, std::vector<uint64_t>& index, std::vector<uint64_t>& other) {
+  for (size_t i = 0; i < index.size(); ++i) {
+    const std::optional<int64_t> number = number_of(packed.data() + 4 * i);
+    if (!number) {
+      return false;
+    }
+    if (*number < 0) {
+      other[i] = static_cast<uint64_t>(-*number);
+    } else if (*number > 0) {
+      index[i] += (static_cast<uint64_t>(*number) - (divisor == 1 ? 0 : 1)) * divisor;
+    }
+  }
+  return true;
+}
+
+} // namespace
+
 /// Weights of float32, which are moved only.
 std::optional<PackedMap> PackedMap::learn_floats(const std::vector<size_t>& sizes, const Pack& pack) {
   if (sizes[0] % 4 != 0) {
@@ -220,16 +242,8 @@ std::optional<PackedMap> PackedMap::learn_floats(const std::vector<size_t>& size
     }
     index.resize(packed->size() / 4);
     other.assign(index.size(), 0);
-    for (size_t i = 0; i < index.size(); ++i) {
-      const std::optional<int64_t> number = number_of(packed->data() + 4 * i);
-      if (!number) {
-        return std::nullopt;
-      }
-      if (*number < 0) {
-        other[i] = static_cast<uint64_t>(-*number);
-      } else if (*number > 0) {
-        index[i] += (static_cast<uint64_t>(*number) - (divisor == 1 ? 0 : 1)) * divisor;
-      }
+    if (!count_words(*packed, divisor, index, other)) {
+      return std::nullopt;
     }
   }
   PackedMap map;
@@ -413,6 +427,17 @@ inline void transpose_four(uint8_t* to, int64_t to_step, const uint8_t* from, in
 
 #undef BLOBSTORE_SHUFFLE
 
+/// Four rows of a tile.
+inline void transpose_row(uint8_t* to, int64_t to_step, const uint8_t* from, int64_t from_step, uint64_t columns) {
+  for (int64_t i = 0; i < 4; ++i) {
+    __builtin_prefetch(from + i * from_step + kAhead, 0, 2);
+  }
+  for (uint64_t column = 0; column < columns; column += 4) {
+    const auto at = static_cast<int64_t>(column);
+    transpose_four(to + at * to_step, to_step, from + 4 * at, from_step);
+  }
+}
+
 /// Words of which one side goes on where the other one begins a row, four by four.
 /// @param streamed whether to stream those that can be: each tile is made in the nearest cache.
 void transpose(
@@ -434,13 +459,7 @@ void transpose(
     const uint64_t end = std::min(whole_columns, begin + kTile);
     uint8_t* const out = streamed ? tile.data() : to + at(begin, to_step);
     for (uint64_t row = 0; row < whole_rows; row += 4) {
-      for (int64_t i = 0; i < 4; ++i) {
-        __builtin_prefetch(from + at(row, from_step) + i * from_step + at(begin, 4) + kAhead, 0, 2);
-      }
-      for (uint64_t column = begin; column < end; column += 4) {
-        transpose_four(
-            out + at(row, 4) + at(column - begin, step), step, from + at(row, from_step) + at(column, 4), from_step);
-      }
+      transpose_row(out + at(row, 4), step, from + at(row, from_step) + at(begin, 4), from_step, end - begin);
     }
     for (uint64_t column = begin; streamed && column < end; ++column) {
       stream(to + at(column, to_step), out + at(column - begin, step), 4 * rows);
@@ -520,6 +539,36 @@ void PackedMap::write(
   }
 }
 
+namespace {
+
+/// How many elements a nest has; 0 if any of them is not within its source, or not within the packed bytes.
+uint64_t elements_within(const PackedMap::Nest& nest, size_t source, uint64_t packed) {
+  using Kind = PackedMap::Kind;
+  const uint64_t width = nest.kind == Kind::Byte ? 1 : 4;
+  const bool summed = nest.kind == Kind::MinusSum || nest.kind == Kind::Sum;
+  // the lowest and the highest byte of either side, in numbers that cannot overflow
+  __int128 to_low = nest.to;
+  __int128 to_high = static_cast<__int128>(nest.to) + width;
+  __int128 from_low = nest.from;
+  __int128 from_high = static_cast<__int128>(nest.from) + (summed ? nest.terms : width);
+  uint64_t count = 1;
+  for (const PackedMap::Dim& dim : nest.dims) {
+    if (dim.count == 0 || dim.count > packed || count > packed / dim.count) {
+      return 0;
+    }
+    count *= dim.count;
+    const __int128 to = static_cast<__int128>(dim.count - 1) * dim.to;
+    const __int128 from = static_cast<__int128>(dim.count - 1) * dim.from;
+    (to < 0 ? to_low : to_high) += to;
+    (from < 0 ? from_low : from_high) += from;
+  }
+  const bool within = to_low >= 0 && to_high <= static_cast<__int128>(packed) && from_low >= 0 &&
+      from_high <= static_cast<__int128>(source);
+  return within ? count : 0;
+}
+
+} // namespace
+
 bool PackedMap::has_scales() const {
   return std::any_of(nests_.begin(), nests_.end(), [](const Nest& nest) { return nest.kind != Kind::Word; });
 }
@@ -577,31 +626,9 @@ bool PackedMap::fits(const std::vector<size_t>& sizes, size_t packed) const {
   }
   uint64_t elements = 0;
   for (const Nest& nest : nests_) {
-    if (nest.source >= sizes.size()) {
-      return false;
-    }
-    const uint64_t width = nest.kind == Kind::Byte ? 1 : 4;
-    const bool summed = nest.kind == Kind::MinusSum || nest.kind == Kind::Sum;
-    const uint64_t taken = summed ? nest.terms : width;
-    // the lowest and the highest byte of either side, in numbers that cannot overflow
-    __int128 to_low = nest.to;
-    __int128 to_high = static_cast<__int128>(nest.to) + width;
-    __int128 from_low = nest.from;
-    __int128 from_high = static_cast<__int128>(nest.from) + taken;
-    uint64_t count = 1;
-    for (const Dim& dim : nest.dims) {
-      if (dim.count == 0 || dim.count > size_ || count > size_ / dim.count) {
-        return false;
-      }
-      count *= dim.count;
-      const __int128 to = static_cast<__int128>(dim.count - 1) * dim.to;
-      const __int128 from = static_cast<__int128>(dim.count - 1) * dim.from;
-      (to < 0 ? to_low : to_high) += to;
-      (from < 0 ? from_low : from_high) += from;
-    }
+    const uint64_t count = nest.source < sizes.size() ? elements_within(nest, sizes[nest.source], size_) : 0;
     elements += count;
-    if (elements > size_ || to_low < 0 || to_high > static_cast<__int128>(size_) || from_low < 0 ||
-        from_high > static_cast<__int128>(sizes[nest.source])) {
+    if (count == 0 || elements > size_) {
       return false;
     }
   }

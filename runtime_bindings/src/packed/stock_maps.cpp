@@ -138,6 +138,26 @@ PackedSource source_of(const Blob* blob) {
 
 } // namespace
 
+/// Numbers in place of blobs; the same for the same blob.
+class StockMaps::RandomBytes {
+ public:
+  PackedSource in_place_of(const Blob* blob, Substitutes& substitutes) {
+    if (blob == nullptr) {
+      return {};
+    }
+    PackedSource& bytes = substitutes.bytes[blob->key];
+    if (bytes.data == nullptr) {
+      numbers_.fill(memory_.emplace_back(blob->size), /*negative=*/true);
+      bytes = {memory_.back().data(), blob->size};
+    }
+    return bytes;
+  }
+
+ private:
+  TestNumbers numbers_;
+  std::vector<std::vector<uint8_t>> memory_;
+};
+
 bool StockMaps::learn(size_t method) {
   const std::set<std::string> twice = packed_twice(method);
   const uint64_t size = packed_.file().size();
@@ -147,23 +167,11 @@ bool StockMaps::learn(size_t method) {
   const Mapping packed(packed_.file(), 0, size, Mapping::Kind::ReadOnly);
   std::set<std::string> halves;
   const std::vector<Unit> units = units_in(read_stock_table(packed_.path(), packed.data(), size), halves);
-  TestNumbers numbers;
-  std::vector<std::vector<uint8_t>> memory;
+  RandomBytes memory;
   Substitutes substitutes(blobs_);
-  const auto substitute = [&](const Blob* blob) {
-    if (blob == nullptr) {
-      return PackedSource();
-    }
-    PackedSource& bytes = substitutes.bytes[blob->key];
-    if (bytes.data == nullptr) {
-      numbers.fill(memory.emplace_back(blob->size), /*negative=*/true);
-      bytes = {memory.back().data(), blob->size};
-    }
-    return bytes;
-  };
   std::vector<PackedSources> random;
   for (const Unit& unit : units) {
-    random.push_back({substitute(unit.weight), substitute(unit.bias)});
+    random.push_back({memory.in_place_of(unit.weight, substitutes), memory.in_place_of(unit.bias, substitutes)});
   }
   const std::unique_ptr<Packed> made = pack(method, substitutes);
   if (made == nullptr) {
@@ -213,7 +221,7 @@ std::unique_ptr<StockMaps::Packed> StockMaps::pack(size_t method, const Substitu
   auto packed = std::make_unique<Packed>(plan_.store->folder());
   LoadPlan trial;
   trial.store = plan_.store;
-  trial.stock_scratch = &packed->scratch;
+  trial.stock.scratch = &packed->scratch;
   trial.trial = &substitutes;
   try {
     load_(method, trial);

@@ -24,8 +24,7 @@ class StockMaps {
   using Load = std::function<void(size_t, const LoadPlan&)>;
 
   /// @param blobs those of the working copy. @param packed where its weights are packed. @param plan with which they
-  /// are.
-  ///   None of the three is owned.
+  ///   are. None of the three is owned.
   StockMaps(const CacheDataMap& blobs, const ScratchFile& packed, const LoadPlan& plan, Load load);
 
   /// Find the maps of a method that was packed.
@@ -41,6 +40,7 @@ class StockMaps {
   struct Unit;
   struct Packed;
   class Substitutes;
+  class RandomBytes;
 
   std::vector<Unit> units_in(const PackedTable& table, std::set<std::string>& halves) const;
   std::set<std::string> packed_twice(size_t method) const;

@@ -30,14 +30,6 @@ Layout plain_layout(int8_t scalar_type, const executorch::aten::ArrayRef<executo
   return {scalar_type, {sizes.begin(), sizes.end()}, {}};
 }
 
-/// Where XNNPACK's own delegates look up packed weights, or pack them to; empty for the heap.
-std::string path_of_stock_file(const LoadPlan& plan) {
-  if (plan.stock_scratch != nullptr) {
-    return plan.stock_scratch->path();
-  }
-  return plan.stock_file != nullptr ? plan.stock_file->path() : std::string();
-}
-
 } // namespace
 
 LoadedMethod::LoadedMethod(
@@ -54,8 +46,8 @@ LoadedMethod::LoadedMethod(
       inputs_(input_infos(meta_)),
       outputs_(output_infos(meta_)),
       arenas_(std::move(arenas)),
-      stock_packed_(plan.stock_file),
-      stock_copy_(plan.stock_copy),
+      stock_packed_(plan.stock.file),
+      stock_copy_(plan.stock.copy),
       shared_state_(std::move(state)) {
   for (size_t i = 0; i < arenas_.size(); ++i) {
     spans_.emplace_back(arenas_[i]->data(), static_cast<size_t>(meta_.memory_planned_buffer_size(i).get()));
@@ -75,7 +67,7 @@ void LoadedMethod::load(const LoadPlan& plan, LoadResult& result) {
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
   const BackendWork work;
-  const std::string stock_path = path_of_stock_file(plan);
+  const std::string stock_path = plan.stock.path();
   std::array<et::BackendOption, 2> options{packed_path_option(stock_path), weight_cache_option()};
   et::LoadBackendOptionsMap of_backends;
   if (!stock_path.empty()) {

@@ -150,11 +150,7 @@ et::MethodMeta LoadedProgram::method_meta(const std::string& method) const {
 size_t LoadedProgram::number(const std::string& method) const {
   const auto found = std::find(methods().begin(), methods().end(), method);
   if (found == methods().end()) {
-    std::string names;
-    for (const std::string& name : methods()) {
-      names += format("{}{}'", names.empty() ? "'" : ", '", name);
-    }
-    throw_error_in(ErrorKind::MethodNotFound, path(), "no method '{}'; there are {}", method, names);
+    throw_error_in(ErrorKind::MethodNotFound, path(), "no method '{}'; there are {}", method, in_quotes(methods()));
   }
   return static_cast<size_t>(found - methods().begin());
 }

@@ -63,13 +63,16 @@ class LoadedProgram final : public Program, private ForkAware {
   std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
 
   // packed_methods.cpp
-  struct PackedUse;
+  enum class Found { InFile, OnHeap, Missing };
   std::shared_ptr<Method> load_packed(size_t method);
-  PackedUse packed_use(size_t method) const;
+  LoadPlan plan_load(size_t method) const;
+  void plan_stock(Packing& stock, const Digest& runtime) const;
   bool packs_in_one_way() const;
-  std::shared_ptr<Method> load_on_files(size_t method, const PackedUse& use, bool whole);
-  std::shared_ptr<Method> load_or_build(size_t method, PackedUse& use);
-  void pack_all(PackedUse& use);
+  const Digest& file_digest() const;
+  Found look_up(size_t method, Packing& packing) const;
+  std::shared_ptr<Method> load_on_files(size_t method, LoadPlan plan, bool whole);
+  std::shared_ptr<Method> load_or_build(size_t method, LoadPlan& plan);
+  void pack_all(LoadPlan& plan);
 
   void after_fork_in_child() override {
     renew(mutex_);

@@ -44,15 +44,45 @@ bool any_changed(const BlobCache& cache) {
   return false;
 }
 
-} // namespace
+/// What the file for XNNPACK's own delegates gets beside the bytes that were packed to `scratch`.
+class StockMade {
+ public:
+  StockMade(const CacheDataMap& blobs, const ScratchFile& scratch, const LoadPlan& building, StockMaps::Load load)
+      : scratch_(scratch), building_(building), load_(load), maps_(blobs, scratch, building, std::move(load)) {}
 
-/// What the weights of this program are packed for, as far as it is known.
-struct LoadedProgram::PackedUse {
-  std::optional<PackedPurpose> own; // of blobstore's delegates
-  std::optional<PackedPurpose> stock; // of XNNPACK's own, whose names do not tell all contents: for this program only
-  std::string fallback; // why it has no file
-  uint64_t generation = 0; // that of the cache then
+  /// Add a method that was packed.
+  void add(size_t method, bool changes) {
+    if (!changes) {
+      again_.merge(packed_again(scratch_, [&] { load_(method, building_); }));
+    }
+    (!changes || maps_.learn(method) ? in_file_ : on_heap_).push_back(method);
+  }
+
+  PackedMade made(const PackedPurpose& purpose, const std::vector<std::string>& methods) {
+    PackedMade made;
+    made.wanted = [this](std::string_view name) { return again_.count(std::string(name)) == 0; };
+    for (const size_t method : in_file_) {
+      made.covers.insert(maps_.ambiguous() ? heap_id_of(purpose, methods[method]) : id_of(purpose, methods[method]));
+    }
+    for (const size_t method : on_heap_) {
+      made.covers.insert(heap_id_of(purpose, methods[method]));
+    }
+    made.maps = std::move(maps_.maps);
+    made.keys = std::move(maps_.keys);
+    return made;
+  }
+
+ private:
+  const ScratchFile& scratch_;
+  const LoadPlan& building_;
+  const StockMaps::Load load_;
+  StockMaps maps_;
+  std::vector<size_t> in_file_;
+  std::vector<size_t> on_heap_; // methods whose weights would not follow the working copy
+  std::set<std::string> again_; // entries that a file cannot have
 };
+
+} // namespace
 
 /// Whether the names that XNNPACK's own delegates pack weights under, which cannot be changed, tell them apart.
 bool LoadedProgram::packs_in_one_way() const {
@@ -71,69 +101,91 @@ bool LoadedProgram::packs_in_one_way() const {
   return one_way_;
 }
 
-LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
-  PackedUse use;
+const Digest& LoadedProgram::file_digest() const {
+  std::call_once(hashed_, [&] {
+    const auto [data, size] = file();
+    digest_ = digest(data, size);
+  });
+  return digest_;
+}
+
+/// What the packed weights of a method are for, and why those that are for nothing have no file.
+LoadPlan LoadedProgram::plan_load(size_t method) const {
+  LoadPlan plan;
+  plan.store = packed_;
   const std::optional<Digest> runtime = packing_runtime();
   if (!runtime) {
-    use.fallback = "this system does not tell builds of XNNPACK apart";
-    return use;
+    plan.own.fallback = plan.stock.fallback = "this system does not tell builds of XNNPACK apart";
+    return plan;
   }
-  const bool takes_stock = uses(method, kXnnpack) && packs_in_one_way();
+  const bool one_way = !uses(method, kXnnpack) || packs_in_one_way();
   const BlobCache::Reading reading(*cache_);
-  use.generation = cache_->generation();
+  plan.generation = cache_->generation();
   if (const auto foundation = foundation_of(*cache_)) {
-    use.own = PackedPurpose{*foundation, *runtime, lowest(*cache_).mode() == BlobCache::Mode::Shared};
+    plan.own.purpose = PackedPurpose{*foundation, *runtime, lowest(*cache_).mode() == BlobCache::Mode::Shared};
   } else {
-    use.fallback = kChangedBefore;
+    plan.own.fallback = kChangedBefore;
   }
-  if (!takes_stock) {
-    if (uses(method, kXnnpack)) {
-      use.fallback = kPackedInTwoWays;
-    }
-    return use;
+  if (!one_way) {
+    plan.stock.fallback = kPackedInTwoWays;
+  } else if (uses(method, kXnnpack)) {
+    plan_stock(plan.stock, *runtime);
   }
+  return plan;
+}
+
+void LoadedProgram::plan_stock(Packing& stock, const Digest& runtime) const {
   const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared;
   if (changes && cache_->base() != nullptr) {
-    use.fallback = kNotInCopies; // such as those of an adapter
-  } else if (const auto contents = changes ? foundation_of(*cache_) : contents_of(*cache_);
-             contents && (changes || !any_changed(*cache_))) {
-    std::call_once(hashed_, [&] {
-      const auto [data, size] = file();
-      digest_ = digest(data, size);
-    });
-    use.stock = PackedPurpose{*contents, *runtime, changes, digest_};
-  } else {
-    use.fallback = kChangedBefore;
+    stock.fallback = kNotInCopies; // such as those of an adapter
+    return;
   }
-  return use;
+  const std::optional<Digest> contents = changes ? foundation_of(*cache_) : contents_of(*cache_);
+  if (contents && (changes || !any_changed(*cache_))) {
+    stock.purpose = PackedPurpose{*contents, runtime, changes, file_digest()};
+  } else {
+    stock.fallback = kChangedBefore;
+  }
+}
+
+/// Find the file that has the packed weights of a method, as far as the file can say.
+LoadedProgram::Found LoadedProgram::look_up(size_t method, Packing& packing) const {
+  if (!packing.purpose) {
+    return Found::OnHeap;
+  }
+  packing.file = packed_->find(*packing.purpose);
+  if (!packing.purpose->program) { // it covers delegates, not methods
+    return packing.file == nullptr && uses(method, packing.backend) ? Found::Missing : Found::InFile;
+  }
+  if (packing.file == nullptr) {
+    return Found::Missing;
+  }
+  const std::string& name = methods()[method];
+  Found found = packing.file->covers(heap_id_of(*packing.purpose, name)) ? Found::OnHeap : Found::Missing;
+  if (packing.file->covers(id_of(*packing.purpose, name))) {
+    found = Found::InFile;
+    if (packing.purpose->changes) {
+      packing.copy = packed_->copy_of(mapped(*cache_), packing.file);
+      found = packing.copy != nullptr ? Found::InFile : Found::OnHeap;
+    }
+  }
+  if (packing.purpose->changes && found != Found::InFile) { // it would have the weights of one moment
+    packing.file = nullptr;
+  }
+  return found;
 }
 
 /// Load a method on the files that are there.
 /// @param whole whether to return nullptr if some of its weights are in none.
-std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const PackedUse& use, bool whole) {
-  LoadPlan plan;
-  plan.store = packed_;
-  plan.file = use.own ? packed_->find(*use.own) : nullptr;
-  plan.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
-  plan.must_cover = whole && use.own.has_value();
-  plan.fallback = use.fallback;
-  const bool has_stock = uses(method, kXnnpack);
-  const auto covers = [&](const Digest& id) { return plan.stock_file->covers(id); };
-  bool stock_covered = plan.stock_file != nullptr && covers(id_of(*use.stock, methods()[method]));
-  const bool to_heap = plan.stock_file != nullptr && covers(heap_id_of(*use.stock, methods()[method]));
-  const bool own_missing = use.own && plan.file == nullptr && uses(method, kBackendId);
-  if (whole && (own_missing || (use.stock && !stock_covered && !to_heap))) {
+std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, LoadPlan plan, bool whole) {
+  plan.must_cover = whole && plan.own.purpose;
+  const Found own = look_up(method, plan.own);
+  const Found stock = look_up(method, plan.stock);
+  if (whole && (own == Found::Missing || stock == Found::Missing)) {
     return nullptr;
   }
-  if (stock_covered && use.stock->changes) {
-    plan.stock_copy = packed_->copy_of(mapped(*cache_), plan.stock_file);
-    stock_covered = plan.stock_copy != nullptr;
-  }
-  if (use.stock && use.stock->changes && !stock_covered) { // it would have the weights of one moment
-    plan.stock_file = nullptr;
-  }
   std::optional<HeapGrowth> growth;
-  if (has_stock && !stock_covered) {
+  if (uses(method, kXnnpack) && stock != Found::InFile) {
     growth.emplace();
   }
   LoadResult result;
@@ -148,58 +200,56 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
   }
   // after the load, so that what it reads itself does not wait behind this
   const uint64_t most = packed_->options().read_ahead;
-  if (plan.file != nullptr) {
-    read_ahead(plan.file->file(), result.used, most);
+  if (plan.own.file != nullptr) {
+    read_ahead(plan.own.file->file(), result.used, most);
   }
-  if (stock_covered) {
-    read_ahead(plan.stock_file->file(), {{0, plan.stock_file->size()}}, most);
+  if (stock == Found::InFile) {
+    read_ahead(plan.stock.file->file(), {{0, plan.stock.file->size()}}, most);
   }
   if (growth) {
-    packed_->note_fallback(use.fallback.empty() ? kNotInCopies : use.fallback, growth->bytes());
-  } else if (has_stock) {
+    packed_->note_fallback(plan.stock.fallback.empty() ? kNotInCopies : plan.stock.fallback, growth->bytes());
+  } else if (uses(method, kXnnpack)) {
     packed_->note_hit();
   }
   return loaded;
 }
 
 std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
-  PackedUse use = packed_use(method);
-  std::shared_ptr<Method> loaded = load_or_build(method, use);
-  if (use.stock && !use.stock->changes && cache_->generation() != use.generation) {
+  LoadPlan plan = plan_load(method);
+  std::shared_ptr<Method> loaded = load_or_build(method, plan);
+  const std::optional<PackedPurpose>& stock = plan.stock.purpose;
+  if (stock && !stock->changes && cache_->generation() != plan.generation) {
     loaded.reset(); // it may have packed weights of before, as the names of their entries do not tell contents
-    use.stock.reset();
-    use.fallback = kChangedMeanwhile;
-    loaded = load_on_files(method, use, /*whole=*/false);
+    plan.stock = {kXnnpack, std::nullopt, kChangedMeanwhile};
+    loaded = load_on_files(method, plan, /*whole=*/false);
   }
   return loaded;
 }
 
-std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, PackedUse& use) {
-  if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
+std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, LoadPlan& plan) {
+  if (std::shared_ptr<Method> loaded = load_on_files(method, plan, /*whole=*/true)) {
     return loaded;
   }
   cache_->verify(); // entries are named by the digests that data files record, and packed from the bytes that they have
   try {
     const PackedFolder::Building building = packed_->begin_build();
-    use = packed_use(method); // waiting may have taken a while
-    if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
+    plan = plan_load(method); // waiting may have taken a while
+    if (std::shared_ptr<Method> loaded = load_on_files(method, plan, /*whole=*/true)) {
       return loaded; // another process has built it meanwhile
     }
-    pack_all(use);
+    pack_all(plan);
   } catch (const Error& error) {
-    use.fallback = "no file could be written: " + error.reason();
+    plan.own.fallback = plan.stock.fallback = "no file could be written: " + error.reason();
   }
-  return load_on_files(method, use, /*whole=*/false);
+  return load_on_files(method, plan, /*whole=*/false);
 }
 
 std::string LoadedProgram::packed_cache_path() const {
   for (size_t i = 0; packed_ != nullptr && i < methods().size(); ++i) {
     if (uses(i, kXnnpack)) {
-      const PackedUse use = packed_use(i);
-      const auto file = use.stock ? packed_->find(*use.stock) : nullptr;
-      if (file != nullptr && file->covers(id_of(*use.stock, methods()[i])) &&
-          (!use.stock->changes || packed_->copy_of(mapped(*cache_), file) != nullptr)) {
-        return file->path();
+      Packing stock = plan_load(i).stock;
+      if (look_up(i, stock) == Found::InFile) {
+        return stock.file->path();
       }
     }
   }
@@ -207,19 +257,16 @@ std::string LoadedProgram::packed_cache_path() const {
 }
 
 /// Pack the weights of all methods into memory, and write them to files.
-void LoadedProgram::pack_all(PackedUse& use) {
+void LoadedProgram::pack_all(LoadPlan& plan) {
   const ScratchFile own = packed_->scratch();
   const ScratchFile stock = packed_->scratch();
-  LoadPlan plan;
-  plan.store = packed_;
-  plan.scratch = &own;
-  plan.stock_scratch = use.stock ? &stock : nullptr;
+  LoadPlan building;
+  building.store = packed_;
+  building.own.scratch = &own;
+  building.stock.scratch = plan.stock.purpose ? &stock : nullptr;
   LoadResult result;
   const auto load = [&](size_t method, const LoadPlan& with) { return make_method(method, State::Own, with, result); };
-  std::vector<size_t> in_file; // methods
-  std::vector<size_t> on_heap; // those whose weights would not follow the working copy
-  std::set<std::string> again; // entries that a file cannot have
-  StockMaps maps(map_, stock, plan, load);
+  StockMade stock_made(map_, stock, building, load);
   std::vector<std::shared_ptr<Method>> together; // ExecuTorch packs into a file only while something uses it
   for (size_t i = 0; i < methods().size(); ++i) {
     if (!uses(i, kBackendId) && !uses(i, kXnnpack)) {
@@ -227,38 +274,25 @@ void LoadedProgram::pack_all(PackedUse& use) {
     }
     try {
       check_backends(i);
-      together.push_back(load(i, plan));
-      if (use.stock && uses(i, kXnnpack)) {
-        const bool follows = !use.stock->changes || maps.learn(i);
-        if (!use.stock->changes) {
-          again.merge(packed_again(stock, [&] { load(i, plan); }));
-        }
-        (follows ? in_file : on_heap).push_back(i);
+      together.push_back(load(i, building));
+      if (plan.stock.purpose && uses(i, kXnnpack)) {
+        stock_made.add(i, plan.stock.purpose->changes);
       }
     } catch (const Error&) { // a method that cannot be loaded here has nothing to pack
     }
   }
-  if (use.own && !result.covers.empty()) {
-    const auto wanted = [&](std::string_view name) { return result.wants(name); };
-    packed_->add(*use.own, own, {wanted, std::move(result.covers), std::move(result.maps), std::move(result.keys)});
-  }
-  if (use.stock && cache_->generation() != use.generation) {
-    use.fallback = kChangedMeanwhile; // the contents of the entries are unknown; the next load packs them
-  } else if (use.stock && in_file.size() + on_heap.size() != 0) {
-    const auto wanted = [&](std::string_view name) { return again.count(std::string(name)) == 0; };
-    std::set<Digest> covers;
-    if (maps.ambiguous()) {
-      on_heap.insert(on_heap.end(), in_file.begin(), in_file.end());
-      in_file.clear();
+  const auto write = [&](const Packing& packing, const ScratchFile& scratch, PackedMade made) {
+    if (!made.covers.empty()) {
+      packed_->add(*packing.purpose, scratch, std::move(made));
     }
-    const auto cover = [&](const std::vector<size_t>& which, auto id) {
-      std::transform(which.begin(), which.end(), std::inserter(covers, covers.end()), [&](size_t method) {
-        return id(*use.stock, methods()[method]);
-      });
-    };
-    cover(in_file, id_of);
-    cover(on_heap, heap_id_of);
-    packed_->add(*use.stock, stock, {wanted, std::move(covers), std::move(maps.maps), std::move(maps.keys)});
+  };
+  if (plan.own.purpose) {
+    write(plan.own, own, result.made());
+  }
+  if (plan.stock.purpose && cache_->generation() != plan.generation) {
+    plan.stock.fallback = kChangedMeanwhile; // the contents of the entries are unknown; the next load packs them
+  } else if (plan.stock.purpose) {
+    write(plan.stock, stock, stock_made.made(*plan.stock.purpose, methods()));
   }
 }
 

@@ -1,4 +1,4 @@
-// Making the files of a release from what was fetched and what is here, as blobstore/releases/device/assembly.py does.
+// Making the files of a release from what was fetched and what is here.
 #pragma once
 
 #include <map>

@@ -1,5 +1,4 @@
-// The folder of a device, which blobstore/releases/device/installed.py describes, and the files that were fetched for
-// it.
+// The folder of a device, and the files that were fetched for it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The index of a release, which blobstore/releases/index/index.py describes. It comes from servers and is hostile until
-// it was read here; the two readers refuse the same ones.
+// The index of a release. It comes from servers and is hostile until it was read here.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// A release in a running program: a cache on its data files, and newer releases taken into it without loading again, as
-// blobstore/releases/device/live.py does.
+// A release in a running program: a cache on its data files, and newer releases taken into it without loading again.
 
 #include <algorithm>
 #include <cstring>
@@ -130,10 +129,6 @@ class Data {
         possible.insert(file.name);
       }
     }
-    std::string has;
-    for (const std::string& one : possible) {
-      has += format("{}'{}'", has.empty() ? "" : ", ", one);
-    }
     throw_error_in(
         ErrorKind::Release,
         installed_.name(),
@@ -141,7 +136,7 @@ class Data {
         index_.name,
         index_.version,
         name,
-        has.empty() ? "none" : has);
+        possible.empty() ? "none" : in_quotes(possible));
   }
 
   void add(const std::string& name, const PtdFile& file) {

@@ -1,5 +1,4 @@
-// Which contents the files of a release consist of, which blobstore/releases/index/parts.py describes. An index names
-// the list by its digest.
+// Which contents the files of a release consist of. An index names the list by its digest.
 #pragma once
 
 #include <cstddef>

@@ -94,7 +94,7 @@ void Delivery::check_identity(const std::string& where, const ReleaseOptions& op
   }
 }
 
-/// Refuse a release of another name, an older one, or one from the future, as blobstore/releases/index/needs.py does.
+/// Refuse a release of another name, an older one, or one from the future.
 void Delivery::check_successor(const std::string& where, const ReleaseOptions& options) const {
   const uint64_t clock = static_cast<uint64_t>(std::max<int64_t>(std::time(nullptr), 0));
   if (index_.published > (clock >= kClockIsSet ? clock + kDay : kLatest)) {

@@ -15,7 +15,6 @@
 namespace blobstore::internal {
 namespace {
 
-// As in blobstore/releases/device/shopping.py, so that both ask for the same bytes
 constexpr double kWorth = 0.98; // a file whose parts take more than this share of its bytes is fetched whole
 
 } // namespace
@@ -90,16 +89,7 @@ void Shopping::read_ways_for(const std::vector<Recipe>& files) {
         one.parts->begin(), one.parts->end(), [&](const ReleasePart& part) { return local_[part.content] == nullptr; });
   });
   if (lacking && !(index_.plain && list_.plain)) {
-    if (list_.required || access(list_.path.c_str(), F_OK) == 0) {
-      ways_ = read_ways(read_small(list_.path, kTableLimit), sha256_, parts_, list_.path);
-    } else if (!index_.plain) {
-      throw_error_in(
-          ErrorKind::Release,
-          list_.path,
-          "the list of the ways to the contents of {} {} is not here; fetch ways.json.zst, too",
-          index_.name,
-          index_.version);
-    }
+    read_list();
   }
   if (index_.plain) {
     add_whole_files();
@@ -112,6 +102,31 @@ void Shopping::read_ways_for(const std::vector<Recipe>& files) {
           some.end());
     }
   }
+  find_bases();
+  std::vector<bool> here;
+  for (const LocalBytes* const one : local_) {
+    here.push_back(one != nullptr);
+  }
+  made_.resize(here.size());
+  best_ = cheapest(ways_.ways, here);
+}
+
+/// Replaces the ways, of which none is known yet, by those of the list, if there is one.
+void Shopping::read_list() {
+  if (list_.required || access(list_.path.c_str(), F_OK) == 0) {
+    ways_ = read_ways(read_small(list_.path, kTableLimit), sha256_, parts_, list_.path);
+  } else if (!index_.plain) {
+    throw_error_in(
+        ErrorKind::Release,
+        list_.path,
+        "the list of the ways to the contents of {} {} is not here; fetch ways.json.zst, too",
+        index_.name,
+        index_.version);
+  }
+}
+
+/// Look for the contents that others, which may have to be fetched, are differences to.
+void Shopping::find_bases() {
   local_.resize(ways_.contents.size());
   looked_.resize(ways_.contents.size());
   std::vector<size_t> open; // contents that may be needed, whose bases may be, too
@@ -129,12 +144,6 @@ void Shopping::read_ways_for(const std::vector<Recipe>& files) {
       }
     }
   }
-  std::vector<bool> here;
-  for (const LocalBytes* const one : local_) {
-    here.push_back(one != nullptr);
-  }
-  made_.resize(here.size());
-  best_ = cheapest(ways_.ways, here);
 }
 
 /// Add the ways to contents through the objects that have whole files.

@@ -1,4 +1,4 @@
-// What a device lacks of a release, and the cheapest way to get it, as blobstore/releases/device/shopping.py finds it.
+// What a device lacks of a release, and the cheapest way to get it.
 #pragma once
 
 #include <cstddef>
@@ -71,6 +71,8 @@ class Shopping {
 
  private:
   void read_ways_for(const std::vector<Recipe>& files);
+  void read_list();
+  void find_bases();
   void add_whole_files();
   void look_for(const std::vector<Recipe>& files);
   const LocalBytes* find(size_t content);

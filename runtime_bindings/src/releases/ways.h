@@ -1,6 +1,5 @@
-// In which forms the contents of a release can be fetched, and the cheapest of them, which
-// blobstore/releases/index/ways.py describes. Nobody needs to trust the list: what it leads to is compared with
-// digests.
+// In which forms the contents of a release can be fetched, and the cheapest of them. Nobody needs to trust the list:
+// what it leads to is compared with digests.
 #pragma once
 
 #include <cstddef>

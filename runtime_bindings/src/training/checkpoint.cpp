@@ -52,14 +52,6 @@ const PtdFile* in_base(const std::vector<PtdFile>& bases, std::string_view key) 
   return found == bases.rend() ? nullptr : &*found;
 }
 
-std::string joined(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& text : texts) {
-    all += (all.empty() ? "" : ", ") + text;
-  }
-  return all;
-}
-
 // Writing
 
 /// @param each appends one value.
@@ -306,17 +298,13 @@ std::shared_ptr<const SavedTensor> take(
   }
   const PtdFile* base = in_base(bases, key);
   if (base == nullptr) {
-    std::vector<std::string> given;
-    for (const PtdFile& one : bases) {
-      given.push_back(one.name());
-    }
     throw_error_in(
         ErrorKind::Checkpoint,
         file.name(),
         "'{}' is not in the checkpoint but in its base, {}; {}",
         key,
-        joined(named),
-        given.empty() ? "none is given" : joined(given));
+        joined(named, ", "),
+        bases.empty() ? "none is given" : joined(bases, ", ", [](const PtdFile& one) { return one.name(); }));
   }
   const SourceBlob blob = *base->find(key);
   const std::string found = hex_digest(blob.data, blob.size);
@@ -325,7 +313,7 @@ std::shared_ptr<const SavedTensor> take(
         ErrorKind::Checkpoint,
         file.name(),
         "its base, {}, is not {}: '{}' is {} with digest {} in the former, {} with digest {} in the latter",
-        joined(named),
+        joined(named, ", "),
         base->name(),
         key,
         to_string(listed.layout),
@@ -334,6 +322,26 @@ std::shared_ptr<const SavedTensor> take(
         found);
   }
   return copy_of(blob);
+}
+
+OptimizerState::Group read_group(JsonReader& json, const TensorsByKey& tensors) {
+  OptimizerState::Group group;
+  size_t parts = 0;
+  json.object([&](const std::string& part) {
+    if (part == "options") {
+      group.options = read_plain_value(json, tensors);
+      ++parts;
+    } else if (part == "params") {
+      group.parameters = read_texts(json);
+      ++parts;
+    } else {
+      json.skip();
+    }
+  });
+  if (parts != 2 || group.options.kind != PlainValue::Kind::Dict) {
+    throw_format_error("a group of the optimizer lacks its options or parameters");
+  }
+  return group;
 }
 
 /// @throws FormatError: `optimizer_json` cannot have written it.
@@ -346,25 +354,7 @@ OptimizerState parse_optimizer(std::string_view text, const TensorsByKey& tensor
     if (field == "kind") {
       state.kind = read_text(json);
     } else if (field == "groups") {
-      json.array([&] {
-        OptimizerState::Group group;
-        size_t parts = 0;
-        json.object([&](const std::string& part) {
-          if (part == "options") {
-            group.options = read_plain_value(json, tensors);
-            ++parts;
-          } else if (part == "params") {
-            group.parameters = read_texts(json);
-            ++parts;
-          } else {
-            json.skip();
-          }
-        });
-        if (parts != 2 || group.options.kind != PlainValue::Kind::Dict) {
-          throw_format_error("a group of the optimizer lacks its options or parameters");
-        }
-        state.groups.push_back(std::move(group));
-      });
+      json.array([&] { state.groups.push_back(read_group(json, tensors)); });
     } else if (field == "state") {
       json.object([&](const std::string& name) { state.state.emplace_back(name, read_plain_value(json, tensors)); });
     } else {

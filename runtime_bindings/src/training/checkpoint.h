@@ -1,5 +1,4 @@
-// Checkpoints: a .ptd with parameters, buffers and an optimizer's tensors, and a list of what belongs to it. The same
-// files as those of blobstore/training/checkpoint.py, which describes them.
+// Checkpoints: a .ptd with parameters, buffers and an optimizer's tensors, and a list of what belongs to it.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,8 @@ struct OptimizerState {
   std::vector<std::pair<std::string, PlainValue>> state; // by the parameter's name; each a Dict
 };
 
-/// How a tensor lies in memory, with its dimensions in the order that blobstore/core/memory/tensors.py gives them.
+/// How a tensor lies in memory. One that lies in the order of its dimensions, but for those of size 1, has that order;
+/// in any other, dimensions of one stride follow each other by number.
 Layout saved_layout(const executorch::aten::Tensor& tensor);
 
 /// A state that an optimizer of this library is to continue from. Every function throws an Error Checkpoint if the

@@ -1,5 +1,4 @@
-// Plain values with tensors among them, such as the options and the state of an optimizer, and JSON for them. The same
-// JSON as that of blobstore/training/json_values.py.
+// Plain values with tensors among them, such as the options and the state of an optimizer, and JSON for them.
 #pragma once
 
 #include <cstdint>

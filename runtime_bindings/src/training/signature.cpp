@@ -23,9 +23,15 @@ Outputs read(Program& program, const std::string& prefix, const Method& method) 
   return program.load_method(prefix + method.name())->execute({});
 }
 
-bool is_tensor(const et::MethodMeta& meta, size_t output) {
-  const et::Result<et::Tag> tag = meta.output_tag(output);
-  return tag.ok() && tag.get() == et::Tag::Tensor;
+/// @param first of the gradients, which the parameters follow.
+void check_tensors(const Program& program, const Method& method, size_t first) {
+  const et::MethodMeta meta = method.meta();
+  for (size_t i = first; i < meta.num_outputs(); ++i) {
+    const et::Result<et::Tag> tag = meta.output_tag(i);
+    if (!tag.ok() || tag.get() != et::Tag::Tensor) {
+      throw_not_for_training(program, method, "a gradient or a parameter is not a tensor");
+    }
+  }
 }
 
 } // namespace
@@ -34,14 +40,15 @@ Signature read_signature(Program& program, const Method& method) {
   constexpr const char* kPrefixes[] = {
       "__et_training_gradients_index_", "__et_training_parameters_index_", "__et_training_fqn_"};
   const std::vector<std::string>& known = program.methods();
-  std::string missing;
+  std::vector<std::string> missing;
   for (const char* prefix : kPrefixes) {
     if (std::find(known.begin(), known.end(), prefix + method.name()) == known.end()) {
-      missing += format("{}{}'", missing.empty() ? "'" : ", '", prefix + method.name());
+      missing.push_back(prefix + method.name());
     }
   }
   if (!missing.empty()) {
-    throw_not_for_training(program, method, format("it lacks {}; export it with _export_forward_backward", missing));
+    throw_not_for_training(
+        program, method, format("it lacks {}; export it with _export_forward_backward", in_quotes(missing)));
   }
   const Outputs gradients = read(program, kPrefixes[0], method);
   const Outputs parameters = read(program, kPrefixes[1], method);
@@ -56,8 +63,7 @@ Signature read_signature(Program& program, const Method& method) {
     }
   }
   const std::set<std::string> unique(found.names.begin(), found.names.end());
-  const et::MethodMeta meta = method.meta();
-  const size_t total = meta.num_outputs();
+  const size_t total = method.meta().num_outputs();
   // Counted from the end, because ExecuTorch's indices also count the changed buffers, which are not among the outputs.
   fits = fits && unique.size() == count && 2 * count < total;
   if (fits) {
@@ -78,11 +84,7 @@ Signature read_signature(Program& program, const Method& method) {
             count,
             total));
   }
-  for (size_t i = found.first_gradient; i < total; ++i) {
-    if (!is_tensor(meta, i)) {
-      throw_not_for_training(program, method, "a gradient or a parameter is not a tensor");
-    }
-  }
+  check_tensors(program, method, found.first_gradient);
   return found;
 }
 
