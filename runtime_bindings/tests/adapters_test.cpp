@@ -30,24 +30,13 @@
 
 #include "adapters/lora_names.h"
 #include "adapters/product.h"
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
 using blobstore::BlobCache;
-using blobstore::Error;
 using blobstore::ErrorKind;
 using blobstore::LogicalTensors;
-
-template <typename Function>
-bool fails(ErrorKind kind, Function function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.kind() == kind;
-  }
-  return false;
-}
 
 /// Against sums in long double.
 template <typename Number, typename Next>
@@ -105,12 +94,6 @@ void test_names() {
   CHECK(found.pairs.size() == 1 && found.pairs[0].module == "base_model.model.x" && found.pairs[0].rank == 2);
   CHECK(found.problems.size() == 1 && std::string(found.problems[0].what()) == "f: 'lora_a' has no lora_b beside it");
   CHECK(weight_names("").front() == "weight" && weight_names("base_model.model.x")[4] == "x.weight");
-}
-
-float first(const BlobCache& cache, const char* key) {
-  float number;
-  std::memcpy(&number, cache.at(key).data, sizeof number);
-  return number;
 }
 
 void test_strength(const std::string& folder) {

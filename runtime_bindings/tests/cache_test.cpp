@@ -26,7 +26,7 @@
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
@@ -184,16 +184,6 @@ void test_loading_a_file_that_is_rewritten(const std::string& path, const std::s
   for (size_t i = 0; i < 100; ++i) {
     CHECK(cache->at("opaque").data[i] == i);
   }
-}
-
-template <typename Function>
-bool fails(blobstore::ErrorKind kind, const Function& function) {
-  try {
-    function();
-  } catch (const blobstore::Error& error) {
-    return error.kind() == kind;
-  }
-  return false;
 }
 
 /// A change may hold its bytes, so that nothing else has to.

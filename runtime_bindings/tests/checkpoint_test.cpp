@@ -27,7 +27,7 @@
 #include <blobstore/error.h>
 #include <blobstore/training.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
@@ -41,18 +41,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-/// The message of the error of a kind that a function must throw.
-std::string error_of(ErrorKind kind, const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const blobstore::Error& error) {
-    CHECK(error.kind() == kind);
-    return error.what();
-  }
-  CHECK(!"an error");
-  return "";
-}
 
 bool has(const std::string& text, const std::string& part) {
   if (text.find(part) == std::string::npos) {
@@ -97,15 +85,6 @@ std::vector<std::vector<float>> numbers(const TrainingProgram& training) {
     all.emplace_back(data, data + tensor->numel());
   }
   return all;
-}
-
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 /// An optimizer of an application, which gives no access to its state.

@@ -29,8 +29,8 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
-#include "check.h"
 #include "format/ptd_writer.h"
+#include "helpers.h"
 #include "os/file_pages.h"
 #include "os/output_file.h"
 #include "os/read_ahead.h"
@@ -123,12 +123,6 @@ void set(BlobCache& cache, const std::vector<std::string>& keys, float value) {
     changes.push_back({key, values.data(), values.size() * sizeof(float), nullptr});
   }
   cache.update(changes);
-}
-
-float first(const BlobCache& cache, const char* key) {
-  float value;
-  std::memcpy(&value, cache.at(key).data, sizeof value);
-  return value;
 }
 
 /// No two keys have one address, because backends take addresses for names; an empty blob has one, too.

@@ -20,12 +20,11 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
 using blobstore::BlobCache;
-using blobstore::Error;
 using blobstore::ErrorKind;
 using blobstore::MeZO;
 using blobstore::MeZOOptions;
@@ -48,18 +47,6 @@ std::vector<float> numbers(const BlobCache& cache, const std::string& name) {
 
 double distance(const BlobCache& cache, const std::string& name) {
   return std::fabs(static_cast<double>(numbers(cache, name).front()) - 1);
-}
-
-template <typename Function>
-std::string error_of(ErrorKind kind, const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    CHECK(error.kind() == kind);
-    return error.what();
-  }
-  CHECK(!"an error");
-  return "";
 }
 
 /// After an error the numbers are those before the step, whichever of the losses it was.

@@ -25,11 +25,11 @@
 #include <blobstore/reading.h>
 #include <blobstore/releases.h>
 
-#include "check.h"
 #include "codec/decoder.h"
 #include "codec/zstd.h"
 #include "format/format_error.h"
 #include "format/sha256.h"
+#include "helpers.h"
 #include "os/folders.h"
 #include "os/link_tree.h"
 #include "os/text.h"
@@ -39,31 +39,6 @@ namespace {
 using blobstore::ErrorKind;
 using blobstore::internal::format;
 using blobstore::internal::sha256;
-
-/// The kind of the error that a function throws.
-std::optional<ErrorKind> error_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const blobstore::Error& error) {
-    return error.kind();
-  }
-  return std::nullopt;
-}
-
-void write(const std::string& path, const std::string& bytes) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  CHECK(file != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size());
-  CHECK(std::fclose(file) == 0);
-}
-
-std::string read(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  CHECK(file != nullptr);
-  std::string bytes(1 << 16, '\0');
-  bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file));
-  std::fclose(file);
-  return bytes;
-}
 
 std::string digest(const std::string& bytes) {
   return sha256(bytes.data(), bytes.size());
@@ -142,9 +117,9 @@ void test_two_releases(const std::string& device) {
   blobstore::Missing todo = after_parts("1", device);
   CHECK(!todo.current && todo.version == "1" && todo.release_bytes == 3 && todo.bytes == 3);
   CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "files/" + digest("old") && todo.fetches[0].range.empty());
-  CHECK(error_of([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Transfer);
+  CHECK(kind_of_error([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Transfer);
   write(todo.folder + todo.fetches[0].file, "bad");
-  CHECK(error_of([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Integrity);
+  CHECK(kind_of_error([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Integrity);
   CHECK(blobstore::missing(index_of("1"), device).fetches.size() == 1);
   write(todo.folder + todo.fetches[0].file, "old");
   CHECK(blobstore::missing(index_of("1"), device).fetches.empty());
@@ -229,7 +204,7 @@ void test_pulling(const std::string& device) {
   CHECK(!pull("latest").changed && asked.size() == 1);
   int failed = 0;
   CHECK(blobstore::internal::names_in(device + "/incoming", failed).empty() && failed == 0);
-  CHECK(error_of([&] { pull("1"); }) == ErrorKind::Trust && asked.size() == 1);
+  CHECK(kind_of_error([&] { pull("1"); }) == ErrorKind::Trust && asked.size() == 1);
   for (const char* url :
        {"",
         "index.json",
@@ -240,13 +215,13 @@ void test_pulling(const std::string& device) {
         "http://server/index.json",
         "http://server/1/index.json",
         "http://server"}) {
-    CHECK(error_of([&] { blobstore::pull(url, device, download); }) == ErrorKind::Input);
+    CHECK(kind_of_error([&] { blobstore::pull(url, device, download); }) == ErrorKind::Input);
   }
   CHECK(blobstore::nothrow::pull("", device, download).error().kind() == ErrorKind::Input);
   blobstore::internal::remove_all(device);
   blobstore::ReleaseOptions options;
   options.version = "1";
-  CHECK(error_of([&] {
+  CHECK(kind_of_error([&] {
           blobstore::pull(server + "a/latest/index.json", device, download, options);
         }) == ErrorKind::Trust);
   asked.clear();
@@ -313,34 +288,34 @@ void test_decoding() {
 }
 
 void test_what_is_refused(const std::string& device) {
-  CHECK(error_of([&] { blobstore::missing(index_of("1"), device); }) == ErrorKind::Trust); // older
+  CHECK(kind_of_error([&] { blobstore::missing(index_of("1"), device); }) == ErrorKind::Trust); // older
   blobstore::ReleaseOptions options;
   options.allow_rollback = true;
   CHECK(blobstore::commit(index_of("1"), device, options).version == "1"); // its file is still here
   options.sha256 = digest("something else");
-  CHECK(error_of([&] { blobstore::commit(index_of("2"), device, options); }) == ErrorKind::Trust);
+  CHECK(kind_of_error([&] { blobstore::commit(index_of("2"), device, options); }) == ErrorKind::Trust);
   options.sha256 = digest(read(index_of("2")));
   for (std::string blobstore::ReleaseOptions::* part :
        {&blobstore::ReleaseOptions::name, &blobstore::ReleaseOptions::version}) {
     blobstore::ReleaseOptions another = options; // a signed release under the URL of another one (F4)
     another.*part = "other";
-    CHECK(error_of([&] { blobstore::commit(index_of("2"), device, another); }) == ErrorKind::Trust);
-    CHECK(error_of([&] { blobstore::missing(index_of("2"), device, another); }) == ErrorKind::Trust);
+    CHECK(kind_of_error([&] { blobstore::commit(index_of("2"), device, another); }) == ErrorKind::Trust);
+    CHECK(kind_of_error([&] { blobstore::missing(index_of("2"), device, another); }) == ErrorKind::Trust);
   }
   options.name = "a";
   options.version = "2";
   CHECK(blobstore::commit(index_of("2"), device, options).changed);
-  CHECK(error_of([&] { blobstore::missing("nothing.json", device); }) == ErrorKind::FileAccess);
+  CHECK(kind_of_error([&] { blobstore::missing("nothing.json", device); }) == ErrorKind::FileAccess);
   for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.1\"}"}) {
     write("bad.json", bytes);
-    CHECK(error_of([&] { blobstore::missing("bad.json", device); }) == ErrorKind::InvalidFile);
+    CHECK(kind_of_error([&] { blobstore::missing("bad.json", device); }) == ErrorKind::InvalidFile);
   }
 }
 
 /// The old release is removed with its file, and so is what was fetched.
 void test_collecting(const std::string& device) {
-  CHECK(error_of([&] { blobstore::gc(device, 0); }) == ErrorKind::Release);
-  CHECK(error_of([&] { blobstore::gc("nothing"); }) == ErrorKind::Release);
+  CHECK(kind_of_error([&] { blobstore::gc(device, 0); }) == ErrorKind::Release);
+  CHECK(kind_of_error([&] { blobstore::gc("nothing"); }) == ErrorKind::Release);
   write(device + "/incoming/left", "over");
   const auto size_of = [](const std::string& version) {
     return read(index_of(version)).size() + read("release" + version + "/parts").size();
@@ -407,19 +382,7 @@ std::string data_of(const std::string& path, float a, float b) {
     cache->update({{key, std::vector<float>(cache->at(key).size / sizeof(float), value)}});
   }
   cache->save("made.ptd");
-  std::string bytes(size_t{1} << 20, '\0');
-  std::FILE* file = std::fopen("made.ptd", "rb");
-  CHECK(file != nullptr);
-  bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file));
-  CHECK(std::fclose(file) == 0 && bytes.size() < size_t{1} << 20);
-  return bytes;
-}
-
-float first(const blobstore::BlobCache& cache, const char* key) {
-  const blobstore::BlobCache::Reading reading(cache);
-  float value;
-  std::memcpy(&value, cache.at(key).data, sizeof value);
-  return value;
+  return read("made.ptd");
 }
 
 /// Commit versions 2 to 6 while one thread reads and two follow.
@@ -461,7 +424,7 @@ void commit_while_followed(blobstore::Release& live, Files& files, const std::st
 /// Readers see one release while another thread commits the next one and several follow it.
 void test_following(const std::string& path, const std::string& device) {
   using blobstore::Release;
-  CHECK(error_of([&] { Release::open("nowhere"); }) == ErrorKind::Release);
+  CHECK(kind_of_error([&] { Release::open("nowhere"); }) == ErrorKind::Release);
   Files files = {
       {"model.ptd", {"data", data_of(path, 1, 1)}},
       {"serve.pte", {"program", "no program, and never read"}},
@@ -470,10 +433,10 @@ void test_following(const std::string& path, const std::string& device) {
   const std::string first_path = install("1", 10, files, device).path;
   blobstore::OpenOptions options;
   options.executorch = "1.4";
-  CHECK(error_of([&] { Release::open(device, options); }) == ErrorKind::Release);
+  CHECK(kind_of_error([&] { Release::open(device, options); }) == ErrorKind::Release);
   options.executorch.clear();
   options.data = {"other.ptd"};
-  CHECK(error_of([&] { Release::open(device, options); }) == ErrorKind::Release);
+  CHECK(kind_of_error([&] { Release::open(device, options); }) == ErrorKind::Release);
   options.data = std::vector<std::string>();
   CHECK(Release::open(device, options)->cache()->size() == 0);
   const auto live = Release::open(device);
@@ -499,7 +462,7 @@ void test_following(const std::string& path, const std::string& device) {
   const auto again = blobstore::nothrow::open_release(device);
   CHECK(again.ok() && first(*again.get()->cache(), "a") == 7);
   live->close();
-  CHECK(error_of([&] { live->follow(); }) == ErrorKind::Closed);
+  CHECK(kind_of_error([&] { live->follow(); }) == ErrorKind::Closed);
   CHECK(!blobstore::nothrow::follow(*live).ok() && live->cache()->closed());
   CHECK(blobstore::gc(device).releases == 1);
 }

@@ -21,7 +21,7 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
@@ -56,12 +56,6 @@ executorch::extension::TensorPtr bias(float value) {
   return make_tensor_ptr({2}, std::vector<float>(2, value));
 }
 
-float first_of(const BlobCache& cache, const char* key) {
-  float value;
-  std::memcpy(&value, cache.at(key).data, sizeof value);
-  return value;
-}
-
 void test_shapes(const std::string& path) {
   const LogicalTensors tensors(BlobCache::open({path}));
   CHECK(tensors.at("deep").sizes.size() == 17);
@@ -76,11 +70,11 @@ void test_updates(const std::string& path) {
   CHECK(tensors.at("tied").name == "weight" && tensors.at("weight").keys.size() == 2);
   CHECK(!tensors.at("state").refusal.empty());
   tensors.update({{"tied", weight(3)}});
-  CHECK(first_of(*cache, "weight@0000000000000000") == 3);
+  CHECK(first(*cache, "weight@0000000000000000") == 3);
   CHECK(cache->at("weight@1111111111111111").data[0] == 6); // its scales are 0.5
   CHECK(tensors.value("weight")->const_data_ptr<float>()[5] == 3);
   tensors.update_state_dict({{"weight", weight(4)}, {"bias", bias(5)}, {"unused", bias(1)}});
-  CHECK(first_of(*cache, "weight@0000000000000000") == 4 && first_of(*cache, "bias") == 5);
+  CHECK(first(*cache, "weight@0000000000000000") == 4 && first(*cache, "bias") == 5);
 }
 
 #ifdef NDEBUG // otherwise an assertion of ExecuTorch ends the process wherever the order is asked for
@@ -99,7 +93,7 @@ void test_no_dim_order(const std::string& path) {
   et::TensorImpl of_bias(et::ScalarType::Float, 1, sizes, numbers.data() + 4);
   CHECK(of_bias.dim_order().data() == nullptr);
   cache->update({{"bias", std::make_shared<et::Tensor>(&of_bias)}});
-  CHECK(first_of(*cache, "bias") == 4);
+  CHECK(first(*cache, "bias") == 4);
 }
 #endif
 
@@ -137,8 +131,8 @@ void test_threads(const std::string& path) {
   threads.emplace_back([&] {
     while (!stop) {
       const BlobCache::Reading reading(*cache);
-      CHECK(first_of(*cache, "weight@0000000000000000") == first_of(*cache, "bias"));
-      CHECK(tensors.value("weight")->const_data_ptr<float>()[0] == first_of(*cache, "bias"));
+      CHECK(first(*cache, "weight@0000000000000000") == first(*cache, "bias"));
+      CHECK(tensors.value("weight")->const_data_ptr<float>()[0] == first(*cache, "bias"));
     }
   });
   for (int i = 0; i < 2; ++i) {

@@ -23,7 +23,7 @@
 #include <blobstore/error.h>
 #include <blobstore/training.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
@@ -33,16 +33,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-template <typename Function>
-bool fails(ErrorKind kind, const Function& function) {
-  try {
-    function();
-  } catch (const blobstore::Error& error) {
-    return error.kind() == kind;
-  }
-  return false;
-}
 
 std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
   const auto* data = tensor.const_data_ptr<float>();

@@ -20,23 +20,6 @@ void append(std::string& text, uint64_t number, unsigned bytes) {
   }
 }
 
-void check_same(
-    const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
-  if (*a.layout != *b.layout) {
-    throw_error(
-        ErrorKind::KeyConflict,
-        "key '{}' is {} in {} but {} in {}",
-        key,
-        to_string(*a.layout),
-        one.name(),
-        to_string(*b.layout),
-        other.name());
-  }
-  if (a.size != b.size || std::memcmp(a.data, b.data, a.size) != 0) {
-    throw_error(ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", key, one.name(), other.name());
-  }
-}
-
 /// Whether a file records a foundation that it was made for, or has only tensors of an adapter.
 bool is_adapter_file(const PtdFile& file) {
   bool any = false;

@@ -143,7 +143,7 @@ class Merged {
     const auto known = numbers_.find(entry.key);
     if (known != numbers_.end()) {
       check_damage(file, index, digest(blob.data, blob.size));
-      check_same(*known->second.file, file, index);
+      check_same(entry.key, *known->second.file, *known->second.file->find(entry.key), file, blob);
       writer_.align(known->second.number, entry.alignment);
       return;
     }
@@ -162,26 +162,6 @@ class Merged {
           file.key(index),
           to_string(*recorded),
           to_string(found));
-    }
-  }
-
-  static void check_same(const PtdFile& other, const PtdFile& file, size_t index) {
-    const std::string_view key = file.key(index);
-    const SourceBlob blob = file.blob(index);
-    const SourceBlob before = *other.find(key);
-    if (*before.layout != *blob.layout) {
-      throw_error(
-          ErrorKind::KeyConflict,
-          "key '{}' is {} in {} but {} in {}",
-          key,
-          to_string(*before.layout),
-          other.name(),
-          to_string(*blob.layout),
-          file.name());
-    }
-    if (before.size != blob.size || std::memcmp(before.data, blob.data, blob.size) != 0) {
-      throw_error(
-          ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", key, other.name(), file.name());
     }
   }
 

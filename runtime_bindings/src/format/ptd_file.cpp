@@ -1,5 +1,7 @@
 #include "format/ptd_file.h"
 
+#include <cstring>
+
 #include <blobstore/error.h>
 
 #include "os/text.h"
@@ -54,6 +56,23 @@ std::optional<Digest> PtdFile::recorded_digest(size_t index) const {
 bool PtdFile::verify() const {
   check_length();
   return verify_ptd(name(), map_.data(), table_);
+}
+
+void check_same(
+    std::string_view key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
+  if (*a.layout != *b.layout) {
+    throw_error(
+        ErrorKind::KeyConflict,
+        "key '{}' is {} in {} but {} in {}",
+        key,
+        to_string(*a.layout),
+        one.name(),
+        to_string(*b.layout),
+        other.name());
+  }
+  if (a.size != b.size || std::memcmp(a.data, b.data, a.size) != 0) {
+    throw_error(ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", key, one.name(), other.name());
+  }
 }
 
 } // namespace blobstore::internal

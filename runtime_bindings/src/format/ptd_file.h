@@ -73,4 +73,8 @@ class PtdFile final : public BlobSource {
   TextMap<size_t> index_;
 };
 
+/// @throws Error KeyConflict: two files have a key with different layouts or bytes.
+void check_same(
+    std::string_view key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b);
+
 } // namespace blobstore::internal

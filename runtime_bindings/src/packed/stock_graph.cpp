@@ -8,10 +8,10 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr size_t kHeaderSize = 18; // up to where it says how long the flatbuffer is
+constexpr size_t kGraphHeader = 18; // up to where it says how long the flatbuffer is
 
 // Numbers of fields and types in xnnpack/serialization/schema.fbs of ExecuTorch.
-enum GraphField { kNodes = 1, kValues = 2, kConstants = 8 };
+enum GraphField { kGraphNodes = 1, kGraphValues = 2, kGraphConstants = 8 };
 enum UnionField { kType = 0, kTable = 1 };
 enum NodeType { kLinear = 2, kConv = 7, kDepthwise = 13, kTransposed = 39 };
 enum ValueType { kPlain = 1, kQuantized = 2 };
@@ -33,8 +33,8 @@ constexpr OperatorFields kConvFields{15, 16, 17, 18, 20};
 class Graph {
  public:
   Graph(const uint8_t* data, size_t size) : buffer_(data, size), root_(buffer_.root()) {
-    constants_ = buffer_.vector(root_, kConstants, 4);
-    const FlatVector values = buffer_.vector(root_, kValues, 4);
+    constants_ = buffer_.vector(root_, kGraphConstants, 4);
+    const FlatVector values = buffer_.vector(root_, kGraphValues, 4);
     for (uint32_t i = 0; i < values.count; ++i) {
       note_value(buffer_.element(values, i));
     }
@@ -42,7 +42,7 @@ class Graph {
 
   bool note(PackedWays& ways) const {
     bool one_way = true;
-    const FlatVector nodes = buffer_.vector(root_, kNodes, 4);
+    const FlatVector nodes = buffer_.vector(root_, kGraphNodes, 4);
     for (uint32_t i = 0; i < nodes.count; ++i) {
       const uint64_t node = buffer_.element(nodes, i);
       const uint8_t type = buffer_.u8_field(node, kType);
@@ -137,7 +137,7 @@ class Graph {
 } // namespace
 
 bool note_packed_ways(const uint8_t* payload, size_t size, PackedWays& ways) {
-  if (size >= kHeaderSize && std::memcmp(payload + 4, "XH00", 4) == 0) { // without it, the flatbuffer is everything
+  if (size >= kGraphHeader && std::memcmp(payload + 4, "XH00", 4) == 0) { // without it, the flatbuffer is everything
     uint32_t start;
     uint32_t length;
     std::memcpy(&start, payload + 10, 4);

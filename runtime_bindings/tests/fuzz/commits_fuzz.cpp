@@ -13,6 +13,7 @@
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
 
+#include "../helpers.h"
 #include "format/digest.h"
 #include "mutate.h"
 
@@ -21,16 +22,6 @@ namespace {
 using blobstore::BlobCache;
 
 constexpr size_t kPage = 4096;
-
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-/// In place, so that the file stays the same one.
-void write(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
 
 /// A working copy, and both files as they were before the first commit.
 struct Copy {
