@@ -211,7 +211,7 @@ GUARDS = (
     Guard(
         "C++: .safetensors: a tensor has the bytes of its shape",
         f"{_FORMAT}/safetensors.cpp",
-        "read_tensor",
+        "set_layout",
         "nbytes != entry.end - entry.start",
         "false",
         _SAFETENSORS,

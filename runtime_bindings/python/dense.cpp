@@ -1,6 +1,7 @@
 #include "dense.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <nanobind/ndarray.h>
@@ -70,27 +71,30 @@ const Torch* known_torch() {
   return known;
 }
 
+/// DLPack's codes of types.
+enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kFloat8E4m3fn = 10, kFloat8E5m2 = 12 };
+
 /// The scalar type of DLPack's code and bits, or -1.
 int8_t type_of(nb::dlpack::dtype type) {
   constexpr struct {
     uint8_t code, bits;
     ScalarType scalar_type;
   } kTypes[] = {
-      {1, 8, ScalarType::Byte},
-      {0, 8, ScalarType::Char},
-      {0, 16, ScalarType::Short},
-      {0, 32, ScalarType::Int},
-      {0, 64, ScalarType::Long},
-      {2, 16, ScalarType::Half},
-      {2, 32, ScalarType::Float},
-      {2, 64, ScalarType::Double},
-      {6, 8, ScalarType::Bool},
-      {4, 16, ScalarType::BFloat16},
-      {12, 8, ScalarType::Float8_e5m2},
-      {10, 8, ScalarType::Float8_e4m3fn},
-      {1, 16, ScalarType::UInt16},
-      {1, 32, ScalarType::UInt32},
-      {1, 64, ScalarType::UInt64},
+      {kUInt, 8, ScalarType::Byte},
+      {kInt, 8, ScalarType::Char},
+      {kInt, 16, ScalarType::Short},
+      {kInt, 32, ScalarType::Int},
+      {kInt, 64, ScalarType::Long},
+      {kFloat, 16, ScalarType::Half},
+      {kFloat, 32, ScalarType::Float},
+      {kFloat, 64, ScalarType::Double},
+      {kBool, 8, ScalarType::Bool},
+      {kBfloat, 16, ScalarType::BFloat16},
+      {kFloat8E5m2, 8, ScalarType::Float8_e5m2},
+      {kFloat8E4m3fn, 8, ScalarType::Float8_e4m3fn},
+      {kUInt, 16, ScalarType::UInt16},
+      {kUInt, 32, ScalarType::UInt32},
+      {kUInt, 64, ScalarType::UInt64},
   };
   for (const auto& [code, bits, scalar_type] : kTypes) {
     if (type.code == code && type.bits == bits && type.lanes == 1) {
@@ -98,14 +102,6 @@ int8_t type_of(nb::dlpack::dtype type) {
     }
   }
   return -1;
-}
-
-constexpr ScalarType kSigned[] = {ScalarType::Char, ScalarType::Short, ScalarType::Int, ScalarType::Long};
-constexpr ScalarType kUnsigned[] = {ScalarType::Byte, ScalarType::UInt16, ScalarType::UInt32, ScalarType::UInt64};
-
-/// Of those with 1, 2, 4 and 8 bytes.
-ScalarType of_size(const ScalarType (&types)[4], Py_ssize_t item_size) {
-  return types[item_size == 1 ? 0 : item_size == 2 ? 1 : item_size == 4 ? 2 : 3];
 }
 
 /// The scalar type of a buffer's format, or -1.
@@ -119,38 +115,16 @@ int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   if (format[0] == '\0' || format[1] != '\0') {
     return -1;
   }
-  ScalarType type{};
-  switch (format[0]) {
-    case '?':
-      type = ScalarType::Bool;
-      break;
-    case 'e':
-      type = ScalarType::Half;
-      break;
-    case 'f':
-      type = ScalarType::Float;
-      break;
-    case 'd':
-      type = ScalarType::Double;
-      break;
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-      type = of_size(kSigned, item_size);
-      break;
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-      type = of_size(kUnsigned, item_size);
-      break;
-    default:
-      return -1;
+  constexpr struct {
+    std::string_view formats;
+    uint8_t code;
+  } kKinds[] = {{"?", kBool}, {"efd", kFloat}, {"bhilq", kInt}, {"BHILQ", kUInt}};
+  for (const auto& [formats, code] : kKinds) {
+    if (formats.find(format[0]) != std::string_view::npos) {
+      return type_of({code, static_cast<uint8_t>(8 * item_size), 1});
+    }
   }
-  return static_cast<int8_t>(type);
+  return -1;
 }
 
 /// Whether a tensor is one whose sign torch would change when it is read.

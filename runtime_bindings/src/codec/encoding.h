@@ -1,4 +1,4 @@
-// How the bytes of a blob are stored; docs/pool.md has the format, blobstore/core/codec/blobs.py the same in Python.
+// How the bytes of a blob are stored; docs/pool.md has the format.
 #pragma once
 
 #include <cstddef>

@@ -16,21 +16,9 @@
 
 namespace blobstore BLOBSTORE_API {
 
-namespace {
+using namespace internal;
 
-using internal::check_option;
-using internal::format;
-using internal::Numbers;
-using internal::numbers_of;
-using internal::one_group;
-using internal::OptimizerState;
-using internal::PlainValue;
-using internal::RestoredState;
-using internal::SavedTensor;
-using internal::set_option;
-using internal::step_adamw;
-using internal::tensor_like;
-using internal::throw_error;
+namespace {
 
 constexpr char kAdamW[] = "AdamW";
 constexpr char kStep[] = "step";
