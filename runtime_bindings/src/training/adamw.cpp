@@ -16,9 +16,21 @@
 
 namespace blobstore BLOBSTORE_API {
 
-using namespace internal;
-
 namespace {
+
+using internal::check_option;
+using internal::format;
+using internal::Numbers;
+using internal::numbers_of;
+using internal::one_group;
+using internal::OptimizerState;
+using internal::PlainValue;
+using internal::RestoredState;
+using internal::SavedTensor;
+using internal::set_option;
+using internal::step_adamw;
+using internal::tensor_like;
+using internal::throw_error;
 
 constexpr char kAdamW[] = "AdamW";
 constexpr char kStep[] = "step";

@@ -14,9 +14,20 @@
 
 namespace blobstore BLOBSTORE_API {
 
-using namespace internal;
-
 namespace {
+
+using internal::check_option;
+using internal::format;
+using internal::Numbers;
+using internal::numbers_of;
+using internal::one_group;
+using internal::OptimizerState;
+using internal::PlainValue;
+using internal::RestoredState;
+using internal::set_option;
+using internal::step_sgd;
+using internal::tensor_like;
+using internal::throw_error;
 
 constexpr char kSgd[] = "SGD";
 constexpr char kMomentumBuffer[] = "momentum_buffer";
