@@ -1,6 +1,8 @@
 #include "releases/fields.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace blobstore::internal {
 
@@ -23,27 +25,23 @@ uint64_t Fields::number(const char* what, uint64_t least, uint64_t most) {
   return *found;
 }
 
-void Fields::object(const char* what, const std::vector<Field>& fields) {
+void Fields::object(const char* what, std::string_view required, const std::function<bool(const std::string&)>& field) {
   if (!json.at_object()) {
     throw_format_error("{} is not an object", what);
   }
-  std::vector<bool> seen(fields.size());
+  std::vector<std::string> seen;
   json.object([&](const std::string& key) {
-    size_t at = 0;
-    while (at < fields.size() && key != fields[at].name) {
-      ++at;
-    }
-    if (at == fields.size()) {
-      json.skip();
+    if (field(key)) {
+      seen.push_back(key);
     } else {
-      fields[at].read();
-      seen[at] = true;
+      json.skip();
     }
   });
-  for (size_t at = 0; at < fields.size(); ++at) {
-    if (fields[at].required && !seen[at]) {
-      throw_format_error("{} lacks '{}'", what, fields[at].name);
+  for (size_t end = required.find(' '); end != std::string_view::npos; end = required.find(' ')) {
+    if (std::find(seen.begin(), seen.end(), required.substr(0, end)) == seen.end()) {
+      throw_format_error("{} lacks '{}'", what, required.substr(0, end));
     }
+    required.remove_prefix(end + 1);
   }
 }
 
@@ -61,16 +59,27 @@ size_t Fields::array(const char* what, size_t most, const std::function<void(siz
   return count;
 }
 
+void Fields::tuple(const char* what, size_t least, size_t most, const std::function<void(size_t)>& item) {
+  if (array(what, most, item) < least) {
+    throw_format_error("{} has fewer than {} items", what, least);
+  }
+}
+
 ReleaseObject Fields::content(const char* what) {
   ReleaseObject found;
-  const auto is_folder = [](std::string_view folder) { return folder == "files" || folder == "packs"; };
-  tuple(
-      what,
-      2,
-      kAnyNumber,
-      [&] { found.sha256 = text("a SHA-256", is_sha256); },
-      [&] { found.size = number("a size"); },
-      [&] { found.packed = text("the folder of an object", is_folder) == "packs"; });
+  tuple(what, 2, kAnyNumber, [&](size_t position) {
+    if (position == 0) {
+      found.sha256 = text("a SHA-256", is_sha256);
+    } else if (position == 1) {
+      found.size = number("a size");
+    } else if (position == 2) {
+      found.packed = text("the folder of an object", [](std::string_view folder) {
+                       return folder == "files" || folder == "packs";
+                     }) == "packs";
+    } else {
+      json.skip();
+    }
+  });
   return found;
 }
 

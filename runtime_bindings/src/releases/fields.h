@@ -6,7 +6,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <blobstore/error.h>
 
@@ -29,28 +28,13 @@ class Fields {
 
   std::string text(const char* what, Check check);
   uint64_t number(const char* what, uint64_t least = 0, uint64_t most = kMostNumber);
-  /// Others than these are skipped.
-  struct Field {
-    const char* name;
-    std::function<void()> read;
-    bool required = true;
-  };
-  void object(const char* what, const std::vector<Field>& fields);
+  /// @param field reads the value of a field, or returns false if it does not know it.
+  /// @param required those that must be there, each with a space behind it.
+  void object(const char* what, std::string_view required, const std::function<bool(const std::string&)>& field);
   /// @param item reads the item of this position. @returns the number of items.
   size_t array(const char* what, size_t most, const std::function<void(size_t)>& item);
-  /// An array whose items have a meaning each; those behind them are skipped. @param most more than these are refused.
-  template <typename... Read>
-  void tuple(const char* what, size_t least, size_t most, const Read&... reads) {
-    const size_t count = array(what, most, [&](size_t position) {
-      size_t at = 0;
-      if (!((at++ == position && (reads(), true)) || ...)) {
-        json.skip();
-      }
-    });
-    if (count < least) {
-      throw_format_error("{} has fewer than {} items", what, least);
-    }
-  }
+  /// An array whose items have a meaning each. @param most more than these are refused.
+  void tuple(const char* what, size_t least, size_t most, const std::function<void(size_t)>& item);
   /// An object of a release: its digest, its size, and perhaps the folder that it lies in.
   ReleaseObject content(const char* what);
   bool flag(const char* what);

@@ -105,14 +105,24 @@ std::string folded(std::string_view name) {
 
 ReleaseFile read_file(Fields& fields) {
   ReleaseFile file;
-  const auto read_data = [&](size_t) { file.data.push_back(fields.text("the name of a data file", is_text)); };
-  fields.object(
-      "a file",
-      {{"name", [&] { file.name = fields.text("the name of a file", is_text); }},
-       {"kind", [&] { file.kind = fields.text("the kind of a file", is_kind); }},
-       {"sha256", [&] { file.object.sha256 = fields.text("a SHA-256", is_sha256); }},
-       {"size", [&] { file.object.size = fields.number("a size"); }},
-       {"data", [&] { fields.array("the data files of a program", kMostFiles, read_data); }, false}});
+  fields.object("a file", "name kind sha256 size ", [&](const std::string& key) {
+    if (key == "name") {
+      file.name = fields.text("the name of a file", is_text);
+    } else if (key == "kind") {
+      file.kind = fields.text("the kind of a file", is_kind);
+    } else if (key == "sha256") {
+      file.object.sha256 = fields.text("a SHA-256", is_sha256);
+    } else if (key == "size") {
+      file.object.size = fields.number("a size");
+    } else if (key == "data") {
+      fields.array("the data files of a program", kMostFiles, [&](size_t) {
+        file.data.push_back(fields.text("the name of a data file", is_text));
+      });
+    } else {
+      return false;
+    }
+    return true;
+  });
   if (!leads_inside(file.name)) {
     throw_format_error(
         "'{}' cannot be the name of a file of a release: expected a plain path that leads into a folder", file.name);
@@ -173,17 +183,29 @@ void check_data(const ReleaseIndex& index) {
 ReleaseIndex parse_index(const std::string& bytes) {
   ReleaseIndex index;
   Fields fields(bytes);
-  const auto read_one = [&](size_t) { index.files.push_back(read_file(fields)); };
-  fields.object(
-      "the index",
-      {{"format", [&] { fields.format_is("blobstore.release.1"); }},
-       {"name", [&] { index.name = fields.text("the name of a release", is_name); }},
-       {"version", [&] { index.version = fields.text("the version of a release", is_name); }},
-       {"published", [&] { index.published = fields.number("the time of publishing"); }},
-       {"executorch", [&] { index.executorch = fields.text("a version of ExecuTorch", is_version); }},
-       {"files", [&] { fields.array("the list of files", kMostFiles, read_one); }},
-       {"parts", [&] { index.parts = fields.content("the list of parts"); }},
-       {"plain", [&] { index.plain = fields.flag("plain"); }, false}});
+  constexpr std::string_view kRequired = "format name version published executorch files parts ";
+  fields.object("the index", kRequired, [&](const std::string& key) {
+    if (key == "format") {
+      fields.format_is("blobstore.release.1");
+    } else if (key == "name") {
+      index.name = fields.text("the name of a release", is_name);
+    } else if (key == "version") {
+      index.version = fields.text("the version of a release", is_name);
+    } else if (key == "published") {
+      index.published = fields.number("the time of publishing");
+    } else if (key == "executorch") {
+      index.executorch = fields.text("a version of ExecuTorch", is_version);
+    } else if (key == "files") {
+      fields.array("the list of files", kMostFiles, [&](size_t) { index.files.push_back(read_file(fields)); });
+    } else if (key == "parts") {
+      index.parts = fields.content("the list of parts");
+    } else if (key == "plain") {
+      index.plain = fields.flag("plain");
+    } else {
+      return false;
+    }
+    return true;
+  });
   fields.json.end();
   check_names(index.files);
   check_sizes(index.files);
@@ -248,11 +270,18 @@ ReleaseMark read_mark(const std::string& bytes, const std::string& where) {
   return in_file(bytes, where, "an index", [&] {
     ReleaseMark mark;
     Fields fields(bytes);
-    fields.object(
-        "the index",
-        {{"name", [&] { mark.name = fields.text("the name of a release", is_name); }},
-         {"version", [&] { mark.version = fields.text("the version of a release", is_name); }},
-         {"published", [&] { mark.published = fields.number("the time of publishing"); }}});
+    fields.object("the index", "name version published ", [&](const std::string& key) {
+      if (key == "name") {
+        mark.name = fields.text("the name of a release", is_name);
+      } else if (key == "version") {
+        mark.version = fields.text("the version of a release", is_name);
+      } else if (key == "published") {
+        mark.published = fields.number("the time of publishing");
+      } else {
+        return false;
+      }
+      return true;
+    });
     fields.json.end();
     return mark;
   });

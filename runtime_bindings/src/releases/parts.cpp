@@ -39,13 +39,17 @@ ReleaseParts parse_parts(const std::string& bytes, const ReleaseIndex& index) {
   const auto read_part = [&] {
     ReleasePart part;
     std::string sha256;
-    fields.tuple(
-        "a part",
-        3,
-        kAnyNumber,
-        [&] { part.offset = fields.number("an offset"); },
-        [&] { part.size = fields.number("the size of a part", 1); },
-        [&] { sha256 = fields.text("a SHA-256", is_sha256); });
+    fields.tuple("a part", 3, kAnyNumber, [&](size_t position) {
+      if (position == 0) {
+        part.offset = fields.number("an offset");
+      } else if (position == 1) {
+        part.size = fields.number("the size of a part", 1);
+      } else if (position == 2) {
+        sha256 = fields.text("a SHA-256", is_sha256);
+      } else {
+        fields.json.skip();
+      }
+    });
     const auto [place, is_new] = numbers.emplace(std::move(sha256), found.contents.size());
     part.content = place->second;
     if (is_new) {
@@ -56,14 +60,19 @@ ReleaseParts parse_parts(const std::string& bytes, const ReleaseIndex& index) {
     }
     return part;
   };
-  const auto read_parts_of_file = [&](size_t) {
-    std::vector<ReleasePart>& parts = found.files.emplace_back();
-    fields.array("the parts of a file", kAnyNumber, [&](size_t) { parts.push_back(read_part()); });
-  };
-  fields.object(
-      "the list",
-      {{"format", [&] { fields.format_is("blobstore.parts.1"); }},
-       {"files", [&] { fields.array("the list of files", kMostFiles, read_parts_of_file); }}});
+  fields.object("the list", "format files ", [&](const std::string& key) {
+    if (key == "format") {
+      fields.format_is("blobstore.parts.1");
+    } else if (key == "files") {
+      fields.array("the list of files", kMostFiles, [&](size_t) {
+        std::vector<ReleasePart>& parts = found.files.emplace_back();
+        fields.array("the parts of a file", kAnyNumber, [&](size_t) { parts.push_back(read_part()); });
+      });
+    } else {
+      return false;
+    }
+    return true;
+  });
   fields.json.end();
   const std::vector<const ReleaseFile*> files = index.distinct();
   if (found.files.size() != files.size()) {

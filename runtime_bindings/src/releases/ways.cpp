@@ -29,20 +29,23 @@ struct ReadWay {
 
 ReadWay read_way(Fields& fields) {
   ReadWay found;
-  const auto read_base = [&] {
-    if (!fields.json.take_literal("-1")) {
-      found.way.base = fields.number("the number of a base", 0, kMostBase);
+  fields.tuple("a way", 4, kAnyNumber, [&](size_t position) {
+    if (position == 0) {
+      found.encoding = fields.text("an encoding", is_encoding);
+    } else if (position == 1) {
+      found.way.object = static_cast<uint32_t>(fields.number("the number of an object", 0, kMostObjects));
+    } else if (position == 2) {
+      found.way.at = fields.number("a place");
+    } else if (position == 3) {
+      found.way.stored = fields.number("a size");
+    } else if (position == 4) {
+      if (!fields.json.take_literal("-1")) {
+        found.way.base = fields.number("the number of a base", 0, kMostBase);
+      }
+    } else {
+      fields.json.skip();
     }
-  };
-  fields.tuple(
-      "a way",
-      4,
-      kAnyNumber,
-      [&] { found.encoding = fields.text("an encoding", is_encoding); },
-      [&] { found.way.object = static_cast<uint32_t>(fields.number("the number of an object", 0, kMostObjects)); },
-      [&] { found.way.at = fields.number("a place"); },
-      [&] { found.way.stored = fields.number("a size"); },
-      read_base);
+  });
   return found;
 }
 
@@ -78,27 +81,35 @@ ReleaseWays parse_ways(const std::string& bytes, const std::string& index, const
   std::string of;
   std::vector<std::vector<ReadWay>> listed;
   Fields fields(bytes);
-  const auto read_base = [&](size_t) {
-    ReleaseObject& base = found.contents.emplace_back();
-    fields.tuple(
-        "a base",
-        2,
-        2,
-        [&] { base.sha256 = fields.text("a SHA-256", is_sha256); },
-        [&] { base.size = fields.number("a size"); });
-  };
-  const auto read_ways_to_one = [&](size_t) {
-    std::vector<ReadWay>& ways = listed.emplace_back();
-    fields.array("the ways to a content", kMostWays, [&](size_t) { ways.push_back(read_way(fields)); });
-  };
-  const auto read_object = [&](size_t) { found.objects.push_back(fields.content("an object")); };
-  fields.object(
-      "the list",
-      {{"format", [&] { fields.format_is("blobstore.ways.1"); }},
-       {"index", [&] { of = fields.text("a SHA-256", is_sha256); }},
-       {"objects", [&] { fields.array("the list of objects", kMostObjects, read_object); }},
-       {"bases", [&] { fields.array("the list of bases", kAnyNumber, read_base); }},
-       {"ways", [&] { fields.array("the list of ways", kAnyNumber, read_ways_to_one); }}});
+  fields.object("the list", "format index objects bases ways ", [&](const std::string& key) {
+    if (key == "format") {
+      fields.format_is("blobstore.ways.1");
+    } else if (key == "index") {
+      of = fields.text("a SHA-256", is_sha256);
+    } else if (key == "objects") {
+      fields.array(
+          "the list of objects", kMostObjects, [&](size_t) { found.objects.push_back(fields.content("an object")); });
+    } else if (key == "bases") {
+      fields.array("the list of bases", kAnyNumber, [&](size_t) {
+        ReleaseObject& base = found.contents.emplace_back();
+        fields.tuple("a base", 2, 2, [&](size_t position) {
+          if (position == 0) {
+            base.sha256 = fields.text("a SHA-256", is_sha256);
+          } else {
+            base.size = fields.number("a size");
+          }
+        });
+      });
+    } else if (key == "ways") {
+      fields.array("the list of ways", kAnyNumber, [&](size_t) {
+        std::vector<ReadWay>& ways = listed.emplace_back();
+        fields.array("the ways to a content", kMostWays, [&](size_t) { ways.push_back(read_way(fields)); });
+      });
+    } else {
+      return false;
+    }
+    return true;
+  });
   fields.json.end();
   if (of != index) {
     throw_format_error("expected the ways of the index sha256:{}, found those of {}", index, of);
