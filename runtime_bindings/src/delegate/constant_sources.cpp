@@ -150,7 +150,7 @@ std::optional<std::string> ConstantSources::content(size_t i, const StagedCommit
 }
 
 std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
-    const InnerRecipe& recipe, const std::vector<Identity>& identities, const StagedCommit* commit) const {
+    const InnerSetup& setup, const std::vector<Identity>& identities, const StagedCommit* commit) const {
   struct Group { // of constants that are packed together
     std::string identity;
     bool of_content = true;
@@ -161,7 +161,7 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
     const DelegateConstant& constant = constants_[i];
     Group& group = groups[constant.group];
     std::optional<std::string> digest;
-    if (identities[i].owner == nullptr || recipe.named_by_content) {
+    if (identities[i].owner == nullptr || setup.named_by_content) {
       digest = content(i, commit);
     }
     std::string& text = own[i];
@@ -175,7 +175,7 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
       text += format("{}:{}", identities[i].owner->id(), identities[i].version);
     }
     text += '\0';
-    const Digest& all = recipe.payload.digest; // nothing else is known of other operators that take the blob
+    const Digest& all = setup.payload.digest; // nothing else is known of other operators that take the blob
     constant.packing.empty() ? text.append(all.begin(), all.end()) : text.append(constant.packing);
     group.identity += text;
     group.of_content = group.of_content && digest;
@@ -185,14 +185,14 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
   std::string identity;
   for (size_t i = 0; i < identities.size(); ++i) {
     const Group& group = groups[constants_[i].group];
-    identity = recipe.payload.inner;
+    identity = setup.payload.inner;
     identity += '\0';
     identity += own[i];
     identity += '\0';
     identity += group.identity;
     names.push_back(
-        recipe.named_by_content && group.of_content ? BlobName::of_content(identity)
-                                                    : BlobName::of(identity, commit == nullptr));
+        setup.named_by_content && group.of_content ? BlobName::of_content(identity)
+                                                   : BlobName::of(identity, commit == nullptr));
   }
   return names;
 }

@@ -14,7 +14,7 @@
 
 #include "delegate/blob_names.h"
 #include "delegate/inner_handle.h"
-#include "delegate/inner_recipe.h"
+#include "delegate/inner_setup.h"
 
 namespace blobstore::internal {
 
@@ -53,7 +53,7 @@ class ConstantSources {
   ///
   /// @param commit if not null, its bytes are meant where it changes a constant.
   std::vector<std::shared_ptr<const BlobName>> names(
-      const InnerRecipe& recipe, const std::vector<Identity>& identities, const StagedCommit* commit) const;
+      const InnerSetup& setup, const std::vector<Identity>& identities, const StagedCommit* commit) const;
   /// From now on, the packed weights of these constants change in place, under the names of what the file has.
   void set_written_through(std::vector<bool> through) { through_ = std::move(through); }
   bool written_through(size_t i) const { return !through_.empty() && through_[i]; }

@@ -152,16 +152,16 @@ Delegate::Delegate(
     const et::FreeableBuffer& processed,
     et::ArrayRef<et::CompileSpec> specs)
     : cache_(std::move(cache)),
-      recipe_(make_recipe(context, processed, specs)),
-      sources_(cache_, context.get_named_data_map(), recipe_->payload.constants) {
+      setup_(make_setup(context, processed, specs)),
+      sources_(cache_, context.get_named_data_map(), setup_->payload.constants) {
   if (cache_ && served) {
     served_.emplace(
         cache_,
-        recipe_->method,
+        setup_->method,
         context.get_method_name(),
         processed.data(),
         context.get_named_data_map(),
-        recipe_->payload.constants);
+        setup_->payload.constants);
   }
   {
     const MaybeReading reading(cache_.get());
@@ -209,13 +209,13 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   if (store == nullptr) {
     return {};
   }
-  recipe_->named_by_content = true;
+  setup_->named_by_content = true;
   const bool building = load != nullptr && load->plan.own.scratch != nullptr;
   Packable packable;
   packable.weights = sources_.of_foundation();
   packable.changes = lowest(*cache_).mode() == BlobCache::Mode::Shared;
   packable.names = names_in_file(packable, building);
-  packable.id = id_of(recipe_->payload, packable.names, packable.weights);
+  packable.id = id_of(setup_->payload, packable.names, packable.weights);
   if (building) {
     pack_to_scratch(*load, packable);
     return {};
@@ -226,7 +226,7 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
 /// Where packed weights are kept; null if this delegate packs to memory alone.
 std::shared_ptr<PackedFolder> Delegate::store_for(const LoadScope* load) const {
   const bool can_be_kept =
-      recipe_->payload.inner == kXnnpack && recipe_->own_path.empty() && !sources_.of_foundation().empty();
+      setup_->payload.inner == kXnnpack && setup_->own_path.empty() && !sources_.of_foundation().empty();
   if (!can_be_kept) {
     return nullptr;
   }
@@ -248,7 +248,7 @@ Delegate::PackedChoice Delegate::look_up(
     load->result.refused = true;
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
-  recipe_->packed = place_in(std::move(file), store, changes);
+  setup_->packed = place_in(std::move(file), store, changes);
   use_entries(load, packable);
   const bool lost = std::any_of(follow.begin(), follow.end(), [&](size_t i) { return !sources_.written_through(i); });
   if (!packable.id || lost) {
@@ -268,23 +268,23 @@ void Delegate::pack_to_scratch(const LoadScope& load, const Packable& packable) 
   if (!packable.id) {
     return;
   }
-  recipe_->packed.path = load.plan.own.path();
+  setup_->packed.path = load.plan.own.path();
   load.result.covers.insert(*packable.id);
   for (const size_t i : packable.weights) {
-    load.result.names.insert(entry_name(recipe_->payload.constants[i], *packable.names[i]));
+    load.result.names.insert(entry_name(setup_->payload.constants[i], *packable.names[i]));
   }
 }
 
 /// The names of the constants, as a file has them: also of weights that have changed since it was opened.
 BlobNames Delegate::names_in_file(const Packable& packable, bool building) {
   if (!building || packable.changes) {
-    std::vector<bool> in_files(recipe_->payload.constants.size());
+    std::vector<bool> in_files(setup_->payload.constants.size());
     for (const size_t i : packable.weights) {
       in_files[i] = true;
     }
     sources_.set_written_through(std::move(in_files));
   }
-  BlobNames names = sources_.names(*recipe_, identities_, nullptr);
+  BlobNames names = sources_.names(*setup_, identities_, nullptr);
   if (!building) {
     sources_.set_written_through({});
   }
@@ -319,12 +319,12 @@ PackedPlace Delegate::place_in(
 
 /// Note which entries of that file the load takes, and let them follow the cache.
 void Delegate::use_entries(const LoadScope* load, const Packable& packable) {
-  const PackedPlace& packed = recipe_->packed;
+  const PackedPlace& packed = setup_->packed;
   if (packed.file == nullptr) {
     return;
   }
   const std::vector<PackedUnit> units =
-      units_of(recipe_->payload.constants, packable.names, packable.weights, packed.file->index());
+      units_of(setup_->payload.constants, packable.names, packable.weights, packed.file->index());
   if (load != nullptr) {
     note_used(units, load->result.used);
   }
@@ -336,8 +336,8 @@ void Delegate::use_entries(const LoadScope* load, const Packable& packable) {
 /// The groups of constants that need a new handle when they change: not all of what is packed together can be written
 /// in place.
 std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& units) const {
-  const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
-  const PackedLease& lease = *recipe_->packed.file;
+  const std::vector<DelegateConstant>& constants = setup_->payload.constants;
+  const PackedLease& lease = *setup_->packed.file;
   std::set<uint32_t> groups;
   std::set<size_t> in_units;
   for (const PackedUnit& unit : units) {
@@ -360,11 +360,11 @@ std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& uni
 
 /// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
 void Delegate::write_through(const std::vector<PackedUnit>& units) {
-  const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
-  const PackedLease& lease = *recipe_->packed.file;
+  const std::vector<DelegateConstant>& constants = setup_->payload.constants;
+  const PackedLease& lease = *setup_->packed.file;
   const std::set<uint32_t> others = groups_to_repack(units);
   std::vector<bool> through(constants.size());
-  PackedPages* const pages = recipe_->packed.pages.get();
+  PackedPages* const pages = setup_->packed.pages.get();
   for (const PackedUnit& unit : units) {
     if (others.count(constants[*unit.sources[0]].group) != 0) {
       continue;
@@ -389,7 +389,7 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
 
 /// Learn how the weights were packed that are being packed for a file.
 void Delegate::learn(const LoadScope* load) const {
-  if (load == nullptr || load->plan.own.scratch == nullptr || recipe_->packed.path.empty()) {
+  if (load == nullptr || load->plan.own.scratch == nullptr || setup_->packed.path.empty()) {
     return;
   }
   load->result.again.merge(packed_again(*load->plan.own.scratch, [&] { make(identities_, nullptr, nullptr); }));
@@ -398,15 +398,15 @@ void Delegate::learn(const LoadScope* load) const {
   learn_maps(
       load->plan,
       load->result,
-      recipe_,
-      sources_.names(*recipe_, identities_, nullptr),
+      setup_,
+      sources_.names(*setup_, identities_, nullptr),
       sources_.choose_bytes(nullptr, kept, passing),
       sources_.of_foundation());
 }
 
 Delegate::~Delegate() {
   leave();
-  InnerHandle::retire(*recipe_);
+  InnerHandle::retire(*setup_);
   live_delegates.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -452,11 +452,11 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     next->link = std::move(link);
     next->generation = cache_->generation();
     next->version = commit.version();
-    if (recipe_->packed.pages != nullptr) {
-      next->writes = recipe_->packed.pages->prepare(commit, entries_of(changed));
+    if (setup_->packed.pages != nullptr) {
+      next->writes = setup_->packed.pages->prepare(commit, entries_of(changed));
     }
     const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
-      const DelegateConstant& scale = recipe_->payload.constants[i];
+      const DelegateConstant& scale = setup_->payload.constants[i];
       return std::count(changed.begin(), changed.end(), i) != 0 &&
           !are_scales(commit.bytes(*sources_.blob_of(i)), static_cast<size_t>(scale.nbytes));
     });
@@ -478,9 +478,9 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
         commit.owner().name(),
         format(
             "nothing was changed, because a delegate{}{}{} cannot take the new weights: {}",
-            recipe_->method.empty() ? "" : " of method '",
-            recipe_->method,
-            recipe_->method.empty() ? "" : "'",
+            setup_->method.empty() ? "" : " of method '",
+            setup_->method,
+            setup_->method.empty() ? "" : "'",
             failure.reason),
         static_cast<int>(failure.code));
   }
@@ -553,7 +553,7 @@ bool Delegate::needs_handle(const std::vector<Identity>& identities) const {
 /// @param commit if not null, constants that it changes have their bytes from there.
 std::unique_ptr<InnerHandle> Delegate::make(
     const std::vector<Identity>& identities, const StagedCommit* commit, et::EventTracer* tracer) const {
-  return make(sources_.names(*recipe_, identities, commit), commit, tracer);
+  return make(sources_.names(*setup_, identities, commit), commit, tracer);
 }
 
 /// @param names of the constants, with what the commit changes.
@@ -562,7 +562,7 @@ std::unique_ptr<InnerHandle> Delegate::make(
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   const std::vector<InnerConstant> bytes = sources_.choose_bytes(commit, kept, passing);
-  return std::make_unique<InnerHandle>(recipe_, std::move(names), bytes, std::move(kept), tracer);
+  return std::make_unique<InnerHandle>(setup_, std::move(names), bytes, std::move(kept), tracer);
 }
 
 void Delegate::after_fork_in_child() {

@@ -16,7 +16,7 @@
 
 #include "delegate/constant_sources.h"
 #include "delegate/inner_handle.h"
-#include "delegate/inner_recipe.h"
+#include "delegate/inner_setup.h"
 #include "delegate/load_scope.h"
 #include "delegate/packed_units.h"
 #include "delegate/served.h"
@@ -91,7 +91,7 @@ class Delegate final : private ForkAware {
   void after_fork_in_child() override;
 
   std::shared_ptr<const BlobCache> cache_; // may be null
-  std::shared_ptr<InnerRecipe> recipe_; // does not change after the constructor
+  std::shared_ptr<InnerSetup> setup_; // does not change after the constructor
   ConstantSources sources_;
   std::optional<Served> served_; // if ExecuTorch's own runtime loaded it on a cache
   // Guards the members below for callers that hold a Reading. A commit is exclusive and needs no lock.

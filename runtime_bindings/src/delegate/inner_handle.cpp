@@ -125,7 +125,7 @@ class InnerHandle::Apart {
       return;
     }
     taken.clear();
-    const std::vector<DelegateConstant>& constants = handle.recipe_->payload.constants;
+    const std::vector<DelegateConstant>& constants = handle.setup_->payload.constants;
     std::set<const ConstBytes*> done;
     for (const bool packed : {false, true}) { // what is only packed makes room
       for (size_t i = 0; i < constants.size(); ++i) {
@@ -155,15 +155,15 @@ class InnerHandle::Apart {
 };
 
 InnerHandle::InnerHandle(
-    std::shared_ptr<const InnerRecipe> recipe,
+    std::shared_ptr<const InnerSetup> setup,
     std::vector<std::shared_ptr<const BlobName>> names,
     const std::vector<InnerConstant>& constants,
     std::vector<AlignedCopy> kept,
     et::EventTracer* tracer)
-    : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
+    : setup_(std::move(setup)), names_(std::move(names)), kept_(std::move(kept)) {
   std::vector<ConstBytes*> views;
   for (size_t i = 0; i < constants.size(); ++i) {
-    std::string name = entry_name(recipe_->payload.constants[i], *names_[i]);
+    std::string name = entry_name(setup_->payload.constants[i], *names_[i]);
     const auto [known, fresh] = map_.views.emplace(std::move(name), constants[i].view);
     if (!fresh && known->second.size != constants[i].view.size) { // only hostile payloads have such names
       throw Failure{
@@ -187,7 +187,7 @@ InnerHandle::InnerHandle(
     throw Failure{
         error,
         ErrorKind::Program,
-        format("backend '{}' cannot be initialized: ExecuTorch's {}", recipe_->payload.inner, et::to_string(error))};
+        format("backend '{}' cannot be initialized: ExecuTorch's {}", setup_->payload.inner, et::to_string(error))};
   }
   for (size_t i = 0; i < constants.size(); ++i) {
     if (constants[i].afterwards != nullptr) {
@@ -197,7 +197,7 @@ InnerHandle::InnerHandle(
   handles.all.push_back(this);
 }
 
-InnerHandle::InnerHandle(const InnerHandle* other) : recipe_(other->recipe_), names_(other->names_) {
+InnerHandle::InnerHandle(const InnerHandle* other) : setup_(other->setup_), names_(other->names_) {
   map_.views = other->map_.views;
   (void)init(nullptr);
 }
@@ -207,9 +207,9 @@ InnerHandle::~InnerHandle() {
   const Turn turn(handles.mutex);
   handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
   if (handle_ != nullptr) {
-    recipe_->backend->destroy(handle_);
-    if (recipe_->packed.pages != nullptr) {
-      recipe_->packed.pages->after_destroy();
+    setup_->backend->destroy(handle_);
+    if (setup_->packed.pages != nullptr) {
+      setup_->packed.pages->after_destroy();
     }
   }
 }
@@ -218,11 +218,11 @@ EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::
   Handles& handles = Handles::get();
   const BackendWork work;
   const uint64_t before = handles.recoveries.load(std::memory_order_acquire);
-  EtError error = recipe_->backend->execute(context, handle_, arguments);
+  EtError error = setup_->backend->execute(context, handle_, arguments);
   if (error != EtError::Ok) {
     const Turn turn(handles.mutex); // if an initialization failed meanwhile, wait until the cache is in order
     if (handles.recoveries.load(std::memory_order_acquire) != before) {
-      error = recipe_->backend->execute(context, handle_, arguments);
+      error = setup_->backend->execute(context, handle_, arguments);
     }
   }
   return error;
@@ -234,9 +234,9 @@ void InnerHandle::settle_names() const noexcept {
   }
 }
 
-void InnerHandle::retire(const InnerRecipe& recipe) {
+void InnerHandle::retire(const InnerSetup& setup) {
   const Turn turn(Handles::get().mutex);
-  recipe.retired = true;
+  setup.retired = true;
 }
 
 uint64_t InnerHandle::count() {
@@ -250,9 +250,9 @@ void InnerHandle::watch_forks() {
 
 /// The inner payload with the blobs in its holes.
 std::shared_ptr<uint8_t[]> InnerHandle::fill() const {
-  const DelegatePayload& payload = recipe_->payload;
+  const DelegatePayload& payload = setup_->payload;
   std::shared_ptr<uint8_t[]> filled = make_memory(payload.filled + kRoomBehind);
-  const uint8_t* rest = recipe_->bytes.data();
+  const uint8_t* rest = setup_->bytes.data();
   uint8_t* at = filled.get();
   const auto copy = [&](const void* data, size_t size) {
     if (size != 0) {
@@ -268,43 +268,43 @@ std::shared_ptr<uint8_t[]> InnerHandle::fill() const {
         map_.views.find(entry_name(payload.constants[hole.constant], *names_[hole.constant]))->second;
     copy(blob.data, blob.size);
   }
-  copy(rest, static_cast<size_t>(recipe_->bytes.data() + recipe_->bytes.size() - rest));
+  copy(rest, static_cast<size_t>(setup_->bytes.data() + setup_->bytes.size() - rest));
   return filled;
 }
 
 /// Give the inner backend its payload, with blobs in the holes and versions in the names.
 EtError InnerHandle::init(et::EventTracer* tracer) {
-  const InnerRecipe& recipe = *recipe_;
+  const InnerSetup& setup = *setup_;
   const Apart apart(*this);
   auto copy = std::make_unique<std::shared_ptr<uint8_t[]>>(fill());
   uint8_t* const start = copy->get();
   for (size_t i = 0; i < names_.size(); ++i) {
     const std::string version = names_[i]->text();
-    for (const uint64_t place : recipe.payload.constants[i].places) {
+    for (const uint64_t place : setup.payload.constants[i].places) {
       std::memcpy(start + place, version.data(), kKeyVersionSize);
     }
   }
   const auto free = [](void* context, void*, size_t) { delete static_cast<std::shared_ptr<uint8_t[]>*>(context); };
-  processed_.emplace(start, recipe.payload.filled, free, copy.release());
-  std::vector<et::BackendOption> options(recipe.options);
+  processed_.emplace(start, setup.payload.filled, free, copy.release());
+  std::vector<et::BackendOption> options(setup.options);
   options.push_back(packed_path_option(path())); // also if it is empty: the process may have a path for all loads
   et::BackendInitContext context(
-      &arena_, tracer, recipe.method.c_str(), &map_, et::Span<const et::BackendOption>(options.data(), options.size()));
+      &arena_, tracer, setup.method.c_str(), &map_, et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
-  const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
-  if (recipe.packed.pages != nullptr) {
-    recipe.packed.pages->before_init();
+  const et::ArrayRef<et::CompileSpec> specs(setup.specs.data(), setup.specs.size());
+  if (setup.packed.pages != nullptr) {
+    setup.packed.pages->before_init();
   }
-  auto handle = recipe.backend->init(context, &*processed_, specs);
+  auto handle = setup.backend->init(context, &*processed_, specs);
   if (!handle.ok()) {
     return handle.error();
   }
   try {
-    if (recipe.packed.pages != nullptr && !recipe.packed.pages->after_init()) {
-      throw_error_in(ErrorKind::FileAccess, recipe.packed.pages->lease().path(), "ExecuTorch did not map the file");
+    if (setup.packed.pages != nullptr && !setup.packed.pages->after_init()) {
+      throw_error_in(ErrorKind::FileAccess, setup.packed.pages->lease().path(), "ExecuTorch did not map the file");
     }
   } catch (...) {
-    recipe.backend->destroy(handle.get());
+    setup.backend->destroy(handle.get());
     throw;
   }
   handle_ = handle.get();
@@ -315,24 +315,24 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
 /// names that count versions in this process must not get there: in another process they stand for other weights.
 const std::string& InnerHandle::path() const {
   static const std::string none;
-  if (!recipe_->packed.path.empty()) {
-    return recipe_->packed.path;
+  if (!setup_->packed.path.empty()) {
+    return setup_->packed.path;
   }
   const bool all = std::all_of(names_.begin(), names_.end(), [](const auto& name) { return name->is_of_content(); });
-  return all ? recipe_->own_path : none;
+  return all ? setup_->own_path : none;
 }
 
 /// Let an initialization succeed: that of an existing handle, preferably of the same delegate. Its weights are packed
 /// already. XNNPACK has one cache of packed weights for each path. Backends whose weights are in holes have none.
 void InnerHandle::recover() const {
-  if (!recipe_->payload.holes.empty()) {
+  if (!setup_->payload.holes.empty()) {
     return;
   }
   const std::vector<const InnerHandle*>& all = Handles::get().all;
   for (const bool same : {true, false}) {
     for (const InnerHandle* other : all) {
-      if ((other->recipe_ == recipe_) == same && other->recipe_->backend == recipe_->backend &&
-          other->path() == path() && !other->recipe_->retired && InnerHandle(other).handle_ != nullptr) {
+      if ((other->setup_ == setup_) == same && other->setup_->backend == setup_->backend && other->path() == path() &&
+          !other->setup_->retired && InnerHandle(other).handle_ != nullptr) {
         return;
       }
     }

@@ -18,7 +18,7 @@
 
 #include "delegate/arena.h"
 #include "delegate/blob_names.h"
-#include "delegate/inner_recipe.h"
+#include "delegate/inner_setup.h"
 
 namespace blobstore::internal {
 
@@ -73,7 +73,7 @@ class InnerHandle {
   ///   point into.
   /// @throws Failure, std::bad_alloc.
   InnerHandle(
-      std::shared_ptr<const InnerRecipe> recipe,
+      std::shared_ptr<const InnerSetup> setup,
       std::vector<std::shared_ptr<const BlobName>> names,
       const std::vector<InnerConstant>& constants,
       std::vector<AlignedCopy> kept,
@@ -90,7 +90,7 @@ class InnerHandle {
   void settle_names() const noexcept;
   /// The delegate is being destroyed. A commit may hold one of its handles a little longer; it must not be initialized
   /// again.
-  static void retire(const InnerRecipe& recipe);
+  static void retire(const InnerSetup& setup);
   /// Number of initializations in this process.
   static uint64_t count();
   /// Must be called once, before any object is entered whose fork handler waits for a call to end.
@@ -104,7 +104,7 @@ class InnerHandle {
   std::shared_ptr<uint8_t[]> fill() const;
   const std::string& path() const;
 
-  std::shared_ptr<const InnerRecipe> recipe_;
+  std::shared_ptr<const InnerSetup> setup_;
   std::vector<std::shared_ptr<const BlobName>> names_;
   std::vector<AlignedCopy> kept_;
   Arena arena_;

@@ -17,11 +17,11 @@ struct Kind {
   std::vector<std::shared_ptr<const BlobName>> names; // of the sources, for packing numbers
 };
 
-std::string key_of(const InnerRecipe& recipe, const PackedUnit& unit) {
-  const DelegateConstant& weight = recipe.payload.constants[*unit.sources[0]];
-  const Digest& all = recipe.payload.digest;
+std::string key_of(const InnerSetup& setup, const PackedUnit& unit) {
+  const DelegateConstant& weight = setup.payload.constants[*unit.sources[0]];
+  const Digest& all = setup.payload.digest;
   std::string key = weight.packing.empty() ? std::string(all.begin(), all.end()) + weight.key : weight.packing;
-  for (const size_t size : sizes_of(unit, recipe.payload.constants)) {
+  for (const size_t size : sizes_of(unit, setup.payload.constants)) {
     key += format(":{}", size);
   }
   return format("{}:{}:{}", key, unit.entry->size, unit.entry->seed);
@@ -56,10 +56,10 @@ class Laboratory {
  public:
   Laboratory(
       const PackedFolder& store,
-      std::shared_ptr<const InnerRecipe> recipe,
+      std::shared_ptr<const InnerSetup> setup,
       const BlobNames& names,
       const std::vector<InnerConstant>& constants)
-      : store_(store), recipe_(std::move(recipe)), names_(names), constants_(constants) {}
+      : store_(store), setup_(std::move(setup)), names_(names), constants_(constants) {}
 
   /// The map of a kind, which was learned before or is learned now; empty if none was found.
   const std::optional<PackedMap>& learn(const std::string& key, Kind& kind, LoadResult& result) {
@@ -77,8 +77,8 @@ class Laboratory {
   /// What XNNPACK makes of a kind's numbers; empty if it does not take them.
   std::optional<std::vector<uint8_t>> pack(Kind& kind, const std::vector<std::vector<uint8_t>>& numbers) {
     const ScratchFile scratch = store_.scratch();
-    auto recipe = std::make_shared<InnerRecipe>(*recipe_);
-    recipe->packed = {nullptr, nullptr, nullptr, scratch.path()};
+    auto setup = std::make_shared<InnerSetup>(*setup_);
+    setup->packed = {nullptr, nullptr, nullptr, scratch.path()};
     BlobNames names = names_;
     std::vector<InnerConstant> constants = constants_;
     for (const PackedUnit& unit : kind.units) {
@@ -91,7 +91,7 @@ class Laboratory {
     }
     std::optional<InnerHandle> handle;
     try {
-      handle.emplace(recipe, std::move(names), constants, std::vector<AlignedCopy>(), nullptr);
+      handle.emplace(setup, std::move(names), constants, std::vector<AlignedCopy>(), nullptr);
     } catch (const Failure&) { // for example, scales are positive
       return std::nullopt;
     }
@@ -104,7 +104,7 @@ class Laboratory {
   }
 
   const PackedFolder& store_;
-  std::shared_ptr<const InnerRecipe> recipe_;
+  std::shared_ptr<const InnerSetup> setup_;
   const BlobNames& names_;
   const std::vector<InnerConstant>& constants_;
 };
@@ -114,7 +114,7 @@ class Laboratory {
 void learn_maps(
     const LoadPlan& plan,
     LoadResult& result,
-    const std::shared_ptr<const InnerRecipe>& recipe,
+    const std::shared_ptr<const InnerSetup>& setup,
     const BlobNames& names,
     const std::vector<InnerConstant>& constants,
     const std::vector<size_t>& weights) {
@@ -127,14 +127,14 @@ void learn_maps(
   const PackedTable table = read_stock_table(scratch.path(), packed.data(), size);
   const PackedIndex index(table.entries);
   std::map<std::string, Kind> kinds;
-  for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, index)) {
+  for (PackedUnit& unit : units_of(setup->payload.constants, names, weights, index)) {
     if (result.again.count(unit.entry->name) == 0) {
-      Kind& kind = kinds[key_of(*recipe, unit)];
-      kind.sizes = sizes_of(unit, recipe->payload.constants);
+      Kind& kind = kinds[key_of(*setup, unit)];
+      kind.sizes = sizes_of(unit, setup->payload.constants);
       kind.units.push_back(std::move(unit));
     }
   }
-  Laboratory laboratory(*plan.store, recipe, names, constants);
+  Laboratory laboratory(*plan.store, setup, names, constants);
   for (auto& [key, kind] : kinds) {
     const std::optional<PackedMap>& map = laboratory.learn(key, kind, result);
     if (!map) {
@@ -145,7 +145,7 @@ void learn_maps(
       if (map->gives(bytes_of(unit, constants), packed.data() + unit.entry->offset, unit.entry->size)) {
         result.maps[unit.entry->name] = encoded;
         if (!map->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
-          result.keys[unit.entry->name] = keys_of(unit, recipe->payload.constants);
+          result.keys[unit.entry->name] = keys_of(unit, setup->payload.constants);
         }
       }
     }

@@ -18,7 +18,7 @@ namespace blobstore::internal {
 void learn_maps(
     const LoadPlan& plan,
     LoadResult& result,
-    const std::shared_ptr<const InnerRecipe>& recipe,
+    const std::shared_ptr<const InnerSetup>& setup,
     const BlobNames& names,
     const std::vector<InnerConstant>& constants,
     const std::vector<size_t>& weights);

@@ -10,7 +10,7 @@
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
-#include "delegate/inner_recipe.h"
+#include "delegate/inner_setup.h"
 #include "delegate/load_scope.h"
 #include "os/text.h"
 #include "program/values.h"

@@ -92,9 +92,9 @@ void Assembly::make_all() {
     make_base(content);
   }
   for (const bool whole : {false, true}) { // parts may be in files that were fetched whole, which move then
-    for (const Recipe& recipe : plan_.recipes()) {
-      if ((recipe.parts == nullptr) == whole) {
-        make_file(recipe);
+    for (const MissingFile& missing : plan_.missing()) {
+      if ((missing.parts == nullptr) == whole) {
+        make_file(missing);
       }
     }
   }
@@ -111,9 +111,9 @@ void Assembly::check_room() const {
   for (const size_t content : plan_.bases()) {
     add(plan_.content(content));
   }
-  for (const Recipe& recipe : plan_.recipes()) {
-    if (recipe.parts != nullptr) { // otherwise it only gets another name
-      add(recipe.file->object);
+  for (const MissingFile& missing : plan_.missing()) {
+    if (missing.parts != nullptr) { // otherwise it only gets another name
+      add(missing.file->object);
     }
   }
   if (largest != nullptr) {
@@ -131,14 +131,14 @@ void Assembly::make_base(size_t content) {
   made_.emplace(content, place);
 }
 
-void Assembly::make_file(const Recipe& recipe) {
-  const ReleaseObject& object = recipe.file->object;
-  if (recipe.parts == nullptr) {
+void Assembly::make_file(const MissingFile& missing) {
+  const ReleaseObject& object = missing.file->object;
+  if (missing.parts == nullptr) {
     take_whole(object);
     return;
   }
   Writer writer(device_.file(object.sha256));
-  for (const ReleasePart& part : *recipe.parts) {
+  for (const ReleasePart& part : *missing.parts) {
     writer.pad(part.offset);
     write_content(part.content, writer);
   }

@@ -40,7 +40,7 @@ class Assembly {
 
   void check_room() const;
   void make_base(size_t content);
-  void make_file(const Recipe& recipe);
+  void make_file(const MissingFile& missing);
   void take_whole(const ReleaseObject& object) const;
   void write_content(size_t content, Writer& writer);
   Here find(size_t content) const;

@@ -34,15 +34,15 @@ Shopping::Shopping(
   for (size_t i = 0; i < distinct.size(); ++i) {
     listed.emplace(distinct[i]->object.sha256, &parts.files[i]);
   }
-  std::vector<Recipe> open;
+  std::vector<MissingFile> open;
   for (const ReleaseFile* const file : wanted) {
     const bool whole = file->object.size > 0 && fetched.find(file->object, 0, file->object.size);
-    (whole ? recipes_ : open).push_back({file, whole ? nullptr : listed.at(file->object.sha256)});
+    (whole ? missing_ : open).push_back({file, whole ? nullptr : listed.at(file->object.sha256)});
   }
   ways_.contents = parts.contents;
   look_for(open);
   read_ways_for(open);
-  for (Recipe& one : open) {
+  for (MissingFile& one : open) {
     const double size = static_cast<double>(one.file->object.size);
     if (index.plain && size > 0 && static_cast<double>(cost(*one.parts)) >= kWorth * size) {
       ask(one.file->object, 0, one.file->object.size);
@@ -52,15 +52,15 @@ Shopping::Shopping(
         plan(part.content);
       }
     }
-    recipes_.push_back(one);
+    missing_.push_back(one);
   }
 }
 
 /// Look for the contents of some files among what is here.
-void Shopping::look_for(const std::vector<Recipe>& files) {
+void Shopping::look_for(const std::vector<MissingFile>& files) {
   local_.resize(ways_.contents.size());
   looked_.resize(ways_.contents.size());
-  for (const Recipe& one : files) {
+  for (const MissingFile& one : files) {
     for (const ReleasePart& part : *one.parts) {
       find(part.content);
     }
@@ -82,9 +82,9 @@ const LocalBytes* Shopping::find(size_t content) {
 }
 
 /// Read the list of ways, if something is lacking, and choose among them.
-void Shopping::read_ways_for(const std::vector<Recipe>& files) {
+void Shopping::read_ways_for(const std::vector<MissingFile>& files) {
   ways_.ways.resize(ways_.contents.size());
-  const bool lacking = std::any_of(files.begin(), files.end(), [&](const Recipe& one) {
+  const bool lacking = std::any_of(files.begin(), files.end(), [&](const MissingFile& one) {
     return std::any_of(
         one.parts->begin(), one.parts->end(), [&](const ReleasePart& part) { return local_[part.content] == nullptr; });
   });

@@ -22,7 +22,7 @@ struct WaysFile {
 };
 
 /// A file that is missing.
-struct Recipe {
+struct MissingFile {
   const ReleaseFile* file = nullptr;
   const std::vector<ReleasePart>* parts = nullptr; // nullptr if it is fetched whole
 };
@@ -59,7 +59,7 @@ class Shopping {
   Shopping& operator=(const Shopping&) = delete;
 
   /// One for each file.
-  const std::vector<Recipe>& recipes() const { return recipes_; }
+  const std::vector<MissingFile>& missing() const { return missing_; }
   /// Contents to which others are differences and that must be made first, in this order.
   const std::vector<size_t>& bases() const { return bases_; }
   /// What must be fetched, by SHA-256.
@@ -70,11 +70,11 @@ class Shopping {
   Origin origin(size_t content) const { return {local_[content], best_[content]->way}; }
 
  private:
-  void read_ways_for(const std::vector<Recipe>& files);
+  void read_ways_for(const std::vector<MissingFile>& files);
   void read_list();
   void find_bases();
   void add_whole_files();
-  void look_for(const std::vector<Recipe>& files);
+  void look_for(const std::vector<MissingFile>& files);
   const LocalBytes* find(size_t content);
   uint64_t cost(const std::vector<ReleasePart>& parts) const;
   void plan(size_t content);
@@ -92,7 +92,7 @@ class Shopping {
   std::vector<bool> looked_; // whether it was looked for
   std::vector<bool> made_; // whether it is among the bases
   std::vector<std::optional<Route>> best_;
-  std::vector<Recipe> recipes_;
+  std::vector<MissingFile> missing_;
   std::vector<size_t> bases_;
   std::map<std::string, Asked> asked_;
 };

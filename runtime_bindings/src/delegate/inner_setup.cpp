@@ -1,4 +1,4 @@
-#include "delegate/inner_recipe.h"
+#include "delegate/inner_setup.h"
 
 #include <algorithm>
 #include <array>
@@ -85,22 +85,22 @@ et::BackendOption weight_cache_option() {
   return make_option(kWeightCacheOption, true);
 }
 
-std::shared_ptr<InnerRecipe> make_recipe(
+std::shared_ptr<InnerSetup> make_setup(
     et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs) {
-  auto recipe = std::make_shared<InnerRecipe>();
-  recipe->payload = read_payload(processed);
+  auto setup = std::make_shared<InnerSetup>();
+  setup->payload = read_payload(processed);
   const auto* start = static_cast<const uint8_t*>(processed.data());
-  recipe->bytes.assign(start, start + recipe->payload.size);
-  recipe->backend = find_backend(recipe->payload.inner);
-  recipe->method = context.get_method_name() != nullptr ? context.get_method_name() : "";
+  setup->bytes.assign(start, start + setup->payload.size);
+  setup->backend = find_backend(setup->payload.inner);
+  setup->method = context.get_method_name() != nullptr ? context.get_method_name() : "";
   for (const et::CompileSpec& spec : specs) {
     if (std::strcmp(spec.key, kTableSpec) != 0) {
-      recipe->specs.push_back(spec);
+      setup->specs.push_back(spec);
     }
   }
-  recipe->options = inner_options(context.runtime_specs(), recipe->own_path);
-  recipe->named_by_content = !recipe->own_path.empty();
-  return recipe;
+  setup->options = inner_options(context.runtime_specs(), setup->own_path);
+  setup->named_by_content = !setup->own_path.empty();
+  return setup;
 }
 
 } // namespace blobstore::internal

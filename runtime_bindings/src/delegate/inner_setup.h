@@ -26,7 +26,7 @@ struct PackedPlace {
 };
 
 /// What all initializations of one delegate have in common.
-struct InnerRecipe {
+struct InnerSetup {
   executorch::runtime::BackendInterface* backend = nullptr;
   DelegatePayload payload;
   std::vector<uint8_t> bytes; // the inner payload
@@ -47,7 +47,7 @@ executorch::runtime::BackendOption packed_path_option(const std::string& path);
 executorch::runtime::BackendOption weight_cache_option();
 
 /// @throws Failure: the payload is damaged, or the backend is missing.
-std::shared_ptr<InnerRecipe> make_recipe(
+std::shared_ptr<InnerSetup> make_setup(
     executorch::runtime::BackendInitContext& context,
     const executorch::runtime::FreeableBuffer& processed,
     executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
