@@ -31,7 +31,7 @@ _HOME = {
 }
 
 
-if not TYPE_CHECKING:  # devices decode what a pool encodes, and have none of its packages
+if not TYPE_CHECKING:  # so that type checkers know which names there are
 
     def __getattr__(name: str) -> object:
         return lazily(__name__, _HOME, name)

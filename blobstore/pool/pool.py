@@ -381,7 +381,9 @@ class Pool:
         named = {part.tensor: part for part in parts if part.tensor}
         pairs = ((named[part.tensor], part) for part in others if part.tensor in named)
         apart = (
-            (part.tensor, _why_apart(twin, part)) for twin, part in pairs if part.digest not in {twin.digest, *near}
+            (part.tensor, _why_apart(twin, part))
+            for twin, part in pairs
+            if part.digest != twin.digest and part.digest not in near
         )
         total, other_total, both, close = (
             sum(map(sizes.__getitem__, some)) for some in (roots, other_roots, equal, near)

@@ -34,9 +34,8 @@ def recover(folder: Path) -> None:
         return
     # A list, so that each is tried.
     busy = [path for path in hidden if JOURNAL.fullmatch(path.name) and not _finish(path)]
-    if (
-        busy
-    ):  # the temporary files of another process's group have no lock while it finishes the group: leave them to it
+    # The temporary files of another process's group have no lock while it finishes the group: leave them to it.
+    if busy:
         return
     for path in hidden:
         if TEMPORARY.fullmatch(path.name):

@@ -318,7 +318,8 @@ def _data_results(
     whereabouts = _Whereabouts(
         targets, _first_files(targets, found), {tag: _first_keys(entries) for tag, entries in contents.items()}
     )
-    every_metadata = [*(data_map.metadata for data_map in targets.earlier.values()), *metadata.values()]
+    files = {id(data_map): data_map for data_map in targets.earlier.values()}.values()
+    every_metadata = [*(data_map.metadata for data_map in files), *metadata.values()]
     kept = {pair for one in every_metadata for pair in one.items()}
     results = []
     for one in targets.given:

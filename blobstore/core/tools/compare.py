@@ -137,28 +137,33 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     _check_opened(left)
     _check_opened(right)
     check_progress(progress)
-    sizes = {key: len(data) for key, data in left.views()}
-    total, done = sum(sizes.values()), 0
+    total, done = sum(len(data) for _, data in left.views()) if progress else 0, 0
     added = [key for key in right if key not in left]
     # By content, so that a renamed key is found without comparing each pair.
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in added}
     changes: list[Change] = []
-    for key, size in sizes.items():
-        done += size
+    same = same_size = 0
+    for key, data in left.views():
+        done += len(data)
         if progress:
             progress("comparing", done, total)
-        change = _changed(left, right, key) if key in right else _gone(left, right, key, new)
-        if change is not None:
+        layout = left.get_tensor_layout(key)
+        change = (
+            _changed(key, data, layout, right)
+            if key in right
+            else _gone(key, data, (left.digest(key), layout), right, new)
+        )
+        if change is None:
+            same, same_size = same + 1, same_size + len(data)
+        else:
             changes.append(change)
-    same = sizes.keys() - {change.key for change in changes}
     renamed = {change.other for change in changes}
     changes += [
         Change(key, "added", None, right.get_tensor_layout(key), 0, len(right.get_data(key)))
         for key in added
         if key not in renamed
     ]
-    same_size = sum(sizes[key] for key in same)
-    return Comparison(changes, len(same), same_size, _differences(_keys(left, right), _keys(right, left)))
+    return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
 
 
 def _check_opened(side: object) -> None:
@@ -166,9 +171,8 @@ def _check_opened(side: object) -> None:
         raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
 
 
-def _changed(left: NamedDataMap, right: NamedDataMap, key: str) -> Change | None:
+def _changed(key: str, data: memoryview, layout: TensorLayout | None, right: NamedDataMap) -> Change | None:
     """The change of a key that both sides have; None if it is the same."""
-    data, layout = left.get_data(key), left.get_tensor_layout(key)
     other, its = right.get_data(key), right.get_tensor_layout(key)
     if not same_bytes(data, other):
         return Change(key, "bytes", layout, its, len(data), len(other))
@@ -176,11 +180,15 @@ def _changed(left: NamedDataMap, right: NamedDataMap, key: str) -> Change | None
 
 
 def _gone(
-    left: NamedDataMap, right: NamedDataMap, key: str, new: dict[tuple[Digest, TensorLayout | None], str]
+    key: str,
+    data: memoryview,
+    content: tuple[Digest, TensorLayout | None],
+    right: NamedDataMap,
+    new: dict[tuple[Digest, TensorLayout | None], str],
 ) -> Change:
     """The change of a key that only the left has. It takes the new key that has its content, so that no other gets it."""
-    data, layout = left.get_data(key), left.get_tensor_layout(key)
-    other = new.pop((left.digest(key), layout), None)
+    layout = content[1]
+    other = new.pop(content, None)
     if other is not None and same_bytes(data, right.get_data(other)):
         return Change(key, "renamed", layout, layout, len(data), len(data), other)
     return Change(key, "removed", layout, None, len(data), 0)

@@ -39,7 +39,6 @@ __all__ = [
     "Struct",
     "check_file_name",
     "check_name",
-    "decode_json",
     "encode",
     "encode_json",
     "parse_index",
@@ -146,36 +145,24 @@ class Index(Struct, frozen=True, omit_defaults=True, dict=True):
 _Any = TypeVar("_Any")
 
 
-def decode_json(data: bytes, kind: type[_Any]) -> _Any:
+def encode_json(value: object) -> bytes:
+    """JSON that `parse_json` reads."""
+    return msgspec.json.encode(value)
+
+
+def parse_json(data: bytes, kind: type[_Any], where: str, what: str) -> _Any:
     """A value of JSON, which must have this type.
 
     Raises:
-        ValueError: it is malformed, or has another type.
+        InvalidFileError: it is malformed, or has another type; the message says that `where` is not `what`.
     """
     try:
         text = data.decode()  # msgspec does not look into what it skips
         parsed = msgspec.json.decode(text, type=kind)
         json.loads(text, object_pairs_hook=_check_unique, parse_int=len, parse_float=len)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-    return parsed
-
-
-def encode_json(value: object) -> bytes:
-    """JSON that `decode_json` reads."""
-    return msgspec.json.encode(value)
-
-
-def parse_json(data: bytes, kind: type[_Any], where: str, what: str) -> _Any:
-    """As `decode_json`, for a file.
-
-    Raises:
-        InvalidFileError: it is malformed; the message says that `where` is not `what`.
-    """
-    try:
-        return decode_json(data, kind)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFileError(where, f"this is not {what}: {error}") from None
+    return parsed
 
 
 def _check_unique(pairs: list[tuple[str, object]]) -> None:

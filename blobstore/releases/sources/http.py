@@ -39,12 +39,13 @@ from blobstore.releases.sources.patience import (
     retry,
 )
 from blobstore.releases.sources.source import Body
-from blobstore.releases.sources.watched import watched
 
 try:
     import urllib3
     from urllib3.exceptions import HTTPError, LocationValueError
     from urllib3.util import SKIP_HEADER
+
+    from blobstore.releases.sources.watched import watched
 except ImportError as error:
     raise MissingDependencyError(f"releases on servers need urllib3: {install('releases')}") from error
 

@@ -70,6 +70,10 @@ class _Response(http.client.HTTPResponse):
         self._watched = Watched(self.fp.detach(), sock)
         self.fp = io.BufferedReader(self._watched)
 
+    def read(self, amt: int | None = None) -> bytes:
+        self._watched.renew()
+        return super().read(amt)
+
     def read1(self, n: int = -1) -> bytes:
         self._watched.renew()
         return super().read1(n)

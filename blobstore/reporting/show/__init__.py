@@ -24,5 +24,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _HOME, name)
+if not TYPE_CHECKING:  # so that type checkers know which names there are
+
+    def __getattr__(name: str) -> object:
+        return lazily(__name__, _HOME, name)

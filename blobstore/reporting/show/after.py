@@ -67,8 +67,9 @@ def after(report: ReportData, commands: Collection[str]) -> After:
     """
     replaced: list[int] = []
     made: list[FileAfter] = []
+    at = {file.path: f for f, file in enumerate(report.files)}
     for command in commands:
-        gone, new = _run(report, command)
+        gone, new = _run(report, at, command)
         replaced += gone
         made += new
     left = attribute(finding for finding in report.findings if finding.command not in commands)
@@ -76,9 +77,8 @@ def after(report: ReportData, commands: Collection[str]) -> After:
     return After(tuple(replaced), tuple(made), {place: kinds for place, kinds in left.items() if place in kept})
 
 
-def _run(report: ReportData, command: str) -> tuple[list[int], list[FileAfter]]:
-    """What a command replaces, and what it writes."""
-    at = {file.path: f for f, file in enumerate(report.files)}
+def _run(report: ReportData, at: Mapping[str, int], command: str) -> tuple[list[int], list[FileAfter]]:
+    """What a command replaces, and what it writes. `at` has the numbers of the files by their paths."""
     _, what, *paths = shlex.split(command)
     target = paths.pop()
     # a path that begins with a hyphen has ./ before it in a command

@@ -23,7 +23,6 @@ from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, 
 
 __all__ = ["to_html"]
 
-_KEYS, _FILES = 4, 3  # of a finding that its row names
 _FOLDERS = 400
 _COMMANDS = 6
 _SCRIPTS = (

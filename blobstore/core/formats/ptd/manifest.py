@@ -157,10 +157,10 @@ def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
 
 
 def peek_metadata(data: memoryview) -> Mapping[str, str]:
-    """The metadata of a .ptd by its manifest alone, if the whole file is well-formed; empty without a manifest.
+    """The metadata of a .ptd by its header and manifest alone, which say nothing of its table; empty without a manifest.
 
     Raises:
-        PtdHeaderError, ManifestError: the file is not well-formed.
+        PtdHeaderError, ManifestError: these are not well-formed.
     """
     place = find_manifest(data, Header.parse(data))
     if place is None:

@@ -182,9 +182,8 @@ class Rewrite:
         kept, stays = self._kept_entries(group, segment, items, moved)
         content, places = _pack(kept.values())
         if stays and not content.size:
-            content = _NewSegment(
-                1, []
-            )  # only tensors without bytes stay, but the runtime requires a segment with bytes
+            # Only tensors without bytes stay, but the runtime requires a segment with bytes.
+            content = _NewSegment(1, [])
         runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
         contents[segment.index] = _NewSegment(content.size, runs)
         # Entries ascend, because for ExecuTorch's own reader an entry ends where the next one begins.
