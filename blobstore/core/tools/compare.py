@@ -142,19 +142,14 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     # By content, so that a renamed key is found without comparing each pair.
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in added}
     changes: list[Change] = []
-    same = same_size = 0
+    same: list[int] = []  # bytes
     for key, data in left.views():
         done += len(data)
         if progress:
             progress("comparing", done, total)
-        layout = left.get_tensor_layout(key)
-        change = (
-            _changed(key, data, layout, right)
-            if key in right
-            else _gone(key, data, (left.digest(key), layout), right, new)
-        )
+        change = _change(key, data, left, right, new)
         if change is None:
-            same, same_size = same + 1, same_size + len(data)
+            same.append(len(data))
         else:
             changes.append(change)
     renamed = {change.other for change in changes}
@@ -163,7 +158,7 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         for key in added
         if key not in renamed
     ]
-    return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
+    return Comparison(changes, len(same), sum(same), _differences(_keys(left, right), _keys(right, left)))
 
 
 def _check_opened(side: object) -> None:
@@ -171,26 +166,23 @@ def _check_opened(side: object) -> None:
         raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
 
 
-def _changed(key: str, data: memoryview, layout: TensorLayout | None, right: NamedDataMap) -> Change | None:
-    """The change of a key that both sides have; None if it is the same."""
-    other, its = right.get_data(key), right.get_tensor_layout(key)
-    if not same_bytes(data, other):
-        return Change(key, "bytes", layout, its, len(data), len(other))
-    return None if layout == its else Change(key, "layout", layout, its, len(data), len(other))
-
-
-def _gone(
+def _change(
     key: str,
     data: memoryview,
-    content: tuple[Digest, TensorLayout | None],
+    left: NamedDataMap,
     right: NamedDataMap,
     new: dict[tuple[Digest, TensorLayout | None], str],
-) -> Change:
-    """The change of a key that only the left has. It takes the new key that has its content, so that no other gets it."""
-    layout = content[1]
-    other = new.pop(content, None)
-    if other is not None and same_bytes(data, right.get_data(other)):
-        return Change(key, "renamed", layout, layout, len(data), len(data), other)
+) -> Change | None:
+    """What became of a key of the left; None if it is the same. A renamed one takes its new key, so that no other gets it."""
+    layout = left.get_tensor_layout(key)
+    if key in right:
+        other, its = right.get_data(key), right.get_tensor_layout(key)
+        if not same_bytes(data, other):
+            return Change(key, "bytes", layout, its, len(data), len(other))
+        return None if layout == its else Change(key, "layout", layout, its, len(data), len(other))
+    name = new.pop((left.digest(key), layout), None)
+    if name is not None and same_bytes(data, right.get_data(name)):
+        return Change(key, "renamed", layout, layout, len(data), len(data), name)
     return Change(key, "removed", layout, None, len(data), 0)
 
 
