@@ -237,6 +237,13 @@ void test_frames() {
   CHECK(std::equal(text.begin(), text.end(), out.begin()));
   CHECK(decompress(frame, 950) == "a stream that does not hold 950 bytes");
   CHECK(!decompress(Blob(frame.begin(), frame.end() - 1), text.size()).empty());
+  Blob longer = frame;
+  longer.push_back(0);
+  CHECK(!decompress(longer, text.size()).empty());
+  Blob twice = frame;
+  twice.insert(twice.end(), frame.begin(), frame.end());
+  CHECK(!decompress(twice, text.size()).empty());
+  CHECK(!decompress(twice, 2 * text.size()).empty());
   std::mt19937_64 random(4); // NOLINT(bugprone-random-generator-seed): a failure comes again
   for (int times = 0; times < 20000; ++times) { // an error, or other bytes
     Blob damaged = frame;

@@ -1,4 +1,4 @@
-// How the bytes of a blob are stored; docs/pool.md has the format.
+// How the bytes of a blob are stored.
 #pragma once
 
 #include <cstddef>

@@ -179,9 +179,11 @@ LoadedProgram::Found LoadedProgram::look_up(size_t method, Packing& packing) con
 /// @param whole whether to return nullptr if some of its weights are in none.
 std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, LoadPlan plan, bool whole) {
   plan.must_cover = whole && plan.own.purpose;
-  const Found own = look_up(method, plan.own);
+  if (look_up(method, plan.own) == Found::Missing && whole) {
+    return nullptr;
+  }
   const Found stock = look_up(method, plan.stock);
-  if (whole && (own == Found::Missing || stock == Found::Missing)) {
+  if (whole && stock == Found::Missing) {
     return nullptr;
   }
   std::optional<HeapGrowth> growth;
