@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import blobstore_runtime._native
 import pytest
 
+from blobstore.runtime.native import native
 from tests.helpers.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
@@ -147,7 +147,7 @@ def test_every_source_is_built():
 @pytest.mark.long
 def test_the_wheel_has_no_hooks_of_tests(hooks):
     """What only tests use is in test builds alone; those do have it, so this would find it."""
-    wheel = Path(blobstore_runtime._native.__file__).read_bytes()
+    wheel = Path(native.__file__).read_bytes()
     assert [name for name in HOOKS if name in wheel] == []
     [built] = (hooks / "blobstore_runtime").glob("_native*")
     assert b"crash_at" in built.read_bytes()
@@ -157,16 +157,16 @@ def test_the_wheel_has_no_hooks_of_tests(hooks):
 def test_the_installed_library_has_no_hooks_of_tests():
     if reason := missing():
         pytest.skip(reason)
-    [library] = install_library().rglob("libblobstore_runtime.a")
-    content = library.read_bytes()
-    assert [name for name in HOOKS if name in content] == []
+    libraries = sorted(install_library().rglob("libblobstore_*.a"))
+    assert {"libblobstore_core.a", "libblobstore_runtime.a"} <= {library.name for library in libraries}
+    assert [(library.name, name) for library in libraries for name in HOOKS if name in library.read_bytes()] == []
 
 
 @pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="wheels are built with Debian 12")
 def test_what_manylinux_2_28_does_not_have_is_replaced():
     """The module of a wheel defines what it would take from a newer glibc or libstdc++ (N4)."""
     text = (LIBRARY / "python" / "manylinux_2_28.cpp").read_text(encoding="utf-8")
-    command = ["nm", "--dynamic", "--undefined-only", blobstore_runtime._native.__file__]
+    command = ["nm", "--dynamic", "--undefined-only", native.__file__]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     taken = re.findall(r" U (\w+)@(GLIBC|GLIBCXX)_([\d.]+)$", lines, re.MULTILINE)
     assert taken
