@@ -183,8 +183,7 @@ class _Update:
     def __init__(self, installed: Installed, source: Source, found: Found, options: PullOptions, place: Path) -> None:
         self._installed, self._source, self._options, self._place = installed, source, options, place
         self._found = found
-        self._data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-        self._signature = None if options.key is None else source.signature(found.sha256)
+        self._data, self._signature = _evidence(installed, source, found, options)
         self._compared, self._new = False, 0
         self._verify, self._fresh = options.verify, False
 
@@ -322,13 +321,18 @@ def _look_up(installed: Installed, source: Source, polls: Polls, current: str | 
 
 def _older(installed: Installed, source: Source, found: Found, options: PullOptions) -> _OlderError | None:
     """Why what was found is refused, if that is its age alone. Raises every other error of `_checked_index`."""
-    data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-    signature = None if options.key is None else source.signature(found.sha256)
+    data, signature = _evidence(installed, source, found, options)
     try:
         _checked_index(installed, source, found.sha256, data, signature, options)
     except _OlderError as error:
         return error
     return None
+
+
+def _evidence(installed: Installed, source: Source, found: Found, options: PullOptions) -> tuple[bytes, str | None]:
+    """The bytes of the index that was found, and its signature if there has to be one."""
+    data = found.index if found.index is not None else installed.index_bytes(found.sha256)
+    return data, None if options.key is None else source.signature(found.sha256)
 
 
 def _from_before(installed: Installed, found: Found) -> bool:

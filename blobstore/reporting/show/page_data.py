@@ -79,10 +79,10 @@ def _after(report: ReportData, now: Tree, then: After, first: Sequence[int]) -> 
     tree = now.after(then)
     gone = set(then.replaced)
     still = [f for f in range(len(report.files)) if f not in gone]
-    goes = {first[f] + r: _by_word(kinds) for (f, r), kinds in then.goes.items()}
     return {
         "still": still,
-        "files": [{**_file(tree, f, first), "goes": goes} for f in range(len(still), len(tree.files))],
+        "files": [_file(tree, f, first) for f in range(len(still), len(tree.files))],
+        "goes": {first[f] + r: _by_word(kinds) for (f, r), kinds in then.goes.items()},
         "folders": _folders(tree),
         "bytes": then.total_bytes(report),
     }

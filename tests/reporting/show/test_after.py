@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +14,7 @@ import blobstore
 from blobstore.cli.app import app
 from blobstore.reporting import Report
 from blobstore.reporting.show.after import after
+from blobstore.reporting.show.page_data import page_data
 from tests.reporting.find.test_planted import values
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 
@@ -77,3 +80,20 @@ def test_programs_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (tmp_path / "models" / folder).mkdir(parents=True)
         Payload([("a1" * 32).encode()], {"a1" * 32: weight.tobytes()}).write(tmp_path / "models" / folder / "m.pte")
     check(tmp_path, monkeypatch)
+
+
+def test_the_page_grows_with_its_files_and_not_with_their_square(tmp_path: Path) -> None:
+    """A command that leaves something in each of the files that it writes."""
+
+    def size_with(count: int) -> int:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for i in range(count):
+            left = np.full((60, 50), i + 1, np.float32)
+            tensors = [Tensor.of("w", values(1, 60, 500)), Tensor.of("left", left)]
+            write_safetensors(folder / f"m{i:02}.safetensors", tensors)
+        report = blobstore.report([folder])
+        assert report.commands
+        return len(json.dumps(page_data(report, [Path(file.path).name for file in report.files], 10)["after"]))
+
+    assert size_with(40) < 3 * size_with(20)

@@ -29,7 +29,7 @@ const map = {
   treeOf(when) {
     if (!this.trees[when]) {
       const after = this.data.after[when];
-      const files = [...after.still.map((f) => this.data.files[f]), ...after.files];
+      const files = [...after.still.map((f) => this.data.files[f]), ...after.files.map((file) => ({ ...file, goes: after.goes }))];
       const name = when === "all" ? "after all commands" : `after command ${when}`;
       this.trees[when] = new Tree(files, after.folders, this.data.blobs, name);
     }
