@@ -712,6 +712,25 @@ def test_hostile_ways_are_refused(published: Path, tmp_path: Path, change: Any) 
             call(release, device)
 
 
+@pytest.mark.parametrize("behind", [lambda frame: b"\0", lambda frame: frame], ids=["a byte", "a frame"])
+def test_nothing_is_behind_the_frame_of_ways(published: Path, tmp_path: Path, behind: Callable[[bytes], bytes]) -> None:
+    """Neither reader takes the first of what a list may be, and leaves the rest (F4)."""
+    device, release = tmp_path / "device", tmp_path / "release"
+    release.mkdir()
+    shutil.copy(published / "2" / "index.json", release)
+    frame = (published / "2" / "ways.json.zst").read_bytes()
+    (release / "ways.json.zst").write_bytes(frame + behind(frame))
+    download(published.parent, lacks(release, device))
+    digest = hashlib.sha256((release / "index.json").read_bytes()).hexdigest()
+    index = parse_index((release / "index.json").read_bytes(), "index")
+    parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
+    with pytest.raises(InvalidFileError):
+        parse_ways((release / "ways.json.zst").read_bytes(), digest, parts, "ways")
+    for call in (lacks, take):
+        with pytest.raises(InvalidFileError):
+            call(release, device)
+
+
 NAMES = st.text(st.sampled_from('aB./\\:*?"<>|\0\n\x7f\x85 \u00a0\u3000\u200aé日'), max_size=8)
 
 

@@ -118,7 +118,7 @@ def _decompressed(data: bytes, where: str, what: str) -> bytes:
             raise InvalidFileError(
                 where, f"this is not {what}: it says that it has {size} bytes, at most {TABLE_LIMIT} are possible"
             )
-        text: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+        text: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidFileError(where, f"this is not {what}: {error}") from None
     return text
