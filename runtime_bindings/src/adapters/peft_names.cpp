@@ -16,7 +16,7 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr int kWrappers = 16; // names of modules that an exporter puts before those of the model
+constexpr int kMostWrappers = 16; // names of modules that an exporter puts before those of the model
 
 struct Renamed {
   std::string_view hf;
@@ -98,7 +98,7 @@ class Modules {
   explicit Modules(const PeftTarget& target) : target_(target) {
     for (const auto& [module, rows] : target.rows) {
       size_t dot = module.find('.');
-      for (int i = 0; i < kWrappers && dot != std::string::npos; ++i, dot = module.find('.', dot + 1)) {
+      for (int i = 0; i < kMostWrappers && dot != std::string::npos; ++i, dot = module.find('.', dot + 1)) {
         ends_[module.substr(dot + 1)].push_back(&module);
       }
     }

@@ -11,7 +11,7 @@
 namespace blobstore::internal {
 namespace {
 
-thread_local int depth = 0; // of this thread's executions
+thread_local int nested = 0; // of this thread's executions
 
 } // namespace
 
@@ -32,7 +32,7 @@ struct ForkHandlers {
 
   static void before() {
     ForkHandlers& handlers = get();
-    if (depth == 0) { // otherwise this thread itself forks in an execution
+    if (nested == 0) { // otherwise this thread itself forks in an execution
       handlers.executions.lock(); // first of all, because an execution may need any other lock
     }
     handlers.mutex.lock();
@@ -47,7 +47,7 @@ struct ForkHandlers {
       object->after_fork_in_parent();
     }
     handlers.mutex.unlock();
-    if (depth == 0) {
+    if (nested == 0) {
       handlers.executions.unlock();
     }
   }
@@ -59,7 +59,7 @@ struct ForkHandlers {
     }
     renew(handlers.mutex);
     handlers.executions.renew();
-    if (depth != 0) { // those of other threads stayed in the parent
+    if (nested != 0) { // those of other threads stayed in the parent
       handlers.executions.lock_shared();
     }
   }
@@ -78,13 +78,13 @@ void ForkAware::leave() {
 }
 
 Execution::Execution() {
-  if (depth++ == 0) {
+  if (nested++ == 0) {
     ForkHandlers::get().executions.lock_shared();
   }
 }
 
 Execution::~Execution() {
-  if (--depth == 0) {
+  if (--nested == 0) {
     ForkHandlers::get().executions.unlock_shared();
   }
 }
