@@ -115,6 +115,7 @@ def test_hostile_records(folder: Path, described: Records, with_layouts: bool, s
     use(path, folder)
 
 
+@pytest.mark.long
 @given(st.text(max_size=40), st.text(max_size=12))
 @settings(max_examples=100)
 def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:

@@ -495,6 +495,7 @@ def test_file_mode_follows_the_umask(tmp_path):
     assert (tmp_path / "x.ptd").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.long
 @given(st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=8))
 def test_round_trip_and_determinism(contents):
     """Keys and blobs keep the order in which they were added; a store filled from a file has its order (R3)."""

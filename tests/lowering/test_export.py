@@ -120,6 +120,7 @@ def test_options_reach_executorch(tmp_path: Path) -> None:
     assert len(list((tmp_path / "config").glob("*.ptd"))) == 1
 
 
+@pytest.mark.long
 def test_a_module_and_its_inputs(stock_run: Any, tmp_path: Path) -> None:
     """As torch takes them; with a tag, all weights are in its file and can be changed by name (U1)."""
     module, example = seeded(nets.MLP), inputs(3, 16)

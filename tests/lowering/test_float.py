@@ -77,6 +77,7 @@ def randomize_one(live: Live, name: str) -> None:
     live.cache.update({one: state[one] for one in related})
 
 
+@pytest.mark.long
 def test_lowering_the_changed_model_gives_the_same_blobs(live: Live, tmp_path: Path) -> None:
     """An update and a new lowering agree to the bit (U1, U3)."""
     state = randomize(live.module, 5)
@@ -157,6 +158,7 @@ def test_numpy_and_transactions(tmp_path: Path) -> None:
     live.check()
 
 
+@pytest.mark.long
 def test_delta_and_revert(tmp_path: Path) -> None:
     """The file of another fine-tune is loaded as a delta, and reverted (U3, B3)."""
     live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)

@@ -364,6 +364,7 @@ def several() -> Any:
     return lower({"forward": (model, inputs), "other": (model, inputs)}, tag="model")
 
 
+@pytest.mark.long
 def test_a_notebook_shows_the_methods_of_a_program(tmp_path: Path) -> None:
     """A file and a loaded program show the same."""
     save_programs({"model": several()}, tmp_path)

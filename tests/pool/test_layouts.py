@@ -240,6 +240,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(st.sampled_from(_TYPES), st.integers(0, 11), st.permutations(range(5)))
 def test_any_layout_of_any_weight_is_found_among_others(full: Path, dtype: str, which: int, among: list[int]) -> None:

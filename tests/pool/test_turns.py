@@ -254,6 +254,7 @@ def test_rows_come_and_their_pack_is_condemned_while_another_is_swept(
     assert versions(place) == {"old", "new"}
 
 
+@pytest.mark.long
 def test_a_base_stays_whole_though_it_is_stored_as_a_difference_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

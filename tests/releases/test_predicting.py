@@ -37,6 +37,7 @@ def test_publishing_predicts_what_devices_fetch(tmp_path: Path) -> None:
         assert pulled.fetched_bytes == second.update_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("files", [1, 40])
 def test_publishing_predicts_to_the_byte(tmp_path: Path, files: int, plain: bool) -> None:

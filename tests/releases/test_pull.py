@@ -58,6 +58,7 @@ def test_lists_follow_their_schemas(releases: Path) -> None:
     assert latest == (releases / "assistant/3/index.json").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["folder", "server", "layout"])
 def test_a_device_with_a_much_older_release(source: str, tmp_path: Path) -> None:
     """It takes differences to what was in between, of which a list of its own says; without it, everything (F2)."""

@@ -75,6 +75,7 @@ def test_differences_for_the_newest_release_stay(releases: Path, tmp_path: Path)
         assert fetched["after", number] <= fetched["before", number]
 
 
+@pytest.mark.long
 def test_a_dropped_release_is_withdrawn(releases: Path, tmp_path: Path) -> None:
     """The newest of those that are left becomes the latest one (F1)."""
     pull(releases / "a/4", tmp_path / "device")
@@ -109,6 +110,7 @@ def test_a_version_that_was_dropped_can_be_published_again(releases: Path, tmp_p
     assert same(found(tmp_path / "device/current"), version(4))
 
 
+@pytest.mark.long
 def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
     """Devices do not know these; older releases keep what they can read (R1)."""
     wide = weights(layers=2)

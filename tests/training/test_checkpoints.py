@@ -198,6 +198,7 @@ def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, mod
     torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     """Each file is a single state of the run, after the number of steps that its optimizer has counted (B3)."""
     joint = nets.xor()
@@ -267,6 +268,7 @@ def test_a_delta_has_only_what_changed(tmp_path: Path) -> None:
     assert same(state(fresh), values(dict(joint.model.named_parameters())))
 
 
+@pytest.mark.long
 def test_a_delta_without_its_base(tmp_path: Path) -> None:
     """A missing or different base is an error that names the tensor (B5)."""
     joint = nets.xor(external=True)
@@ -315,6 +317,7 @@ def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
     training.load(tmp_path / "checkpoint")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", ["names", "shape", "dtype", "buffers"])
 def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
     """Other names, shapes, dtypes or buffers are refused, and nothing changes."""

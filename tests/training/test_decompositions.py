@@ -53,6 +53,7 @@ def windows(draw: st.DrawFn) -> tuple[list[int], ...]:
 SIZES = st.sampled_from([(2, 3, 6, 7), (3, 5, 6), (1, 1, 8, 5)])
 
 
+@pytest.mark.long
 @given(SIZES, windows(), st.integers(1, 2), st.booleans())
 def test_max_pool2d(sizes: tuple[int, ...], window: tuple[list[int], ...], dilation: int, ceil_mode: bool) -> None:
     options = (*window, [dilation, dilation], ceil_mode)
@@ -64,6 +65,7 @@ def test_max_pool2d(sizes: tuple[int, ...], window: tuple[list[int], ...], dilat
     assert torch.autograd.gradcheck(function, distinct(sizes))
 
 
+@pytest.mark.long
 @given(SIZES, windows(), st.booleans(), st.booleans(), st.sampled_from([None, 5]))
 def test_avg_pool2d(
     sizes: tuple[int, ...], window: tuple[list[int], ...], ceil_mode: bool, padded: bool, divisor: int | None
@@ -74,6 +76,7 @@ def test_avg_pool2d(
     assert torch.autograd.gradcheck(function, distinct(sizes))
 
 
+@pytest.mark.long
 @given(SIZES, st.integers(1, 6), st.integers(1, 6))
 def test_adaptive_avg_pool2d(sizes: tuple[int, ...], height: int, width: int) -> None:
     own = TABLE[aten._adaptive_avg_pool2d_backward.default]

@@ -174,6 +174,7 @@ def test_numpy_inputs(tmp_path: Path) -> None:
     assert all(isinstance(output, np.ndarray) for output in outputs)
 
 
+@pytest.mark.long
 def test_frozen_weights_are_shared_with_the_cache(tmp_path: Path) -> None:
     """They are not copied: the next step uses a commit to them (D1)."""
     joint = nets.lora()
@@ -232,6 +233,7 @@ def test_a_loss_that_is_not_finite(make: Callable[[], nets.Joint], bad: float, t
         training.step(optimizer, *good, on_nan="ignore")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_inputs_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     """Neither parameters nor buffers."""
     joint = nets.norm()

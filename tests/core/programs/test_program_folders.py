@@ -62,6 +62,7 @@ def test_a_second_run_leaves_the_programs_of_the_first_their_weights(lowered, ch
     assert keys(together.data_files[0]) == keys(tmp_path / "out" / "shared.ptd")
 
 
+@pytest.mark.long
 def test_a_run_done_again_changes_no_byte(lowered, tmp_path):
     """The same inputs give the same files (B1)."""
     a, b = write(lowered.mlp(delegated=True), tmp_path / "a.pte"), write(lowered.decoder(), tmp_path / "b.pte")

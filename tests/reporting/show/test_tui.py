@@ -277,6 +277,7 @@ def test_tensors_have_types_and_shapes(tmp_path: Path) -> None:
     assert "a: 12.0 KB, tensors, float 60 x 50; all of it stays" in drawing.about
 
 
+@pytest.mark.long
 def test_files_and_blobs_are_found_by_words(zoo_report: Report, zoo_folder: Path) -> None:
     """A file by its name, the blobs of others by what they are; in the level that is open."""
     there = [path.relative_to(zoo_folder).as_posix() for path in zoo_folder.rglob("*") if "dictation-2" in path.name]
@@ -350,6 +351,7 @@ def test_findings_of_one_kind(zoo_report: Report) -> None:
     browse(zoo_report, steps)
 
 
+@pytest.mark.long
 def test_findings_are_found_by_all_their_places(zoo_report: Report) -> None:
     """Not only by those that a row names."""
     words = ("wake-word-512", "differ")
@@ -491,6 +493,7 @@ def test_nothing_to_save_has_no_command(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- copies
 
 
+@pytest.mark.long
 def test_a_copy_is_gone_to_and_back(tmp_path: Path) -> None:
     weight = values(1, 60, 50)
     for name in "abc":

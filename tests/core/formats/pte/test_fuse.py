@@ -124,6 +124,7 @@ def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     assert sorted(plan.name for plan in file.program.execution_plan) == sorted(methods.values())
 
 
+@pytest.mark.long
 def test_equal_programs_share_everything(tmp_path: Path, stock_run: Any) -> None:
     """The same weights in two programs take the room of one."""
     one, other = models.mlp(delegated=True), models.mlp(delegated=True)
@@ -286,6 +287,7 @@ def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
     assert read_program(tmp_path / "one.pte").methods == ["kept"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [b"XnnpackBackend", b"UnknownBackend"])
 def test_one_key_for_different_weights_is_refused(tmp_path: Path, backend: bytes) -> None:
     """Delegates look keys up by text, so a key cannot be renamed. Which keys other backends take is unknown."""

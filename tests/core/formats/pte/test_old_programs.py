@@ -70,6 +70,7 @@ def test_every_second_constant_leaves(slim, stock_run, tmp_path, name, parity):
     _check_runs(model, today, ptd, stock_run)
 
 
+@pytest.mark.long
 def test_the_rest_is_what_executorch_reads(slim):
     old = oracle.with_inline_data(models.decoder(delegated=False).pte)
     new = slim(old, lambda item: item.layout.nbytes > 1000)[0].read_bytes()

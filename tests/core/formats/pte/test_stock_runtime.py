@@ -16,6 +16,7 @@ def _movables(pte):
     return list(ProgramFile("model.pte", memoryview(pte)).movable())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_everything_moved(check_same_outputs, name):
     target, moves = check_same_outputs(CASES[name]())
