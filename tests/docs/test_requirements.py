@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ def listed() -> dict[str, list[str]]:
     return {code: re.findall(r"`([^`]+)`", tests) for code, tests in rows}
 
 
+@cache
 def cited() -> dict[str, set[str]]:
     """Each requirement that a docstring of a test in Python cites, with the files."""
     found: dict[str, set[str]] = defaultdict(set)

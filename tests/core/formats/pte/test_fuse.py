@@ -527,6 +527,7 @@ def test_blobs_with_alignments(tmp_path: Path, alignments: tuple[int, ...]) -> N
     assert again.data == fused.data
 
 
+@pytest.mark.long
 def test_methods_that_share_their_weights(tmp_path: Path, stock_run: Any) -> None:
     """What both methods use stays with the one that is taken."""
     model = models.decoder()

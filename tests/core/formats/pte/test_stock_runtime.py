@@ -28,6 +28,7 @@ def test_everything_moved(check_same_outputs, name):
     assert {tensor.key for tensor in slim.externals} == moved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("parity", [0, 1])
 def test_every_second_moved(check_same_outputs, name, parity):
