@@ -179,7 +179,9 @@ Delegate::Delegate(
     }
     learn(load);
     packed_store_ = packed.store;
-    if (growth) {
+    if (setup_->packed.pages != nullptr && !inner_->on_file()) {
+      packed.store->note_unmapped();
+    } else if (growth) {
       packed.store->note_fallback(packed.fallback, growth->bytes());
     } else if (packed.store != nullptr) {
       packed.store->note_hit();
@@ -382,6 +384,7 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
     }
     if (pages != nullptr) {
       pages->manage(*unit.entry, keys_of(unit, constants));
+      setup_->writes_packed = true;
     }
   }
   sources_.set_written_through(std::move(through));

@@ -208,7 +208,7 @@ InnerHandle::~InnerHandle() {
   handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
   if (handle_ != nullptr) {
     setup_->backend->destroy(handle_);
-    if (setup_->packed.pages != nullptr) {
+    if (on_file_) {
       setup_->packed.pages->after_destroy();
     }
   }
@@ -300,7 +300,8 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
     return handle.error();
   }
   try {
-    if (setup.packed.pages != nullptr && !setup.packed.pages->after_init()) {
+    on_file_ = setup.packed.pages != nullptr && setup.packed.pages->after_init();
+    if (!on_file_ && setup.writes_packed) { // what it packed to the heap would not follow
       throw_error_in(ErrorKind::FileAccess, setup.packed.pages->lease().path(), "ExecuTorch did not map the file");
     }
   } catch (...) {

@@ -86,6 +86,8 @@ class InnerHandle {
       executorch::runtime::BackendExecutionContext& context,
       executorch::runtime::Span<executorch::runtime::EValue*> arguments) const;
 
+  /// Whether ExecuTorch has mapped the file of `PackedPlace::pages`. Versions without `packed_cache_path` do not.
+  bool on_file() const { return on_file_; }
   /// Must be called when the commit whose bytes it was made from has happened.
   void settle_names() const noexcept;
   /// The delegate is being destroyed. A commit may hold one of its handles a little longer; it must not be initialized
@@ -111,6 +113,7 @@ class InnerHandle {
   PinnedMap map_;
   std::optional<executorch::runtime::FreeableBuffer> processed_; // until the backend frees it
   executorch::runtime::DelegateHandle* handle_ = nullptr;
+  bool on_file_ = false;
 };
 
 } // namespace blobstore::internal

@@ -35,6 +35,7 @@ struct InnerSetup {
   std::vector<executorch::runtime::BackendOption> options; // without `packed_cache_path`
   std::string own_path; // the application's `packed_cache_path`
   PackedPlace packed;
+  bool writes_packed = false; // whether commits write entries of `packed.pages`
   // Whether weights that are as in their file are named by their contents, so that the names are the same in every
   // process.
   bool named_by_content = false;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 #include <tuple>
 #include <unordered_set>
@@ -13,6 +14,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <executorch/runtime/platform/log.h>
 
 #include "cache/mapped_cache.h"
 #include "format/text_hash.h"
@@ -423,6 +426,13 @@ void PackedFolder::note_fallback(const std::string& reason, std::optional<uint64
   if (heap) {
     heap_bytes_ = heap_bytes_.value_or(0) + *heap;
   }
+}
+
+void PackedFolder::note_unmapped() {
+  static constexpr char kReason[] = "this ExecuTorch keeps no packed weights in files, as version 1.5 does";
+  static std::once_flag warned;
+  std::call_once(warned, [] { ET_LOG(Error, "blobstore: weights are packed on the heap: %s", &kReason[0]); });
+  note_fallback(kReason, std::nullopt);
 }
 
 PackedStats PackedFolder::stats() const {

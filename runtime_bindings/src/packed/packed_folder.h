@@ -93,6 +93,8 @@ class PackedFolder final : public PackedStore, private ForkAware, public std::en
   void note_repacked() { ++repacked_; }
   /// @param heap by how much the anonymous memory of the process grew meanwhile, if that can be measured.
   void note_fallback(const std::string& reason, std::optional<uint64_t> heap);
+  /// As `note_fallback`, because ExecuTorch did not map the file that it was given. Warns once in a process.
+  void note_unmapped();
 
  private:
   std::vector<std::shared_ptr<CommitFollower>> copies_of(const MappedCache& cache) override;

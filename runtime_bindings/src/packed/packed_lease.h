@@ -21,6 +21,7 @@ class PackedLease {
   const File& file() const { return file_; }
   uint64_t size() const { return size_; }
   const PackedIndex& index() const { return index_; }
+  size_t entries() const { return table_.entries.size(); }
   /// The map of an entry that has one.
   const PackedMap& map_of(const PackedEntry& entry) const { return table_.maps[entry.map - 1]; }
   /// Whether all weights of a delegate are in the file.

@@ -208,7 +208,9 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, LoadPlan pla
   if (stock == Found::InFile) {
     read_ahead(plan.stock.file->file(), {{0, plan.stock.file->size()}}, most);
   }
-  if (growth) {
+  if (stock == Found::InFile && plan.stock.file->entries() == 0) { // not even the load that it was made by wrote any
+    packed_->note_unmapped();
+  } else if (growth) {
     packed_->note_fallback(plan.stock.fallback.empty() ? kNotInCopies : plan.stock.fallback, growth->bytes());
   } else if (uses(method, kXnnpack)) {
     packed_->note_hit();
