@@ -115,9 +115,10 @@ _CHECKPOINT = "50"
 _RETRIES = 20
 _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
-_SMALL_FILES = 64  # as many files are made one
-_TIDY = "tidy"
-_TIDYING = 600 * 10**9  # nanoseconds that it may take
+_SMALL = 1 << 22  # bytes; larger files of a table stay as they are
+_SMALL_FILES = 16  # more of them are made one: whoever reads the table opens each of its files
+_TIDY, _TIDIED = "tidy", "tidied"
+_TIDYING = 600 * 10**9  # nanoseconds after which whoever began has died
 
 
 class TakenError(Exception):
@@ -371,22 +372,33 @@ class Tables:
     def _tidy(self, table: str, always: bool) -> bool:
         self.fresh(table)
         delta = self._delta(table)
-        if always or (len(delta.file_uris()) > _SMALL_FILES and time.time_ns() - self._tidied(delta) > _TIDYING):
+        if always or self._is_untidy(delta):
+            # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first that
+            # it begins, in a commit that only one can make.
+            begun = time.time_ns()
             with contextlib.suppress(CommitFailedError):  # somebody else does it
-                # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first
-                # that it begins, in a commit that only one can make.
-                mark = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(_TIDY, time.time_ns())])
-                delta.create_write_transaction([], "append", _schema(table), commit_properties=mark)
-                delta.update_incremental()
-                delta.optimize.compact()
+                self._mark(delta, _TIDY, begun)
+                with contextlib.suppress(CommitFailedError):  # rows were deleted meanwhile
+                    delta.optimize.compact(target_size=None if always else _SMALL)
+                self._mark(delta, _TIDIED, begun)
                 delta.create_checkpoint()  # whoever reads the table begins here
                 delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
                 delta.cleanup_metadata()
         return True
 
-    def _tidied(self, delta: deltalake.DeltaTable) -> int:
-        """When somebody began to tidy a table, in nanoseconds since 1970; in the state that was seen last."""
-        return delta.transaction_version(_TIDY) or 0
+    def _mark(self, delta: deltalake.DeltaTable, mark: str, number: int) -> None:
+        """A commit without rows, after which `transaction_version` gives the number."""
+        marked = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(mark, number)])
+        delta.create_write_transaction([], "append", delta.schema(), commit_properties=marked)
+        delta.update_incremental()
+
+    def _is_untidy(self, delta: deltalake.DeltaTable) -> bool:
+        """Whether a table has many small files and nobody makes one of them, in the state that was seen last."""
+        sizes = delta.get_add_actions(flatten=True)["size_bytes"].to_pylist()
+        if sum(size < _SMALL for size in sizes) <= _SMALL_FILES:
+            return False
+        begun, done = (delta.transaction_version(mark) or 0 for mark in (_TIDY, _TIDIED))
+        return begun == done or time.time_ns() - begun > _TIDYING
 
     def _update(self, table: str) -> bool:
         delta = self._delta(table)

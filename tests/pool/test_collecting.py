@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,30 @@ def test_two_that_tidy_at_once_do_not_double_rows(
     assert all(number == distinct for _, number, distinct in rows_of(where))
     with where.open() as pool:
         assert len(pool.versions()) == 6
+
+
+def test_versions_in_a_row_leave_few_files(where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are tidied by how many files they have, not by time; but not beside one that began and is not done."""
+    path = write(tmp_path / "a.safetensors", tensors())
+    monkeypatch.setattr("blobstore.pool.tables._SMALL_FILES", 3)
+
+    def files(pool: Pool, table: str) -> int:
+        return pool.tables.query(f"SELECT count(DISTINCT filename) FROM {table}")[0][0]  # noqa: S608
+
+    with where.open(create=True) as pool:
+        for number in range(10):
+            pool.add(path, f"m@{number}")
+            assert max(files(pool, table) for table in ("events", "parts", "blobs")) <= 3
+        now = time.time_ns()
+        pool.tables._mark(pool.tables._delta("events"), "tidy", now)
+        for number in range(10, 14):
+            pool.add(path, f"m@{number}")
+        assert files(pool, "events") > 3
+        monkeypatch.setattr(time, "time_ns", lambda: now + 601 * 10**9)  # it must have died
+        pool.add(path, "m@14")
+        assert files(pool, "events") == 1
+        assert len(pool.versions()) == 15
+    assert all(number == distinct for _, number, distinct in rows_of(where))
 
 
 def test_who_looks_after_old_commits_were_removed_sees_the_newest(tmp_path: Path) -> None:
