@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy.typing as npt
 
 from blobstore.pool.scan import element
 
-__all__ = ["Few", "Numbers", "bits", "few", "numbers", "size", "unit"]
+__all__ = ["Few", "Numbers", "bits", "few", "numbers", "signature", "size", "unit"]
+
+_SIGNS = np.unpackbits(np.frombuffer(hashlib.shake_128(b"blobstore signatures").digest(64 * 256 // 8), np.uint8))
+_HUGE = 1e30  # larger numbers are no weights
 
 _COARSE = 16  # every so many elements of a sketch decide which are compared whole
 
@@ -72,3 +76,26 @@ def unit(rows: Numbers) -> Numbers:
         centred = rows - rows.mean(axis=1, keepdims=True)
         made: Numbers = centred / np.sqrt((centred * centred).sum(axis=1, keepdims=True))
         return np.nan_to_num(made, posinf=0.0, neginf=0.0)
+
+
+def signature(dtype: str, sketch: bytes) -> int:
+    """64 bits, of which those of two sketches differ by as many as the angle between them is wide: SimHash (Charikar, 2002,
+    doi:10.1145/509907.509965). That of a blob in a narrower type is nearly the same. An integer with a sign, as in the tables.
+    """
+    values = _values(dtype, sketch)
+    with np.errstate(all="ignore"):
+        values = np.clip(np.nan_to_num(values.astype(np.float64)), -_HUGE, _HUGE)
+    signs = _SIGNS.reshape(64, -1)[:, : len(values)] * 2.0 - 1.0
+    is_positive = signs @ (values - values.mean()) > 0
+    return int.from_bytes(np.packbits(is_positive).tobytes(), "big", signed=True)
+
+
+def _values(dtype: str, sketch: bytes) -> npt.NDArray[Any]:
+    """The elements of a sketch as numbers."""
+    width, floating = element(dtype)
+    elements = np.frombuffer(sketch, f"<u{width}")[:256]
+    if not floating:
+        return elements
+    if dtype == "bfloat16":
+        return (elements.astype("<u4") << np.uint32(16)).view("<f4")
+    return elements.view(f"<f{width}")

@@ -34,6 +34,7 @@ from blobstore.core.codec.blobs import (
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
+from blobstore.pool.distances import signature
 from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked, element
 from blobstore.pool.tables import short_key
 from blobstore.storage.objects import Objects
@@ -59,6 +60,9 @@ _KEEP = 1 << 22  # bytes of bases that a worker has at hand
 _MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 _NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
+_WIDE_SAVES = (
+    1 / 12
+)  # of a wide element: planes and differences keep the same noise of its last bits, so shares say little
 
 
 Range = tuple[bytes, int, int]
@@ -103,7 +107,8 @@ class Stored(NamedTuple):  # thousands are looked at for each new version
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
         base_key = None if self.base is None else short_key(self.base)
-        return (*self, short_key(self.digest), base_key)
+        sketched = None if self.sketch is None else signature(self.dtype, self.sketch)
+        return (*self, short_key(self.digest), base_key, sketched)
 
 
 @dataclass(frozen=True)
@@ -451,7 +456,9 @@ def _choice(data: memoryview, job: Job, made: _Made | None) -> str:
         if remains < ENOUGH:
             return near
     encoding, share = best_planes(data, job.part.dtype)
-    return near if near != "raw" and remains < share * _NEAR_WORTH else encoding
+    is_wide = element(job.part.dtype)[0] >= 4
+    is_worth = remains < share * _NEAR_WORTH or (is_wide and share - remains >= _WIDE_SAVES)
+    return near if near != "raw" and is_worth else encoding
 
 
 def best_planes(data: memoryview, dtype: str) -> tuple[str, float]:

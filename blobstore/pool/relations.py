@@ -10,7 +10,7 @@ import numpy as np
 
 from blobstore.pool.derivations import Candidate, Derivations, base_kinds
 from blobstore.pool.derived import QUANT, cast
-from blobstore.pool.distances import Few, Numbers, bits, few, numbers, size
+from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.quantized import BYTES
 from blobstore.pool.scan import ScannedPart, element
@@ -20,7 +20,10 @@ __all__ = ["stored_rows", "with_bases"]
 
 _SHORT = 32
 _PUSHED = 50  # as many rows the engine reads without those around them
-_CANDIDATES = 4096  # of one kind, the newest
+_SOURCES = 4096  # of one type and size, the newest
+_NEWEST = 256  # of one kind
+_ALIKE = 16  # bits of two signatures that differ; of unrelated blobs, 32 do
+_MOST_ALIKE = 8  # of one kind, for each new blob
 _NARROW = {"bfloat16", "half"}
 _HOPELESS = 0.9  # of the bits of an element
 _EARLIER = 32  # differences against a base, the newest
@@ -131,18 +134,47 @@ def _rank(part: ScannedPart) -> int:
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
     """The newest blobs that are whole from which blobs of these types and sizes may follow."""
-    return _whole(tables, "b.dtype = k.a AND b.size = k.b", "b.dtype, b.size", list(base_kinds(parts)))
+    alike = "b.dtype = k.a AND b.size = k.b"
+    return _whole(tables, _newest(alike, "b.dtype, b.size", _SOURCES), kinds=list(base_kinds(parts)))
 
 
 def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
-    """Of each kind the newest blobs that are whole."""
-    kinds = {_kind(part) for part in parts if part.sketch}
-    kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
+    """Of each kind the newest blobs that are whole, and however old they are, those like one of the parts."""
+    wanted = {(*kind, signature(part.dtype, part.sketch)) for part in parts for kind in _kinds(part)}
+    alike = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a"
+    newest = _newest(alike, "b.dtype, b.shape, b.size", _NEWEST)
+    similar = f"""
+        SELECT b.filename AS file, b.file_row_number AS row FROM blobs b JOIN wanted k ON {alike}
+        WHERE b.base_key IS NULL AND bit_count(xor(b.signature, k.d)) <= {_ALIKE}
+        QUALIFY {_MOST_ALIKE} >= row_number() OVER (PARTITION BY k.a, k.b, k.c, k.d ORDER BY bit_count(xor(b.signature, k.d)), b.time DESC)
+    """
     found: dict[_Kind, list[Candidate]] = defaultdict(list)
-    matching = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a"
-    for one in _whole(tables, matching, "b.dtype, b.shape, b.size", list(kinds)):
-        found[one.dtype, one.shape, one.size].append(one)
+    if wanted:
+        given = {"kinds": list({row[:3] for row in wanted}), "wanted": list(wanted)}
+        for one in _whole(tables, f"{newest} UNION {similar}", **given):
+            found[one.dtype, one.shape, one.size].append(one)
     return found
+
+
+def _kinds(part: ScannedPart) -> list[_Kind]:
+    """The kinds of blobs that a new one may be close to."""
+    wide = [("float", part.shape, 2 * part.size)] if part.dtype in _NARROW else []
+    return [_kind(part), *wide]
+
+
+def _newest(matching: str, alike: str, most: int) -> str:
+    """A query for the places of the newest blobs that are whole, of each kind.
+
+    Args:
+        matching: the condition under which a blob is of a kind.
+        alike: the columns that blobs of one kind have in common.
+        most: of a kind.
+    """
+    return f"""
+        SELECT b.filename AS file, b.file_row_number AS row FROM blobs b JOIN kinds k ON {matching}
+        WHERE b.base_key IS NULL
+        QUALIFY {most} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
+    """
 
 
 def _unmarked(tables: Tables) -> str:
@@ -152,27 +184,22 @@ def _unmarked(tables: Tables) -> str:
     return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND m.digest IS NULL)"
 
 
-def _whole(tables: Tables, matching: str, alike: str, kinds: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
-    """The newest blobs that are whole, of each kind.
+def _whole(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
+    """The blobs at places, but for those in condemned packs.
 
     Args:
-        matching: the condition under which a blob is of a kind.
-        alike: the columns that blobs of one kind have in common.
-        kinds: of which.
+        places: a query for them.
+        given: tables that it reads.
     """
-    if not kinds:
+    if not all(given.values()):
         return []
     rows = tables.query(
         f"""
-        WITH newest AS (
-            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN kinds k ON {matching}
-            WHERE b.base_key IS NULL AND {_unmarked(tables)}
-            QUALIFY {_CANDIDATES} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
-        )
-        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN newest n ON b.filename = n.file AND b.file_row_number = n.row
-        WHERE b.time >= (SELECT min(time) FROM newest) AND b.sketch IS NOT NULL
+        WITH places AS ({places})
+        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
+        WHERE b.sketch IS NOT NULL AND {_unmarked(tables)}
         """,
-        kinds=kinds,
+        **given,
     )
     blobs = [Stored.read(row) for row in rows]
     return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]

@@ -79,6 +79,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "near_sketch": _BYTES,  # the same of a difference: apart, because few of them are read
         "key": _NUMBER,  # `short_key` of the digest: an engine reads these several times as fast
         "base_key": _NUMBER,  # the same of the base
+        "signature": _NUMBER,  # of the sketch, as `distances.signature` makes it; null without one
     },
     PARTS: {
         "id": _TEXT,
@@ -105,7 +106,14 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     MARKS: {"digest": _BYTES, "pack": _BYTES, "time": _NUMBER},
 }
 
-_OPTIONAL = {(BLOBS, "base"), (BLOBS, "sketch"), (BLOBS, "near_sketch"), (BLOBS, "base_key"), (MARKS, "digest")}
+_OPTIONAL = {
+    (BLOBS, "base"),
+    (BLOBS, "sketch"),
+    (BLOBS, "near_sketch"),
+    (BLOBS, "base_key"),
+    (BLOBS, "signature"),
+    (MARKS, "digest"),
+}
 """What may be null."""
 
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}

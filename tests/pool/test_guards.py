@@ -145,7 +145,7 @@ def test_a_base_of_a_base(tmp_path: Path) -> None:
         for number, data in enumerate(contents):
             (tmp_path / f"{number}.bin").write_bytes(data)
             pool.add(tmp_path / f"{number}.bin", f"m@{number}")
-        names = [*Stored._fields, "key", "base_key"]
+        names = [*Stored._fields, "key", "base_key", "signature"]
         columns = ", ".join(f'"{name}"' for name in names)
         rows = {row[0]: list(row) for row in pool.tables.query(f"SELECT {columns} FROM blobs")}  # noqa: S608
         whole = dict(rows)

@@ -494,7 +494,7 @@ def test_numbers_of_a_gguf_in_either_order_of_bytes(tmp_path: Path, order: str) 
 def test_rows_of_blobs_that_cannot_be(tmp_path: Path, column: str, value: object, message: str) -> None:
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "a.safetensors", {"w": np.zeros((64, 64), np.float32)}), "a@1")
-        columns = [*Stored._fields, "key", "base_key"]
+        columns = [*Stored._fields, "key", "base_key", "signature"]
         names = ", ".join(f'"{name}"' for name in columns)
         rows = pool.tables.query(f"SELECT {names} FROM blobs")  # noqa: S608
         pool.tables.delete("blobs", "true")

@@ -116,19 +116,62 @@ def test_the_bits_of_a_difference_are_about_its_entropy(width: int) -> None:
         assert abs(bits - entropy) < 0.35
 
 
-def test_the_newest_of_a_kind_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what was stored last finds its base, however much there is."""
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_base_is_found_however_old_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """And however many of its kind came after it."""
     random = np.random.default_rng(3)
-    monkeypatch.setattr(relations, "_CANDIDATES", 3)
-    models = [random.standard_normal(_SHAPE).astype("f2") for _ in range(6)]
+    monkeypatch.setattr(relations, "_NEWEST", 1)
+    monkeypatch.setattr(relations, "_SOURCES", 1)
+    models = [random.standard_normal(_SHAPE).astype("f4") for _ in range(40)]
     clock = iter(range(10**9, 2 * 10**9))
     monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
     with Pool(tmp_path / "pool", create=True) as pool:
-        sizes = list(added(pool, tmp_path, models))
-        for number, expected in ((5, True), (3, True), (2, False)):
-            nearest = np.nextafter(models[number], np.float16(np.inf))
-            path = write(tmp_path / "near.safetensors", {"weight": nearest})
-            assert (pool.add(path, f"near@{number}").stored_bytes < sizes[number] / 5) is expected
+        write(tmp_path / "bases.safetensors", {f"{number}": model for number, model in enumerate(models)})
+        size = pool.add(tmp_path / "bases.safetensors", "bases@1").stored_bytes / len(models)
+        for number in (39, 20, 0):
+            near = np.nextafter(models[number], np.float32(np.inf)).astype(dtype)
+            path = write(tmp_path / "near.safetensors", {"weight": near})
+            assert pool.add(path, f"near@{number}").stored_bytes < size / 5
+
+
+def test_similar_weights_have_similar_signatures() -> None:
+    """In every type, and those of others have not."""
+    random = np.random.default_rng(5)
+    values = random.standard_normal((50, 256)) * 0.02 + 1
+    types = {"half": "f2", "float": "f4", "double": "f8"}
+
+    def signature(row: _Weight, dtype: str) -> int:
+        return distances.signature(dtype, row.astype(types[dtype]).tobytes())
+
+    def apart(one: int, other: int) -> int:
+        return ((one ^ other) % (1 << 64)).bit_count()
+
+    first = [signature(row, "float") for row in values]
+    for dtype in types:
+        again = [signature(row + 0.002 * random.standard_normal(256), dtype) for row in values]
+        assert max(map(apart, first, again)) <= 10
+    others = [apart(one, other) for at, one in enumerate(first) for other in first[:at]]
+    assert 30 < np.mean(others) < 34
+    assert np.mean(np.array(others) <= relations._ALIKE) < 0.01
+    for dtype in (*types, "bfloat16", "char", ""):
+        for junk in (b"\xff" * 2048, bytes(2048), random.bytes(2048)):
+            assert -(1 << 63) <= distances.signature(dtype, junk) < 1 << 63
+
+
+@pytest.mark.parametrize(("distance", "most"), [(0.003, 0.65), (0.015, 0.72), (0.05, 0.78)])
+def test_fine_tunes_in_float32_are_differences(tmp_path: Path, distance: float, most: float) -> None:
+    """Their last bits are noise by themselves and in a difference, so neither is small."""
+    random = np.random.default_rng(6)
+    base = (random.standard_normal((256, 192)) * 0.02).astype("f4")
+    with Pool(tmp_path / "pool", create=True) as pool:
+        first, *tunes = added(
+            pool,
+            tmp_path,
+            [base, *(base * (1 + distance * random.standard_normal(base.shape).astype("f4")) for _ in "ab")],
+        )
+        assert first > 0.8 * base.nbytes
+        assert max(tunes) < most * base.nbytes
+        assert pool.verify() == []
 
 
 def test_contents_are_found_by_whole_digests(tmp_path: Path) -> None:
