@@ -150,8 +150,8 @@ def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, lis
     """
     found: dict[_Kind, list[Candidate]] = defaultdict(list)
     if wanted:
-        given = {"kinds": list({row[:3] for row in wanted}), "wanted": list(wanted)}
-        for one in _whole(tables, f"{newest} UNION {similar}", **given):
+        kinds = list({row[:3] for row in wanted})
+        for one in _whole(tables, f"{newest} UNION {similar}", kinds=kinds, wanted=list(wanted)):
             found[one.dtype, one.shape, one.size].append(one)
     return found
 
