@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-__all__ = ["parse_size", "printable", "quoted", "saving", "size"]
+__all__ = ["amount", "parse_size", "printable", "quoted", "saving", "size"]
 
 
 def printable(text: object) -> str:
@@ -25,6 +25,16 @@ def size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:#.3g} {unit}".replace(". ", " ")
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def amount(number: int) -> str:
+    """A number of parameters as people write it: 22.7M, 7.24B."""
+    value = float(number)
+    for unit in ("", "K", "M"):
+        if value < 999.5:
+            return f"{number}{unit}" if not unit else f"{value:#.3g}{unit}".replace(".K", "K").replace(".M", "M")
+        value /= 1000
+    return f"{value:.3g}B"
 
 
 def saving(before: int, after: int) -> str:

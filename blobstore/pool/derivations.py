@@ -19,12 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.pool.derived import QUANT, SCALE, cast, widen
+from blobstore.core.codec.elements import cast, element, widen
+from blobstore.pool.derived import QUANT, SCALE
 from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import BYTES, likeness
-from blobstore.pool.scan import FileRange, ScannedPart, element, sketched
+from blobstore.pool.scan import FileRange, ScannedPart, sketched
 
 __all__ = ["Candidate", "Derivation", "Derivations", "base_kinds"]
 

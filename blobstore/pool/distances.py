@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.pool.scan import element
+from blobstore.core.codec.elements import element
 
 __all__ = ["Few", "Numbers", "bits", "few", "numbers", "signature", "size", "unit"]
 

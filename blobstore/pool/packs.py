@@ -19,23 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blobstore.core.codec.blobs import (
-    CHUNK,
-    ENOUGH,
-    DecodeError,
-    check_encoding,
-    cut,
-    decode,
-    encode,
-    near_encodings,
-    plane_encodings,
-    sample,
-)
+from blobstore.core.codec.blobs import CHUNK, DecodeError, check_encoding, cut, decode, encode
+from blobstore.core.codec.choosing import NEAR_WORTH, best_planes, choose
+from blobstore.core.codec.elements import cast
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.core.memory.mapped_file import map_file
-from blobstore.pool.derived import cast, derive, find_steps, made_size, split_steps
+from blobstore.pool.derived import derive, find_steps, made_size, split_steps
 from blobstore.pool.distances import signature
-from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked, element
+from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked
 from blobstore.pool.tables import short_key
 from blobstore.storage.objects import Objects
 
@@ -45,8 +36,6 @@ __all__ = [
     "Reader",
     "Rooms",
     "Stored",
-    "best_difference",
-    "best_planes",
     "copy_pack",
     "pack_path",
     "write_pack",
@@ -59,10 +48,6 @@ _NOTHING = memoryview(b"")
 _KEEP = 1 << 22  # bytes of bases that a worker has at hand
 _MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
-_NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
-_WIDE_SAVES = (
-    1 / 12
-)  # of a wide element: planes and differences keep the same noise of its last bits, so shares say little
 
 
 Range = tuple[bytes, int, int]
@@ -394,7 +379,8 @@ def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
     made = _made(job, worker, data)
     if made is not None and made.steps and _is_enough(made, job, data):
         return _against(made, job, row), made.factors
-    encoding = _choice(data, job, made)
+    fits = made is not None and len(made.data) == len(data)
+    encoding, _ = choose(data, part.dtype, *((made.data, made.share) if made is not None and fits else ()))
     base = made.data if made is not None and encoding.startswith("near") else None
     stored = b"".join(encode(data, encoding, base))
     if checked(decode(encoding, len(data), memoryview(stored), base, worker.chunk), part.check[:SEED]) != part.check:
@@ -434,7 +420,7 @@ def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
     """Whether a recipe makes a blob to the bit, and its factors take less than the blob itself would."""
     if hashlib.sha256(made.data).digest() != job.part.digest:
         return False
-    return not made.factors or made.share < _NEAR_WORTH * best_planes(data, job.part.dtype)[1]
+    return not made.factors or made.share < NEAR_WORTH * best_planes(data, job.part.dtype)[1]
 
 
 def _against(made: _Made, job: Job, row: Stored, *then: str) -> Stored:
@@ -446,38 +432,3 @@ def _against(made: _Made, job: Job, row: Stored, *then: str) -> Stored:
         base=job.base and job.base[0],
         near_sketch=job.part.sketch or None if is_near else None,
     )
-
-
-def _choice(data: memoryview, job: Job, made: _Made | None) -> str:
-    near, remains = "raw", 1.0
-    if made is not None and len(made.data) == len(data):
-        near, remains = best_difference(data, job.part.dtype, made.data)
-        remains += made.share
-        if remains < ENOUGH:
-            return near
-    encoding, share = best_planes(data, job.part.dtype)
-    is_wide = element(job.part.dtype)[0] >= 4
-    is_worth = remains < share * _NEAR_WORTH or (is_wide and share - remains >= _WIDE_SAVES)
-    return near if near != "raw" and is_worth else encoding
-
-
-def best_planes(data: memoryview, dtype: str) -> tuple[str, float]:
-    """The smallest encoding of a blob by itself, and about which share of its bytes that takes.
-
-    Args:
-        data: the blob.
-        dtype: of its elements; if it is empty, every width is tried.
-    """
-    possible = dict.fromkeys(one for width in _widths(dtype) for one in plane_encodings(width))
-    return sample(data, tuple(possible))
-
-
-def best_difference(data: memoryview, dtype: str, base: memoryview) -> tuple[str, float]:
-    """The smallest encoding of a blob as a difference to one of the same size, and about which share of its bytes that takes."""
-    _, floating = element(dtype)
-    possible = dict.fromkeys(one for width in _widths(dtype) for one in near_encodings(width, floating=floating))
-    return sample(data, tuple(possible), base)
-
-
-def _widths(dtype: str) -> tuple[int, ...]:
-    return (element(dtype)[0],) if dtype else (1, 2, 4)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blobstore.core.codec.elements import cast, element
 from blobstore.pool.derivations import Candidate, Derivations, base_kinds
-from blobstore.pool.derived import QUANT, cast
+from blobstore.pool.derived import QUANT
 from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.quantized import BYTES
-from blobstore.pool.scan import ScannedPart, element
+from blobstore.pool.scan import ScannedPart
 from blobstore.pool.tables import Tables, short_key
 
 __all__ = ["stored_rows", "with_bases"]

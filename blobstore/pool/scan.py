@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from blobstore.core.codec.elements import element
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
-from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import map_file, named, read_pieces
 from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
 
-__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "element", "scan", "sketched"]
+__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "scan", "sketched"]
 
 SEED = 8
 """Bytes of a check that say how it was made."""
@@ -32,7 +32,6 @@ SKETCHED = 4096
 
 _SAMPLES = 256
 _PRIMES = 2 * 3 * 5 * 7 * 11
-_FLOATS = {"half", "float", "double", "bfloat16"}
 _PIECE = 1 << 23
 """Files that are of no known kind are cut into blobs of this size."""
 
@@ -101,15 +100,6 @@ class ScannedFile:
     size: int
     sha256: str
     parts: tuple[ScannedPart, ...]
-
-
-def element(dtype: str) -> tuple[int, bool]:
-    """Bytes of an element of this type, and whether it is a float; opaque bytes count as float32, which most are."""
-    if not dtype:
-        return 4, True
-    kind = ScalarType.__members__.get(dtype.upper())
-    width = 1 if kind is None else kind.itemsize
-    return (width if width in {1, 2, 4, 8} else 1), dtype in _FLOATS
 
 
 def checked(pieces: Iterable[memoryview], seed: bytes) -> bytes:

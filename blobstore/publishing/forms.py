@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.core.codec.blobs import check_encoding, decode, encode
+from blobstore.core.codec.choosing import best_difference, best_planes
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool import Pool
 from blobstore.pool.contents import Blobs, parts_of
-from blobstore.pool.packs import Stored, best_difference, best_planes, pack_path
+from blobstore.pool.packs import Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
 from blobstore.publishing.released import Released, store_pieces

@@ -18,11 +18,12 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 
 from blobstore.core.codec.blobs import check_encoding, encode
+from blobstore.core.codec.choosing import best_planes
 from blobstore.core.errors import InvalidFileError, PoolError
 from blobstore.core.memory.digest import sha256
 from blobstore.pool import Pool
 from blobstore.pool.contents import Blobs
-from blobstore.pool.packs import Stored, best_planes
+from blobstore.pool.packs import Stored
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
 from blobstore.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, store_forms

@@ -10,7 +10,7 @@ from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.find import Cause, Changes
 from blobstore.reporting.json_output import load_report
 from blobstore.reporting.making import report
-from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, Problem
+from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, PoolAdvice, Problem
 from blobstore.reporting.report_data import Folder
 from blobstore.reporting.view import Report
 
@@ -23,6 +23,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "Folder",
+    "PoolAdvice",
     "Problem",
     "Region",
     "RegionKind",

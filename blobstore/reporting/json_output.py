@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -14,7 +15,7 @@ from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.find import Cause, Changes
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Work
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, PoolAdvice, Problem, Work
 from blobstore.reporting.view import Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
@@ -41,6 +42,7 @@ def to_json(report: Report, changes: Changes | None = None) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in report.findings],
         "problems": [{"path": problem.path, "reason": problem.reason} for problem in report.problems],
         "notes": list(report.notes),
+        "pool": None if report.pool is None else asdict(report.pool),
     }
     if changes is not None:
         plain["changes"] = {
@@ -81,6 +83,7 @@ def _file(file: FileReport, saves: int) -> dict[str, Any]:
         "format": file.format,
         "size": file.size,
         "saves": saves,
+        "parameters": file.parameters,
         "alignment": file.alignment,
         "already_shared": file.already_shared,
         "aliases": list(file.aliases),
@@ -138,7 +141,13 @@ def from_json(plain: Any) -> Report:
         Problem(text(member(problem, "path")), text(member(problem, "reason")))
         for problem in items(member(plain, "problems"))
     )
-    return Report(files, findings, problems, texts(plain.get("notes", [])))
+    return Report(files, findings, problems, texts(plain.get("notes", [])), _read_pool(plain.get("pool")))
+
+
+def _read_pool(plain: Any) -> PoolAdvice | None:
+    if plain is None:
+        return None
+    return PoolAdvice(text(member(plain, "command")), integer(member(plain, "bytes")), bool(member(plain, "is_bound")))
 
 
 def _read_file(plain: Any) -> FileReport:

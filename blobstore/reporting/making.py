@@ -65,21 +65,23 @@ def report(
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
     checkpoints = open_names(names)
     check_progress(progress)
-    options = ReportOptions(exact_only, float(near), names_of(checkpoints) if checkpoints else None)
-    listing = list_files(names_of_paths(paths))
+    given = names_of_paths(paths)
+    options = ReportOptions(given, exact_only, float(near), names_of(checkpoints) if checkpoints else None)
+    listing = list_files(given)
     notes: list[str] = []
     with Cache(cache) as known, default_executor(executor) as workers:
         engine = Engine(workers, known, progress)
         read = engine.read(listing.paths, not exact_only)
-        files, findings, used_names = find_all(read.files, read.prints, engine, options)
-    if checkpoints and not used_names:
-        given = ", ".join(one.name for one in checkpoints)
-        notes.append(f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors")
+        found = find_all(read.files, read.prints, engine, options)
+    if checkpoints and not found.used_names:
+        names_from = ", ".join(one.name for one in checkpoints)
+        notes.append(f"nothing got a name from {names_from}: nothing without a name equals exactly one of its tensors")
     if known.trouble is not None:
         notes.append(known.trouble)
     return Report(
-        tuple(replace(file, aliases=tuple(listing.aliases.get(file.path, ()))) for file in files),
-        tuple(findings),
+        tuple(replace(file, aliases=tuple(listing.aliases.get(file.path, ()))) for file in found.files),
+        tuple(found.findings),
         (*listing.problems, *read.problems),
         tuple(notes),
+        found.pool,
     )

@@ -19,6 +19,7 @@ __all__ = [
     "FileReport",
     "Finding",
     "FindingKind",
+    "PoolAdvice",
     "Problem",
     "Work",
 ]
@@ -50,6 +51,9 @@ DUPLICATES = {
     FindingKind.DUPLICATE_PAYLOAD,
 }
 """Findings about equal bytes."""
+
+
+_PARAMETERS = {RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.NAMED_DATA}
 
 
 class CauseKind(str, enum.Enum):
@@ -107,8 +111,30 @@ class FileReport:
         """What keys that share a region would take besides if each had its own."""
         return sum(region.nbytes * (len(region.keys) - 1) for region in self.regions if len(region.keys) > 1)
 
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of the tensors in it, each content of a region once. Opaque bytes that equal no known tensor do not count."""
+        return sum(region.elements for region in self.regions if region.kind in _PARAMETERS)
+
     def __repr__(self) -> str:
         return line("FileReport", self.path, self.format, size(self.size), count(len(self.regions), "region"))
+
+
+@dataclass(frozen=True)
+class PoolAdvice:
+    """A pool of all files, which takes much less than the other commands leave.
+
+    Attributes:
+        command: adds the files to it.
+        bytes: of the pool then; an estimate, unless it is a bound.
+        is_bound: whether it takes no more than that: each content is counted as it is, without compression and differences.
+    """
+
+    __repr__ = fields_line
+
+    command: str
+    bytes: int
+    is_bound: bool
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from blobstore.core.regions.region import Region
 from blobstore.core.reprs import fields_line
-from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem
+from blobstore.reporting.model import FileReport, Finding, FindingKind, PoolAdvice, Problem
 from blobstore.reporting.savings import attribute
 
 __all__ = ["Folder", "ReportData"]
@@ -44,12 +44,14 @@ class ReportData:
         findings: by `FindingKind`, and the largest first within each.
         problems: files that could not be read, and why.
         notes: what did not go as requested, without making the report any less complete.
+        pool: a pool that would take much less than the commands of the findings leave; None if none would.
     """
 
     files: tuple[FileReport, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...] = field(default=())
     notes: tuple[str, ...] = ()
+    pool: PoolAdvice | None = None
 
     @cached_property
     def total_bytes(self) -> int:

@@ -27,6 +27,7 @@ class Report(ReportData):
         findings: by `FindingKind`, and the largest first within each.
         problems: files that could not be read, and why.
         notes: what did not go as requested, without making the report any less complete.
+        pool: a pool that would take much less than the commands of the findings leave; None if none would.
     """
 
     def __repr__(self) -> str:

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore
+from blobstore.core.codec.elements import cast, widen
 from blobstore.errors import IntegrityError, PoolError
 from blobstore.pool import Pool
-from blobstore.pool.derived import cast, derive, made_size, split_steps, widen
+from blobstore.pool.derived import derive, made_size, split_steps
 from blobstore.pool.layouts import Layout, layout_size, layouts, parse_layout, rearrange
 from blobstore.pool.packs import Stored
 from tests.pool.models import write

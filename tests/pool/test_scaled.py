@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from blobstore.core.codec.elements import cast
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
-from blobstore.pool.derived import cast, derive, made_size
+from blobstore.pool.derived import derive, made_size
 from blobstore.pool.packs import Stored
 from blobstore.pool.scaled import factors_size, find_factors, scale
 from tests.pool.models import write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from blobstore.core.memory.layout import TensorLayout, in_words
@@ -75,6 +76,11 @@ class Region:
     def name(self) -> str:
         """Its name in a checkpoint, its first key, or else what it is."""
         return self.tensor or (self.keys[0] if self.keys else self.kind.value)
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has; 0 for opaque bytes."""
+        return 0 if self.layout is None else math.prod(self.layout.sizes)
 
     @property
     def element_type(self) -> str:

@@ -3,12 +3,13 @@
 from blobstore.reporting.find.baseline import Changes, compare_reports
 from blobstore.reporting.find.causes import Cause, grouped
 from blobstore.reporting.find.commands import CONNECTING
-from blobstore.reporting.find.everything import ReportOptions, find_all
+from blobstore.reporting.find.everything import AllFound, ReportOptions, find_all
 from blobstore.reporting.find.families import left_out
 from blobstore.reporting.find.named import is_nameless, names_of
 
 __all__ = [
     "CONNECTING",
+    "AllFound",
     "Cause",
     "Changes",
     "ReportOptions",

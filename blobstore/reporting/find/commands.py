@@ -25,7 +25,7 @@ from blobstore.reporting.find.kinds.building import DEPLOYED, convert_command, d
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Work
 from blobstore.reporting.savings import measure
 
-__all__ = ["CONNECTING", "unite"]
+__all__ = ["CONNECTING", "free_names", "unite"]
 
 
 CONNECTING = 4096
@@ -73,7 +73,7 @@ def _complete(outputs: Iterable[_Output]) -> dict[str, str]:
     whole: dict[str, str] = {}
     for name, some in sorted(by_name.items()):
         some.sort(key=lambda output: (-output.weight, output.file))
-        names = _numbered(name, len(some)) if name else _free([output.name for output in some])
+        names = _numbered(name, len(some)) if name else free_names([output.name for output in some])
         whole.update((one.command, writing(one.command, given)) for one, given in zip(some, names, strict=True))
     return whole
 
@@ -320,10 +320,10 @@ def _with(finding: Finding, work: Work, command: str | None) -> Finding:
 
 
 def _numbered(name: str, number: int) -> list[str]:
-    return _free([name] if number == 1 else [f"{name}-{n}" for n in range(1, number + 1)])
+    return free_names([name] if number == 1 else [f"{name}-{n}" for n in range(1, number + 1)])
 
 
-def _free(names: Sequence[str]) -> list[str]:
+def free_names(names: Sequence[str]) -> list[str]:
     """Distinct names for outputs, none of which exists already."""
     taken: dict[str, None] = {}
     for name in names:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blobstore.core.programs.inputs import checkpoints_beside
 from blobstore.core.regions.source import is_url
@@ -22,27 +23,43 @@ from blobstore.reporting.find.named import (
     nameless_folders,
     names_in,
 )
-from blobstore.reporting.model import FileReport, Finding, FindingKind
+from blobstore.reporting.find.pooling import advise_pool
+from blobstore.reporting.model import FileReport, Finding, FindingKind, PoolAdvice
 from blobstore.reporting.read import Engine, Prints
 from blobstore.reporting.savings import count
 
-__all__ = ["ReportOptions", "find_all"]
+__all__ = ["AllFound", "ReportOptions", "find_all"]
 
 _SAME_VALUES = {FindingKind.OTHER_LAYOUT, FindingKind.OTHER_DTYPE}
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the caller of a report asked for, see `making.report`."""
+    """What the caller of a report asked for, see `making.report`; `paths` are as they were given."""
 
+    paths: Sequence[str]
     exact_only: bool
     near: float
     names: NamesByContent | None = None
 
 
-def find_all(
-    files: Sequence[FileReport], prints: Sequence[Prints], engine: Engine, options: ReportOptions
-) -> tuple[list[FileReport], list[Finding], bool]:
+class AllFound(NamedTuple):
+    """What was found in some files.
+
+    Attributes:
+        files: with the names of their blobs.
+        findings: as `savings.count` orders them.
+        used_names: whether `ReportOptions.names` had a name for something.
+        pool: as in `ReportData`.
+    """
+
+    files: list[FileReport]
+    findings: list[Finding]
+    used_names: bool
+    pool: PoolAdvice | None
+
+
+def find_all(files: Sequence[FileReport], prints: Sequence[Prints], engine: Engine, options: ReportOptions) -> AllFound:
     """Find all that is to be found in some files.
 
     Args:
@@ -50,18 +67,15 @@ def find_all(
         prints: for each file, the fingerprint of each of its regions, None for what is no blob.
         engine: compares blobs.
         options: what to look for.
-
-    Returns:
-        The files with the names of their blobs; the findings, as `savings.count` orders them; and whether `ReportOptions.names`
-        had a name for something.
     """
     catalog = Catalog(files, prints)
     findings = count(unite(files, _find(catalog, engine, options)))
+    pool = advise_pool(options.paths, catalog, findings, engine, exact_only=options.exact_only)
     named = list(files) if options.names is None else name_tensors(files, options.names)
     used_names = any(region.tensor for file in named for region in file.regions)
     named = name_tensors(named, names_in(named))
     named = name_related(named, [finding.places for finding in findings if finding.kind in _SAME_VALUES])
-    return _named_from_beside(named, prints, engine, options), findings, used_names
+    return AllFound(_named_from_beside(named, prints, engine, options), findings, used_names, pool)
 
 
 def _find(catalog: Catalog, engine: Engine, options: ReportOptions) -> list[Finding]:

@@ -5,6 +5,7 @@ from blobstore.reporting.read.engine import Engine, Prints, default_executor
 from blobstore.reporting.read.fingerprint import Fingerprint, fold_for
 from blobstore.reporting.read.listing import list_files, names_of_paths
 from blobstore.reporting.read.proofs import Spot, count_differences, find_order, search_payload
+from blobstore.reporting.read.stored import stored_share
 
 __all__ = [
     "Cache",
@@ -21,4 +22,5 @@ __all__ = [
     "list_files",
     "names_of_paths",
     "search_payload",
+    "stored_share",
 ]

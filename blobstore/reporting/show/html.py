@@ -19,7 +19,7 @@ from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes_html import changes_section
 from blobstore.reporting.show.common_html import common_section, share_bar
 from blobstore.reporting.show.page_data import page_data
-from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, headline
+from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, headline, in_pool
 
 __all__ = ["to_html"]
 
@@ -97,7 +97,13 @@ def _actions(report: ReportData) -> str:
             f'<li class="action"><p>{number}. <b>{size(nbytes)}</b> <span class="faint">{_inputs(command)}</span></p>'
             f'<div class="command"><pre><code>{html.escape(printable(command))}</code></pre></div></li>'
         )
-    text = f'<ol class="actions">{"".join(parts)}</ol>' if parts else ""
+    pool = ""
+    if report.pool is not None:
+        pool = (
+            f'<div class="action" id="pool"><p>{in_pool(report, report.pool)}, by</p>'
+            f'<div class="command"><pre><code>{html.escape(printable(report.pool.command))}</code></pre></div></div>'
+        )
+    text = f'{pool}<ol class="actions">{"".join(parts)}</ol>' if parts else pool
     if rest := sum(nbytes for _, nbytes in ordered[_COMMANDS:]):
         text += f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table.</p>'
     if other := report.total_saves - report.command_saves:

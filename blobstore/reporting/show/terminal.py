@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from blobstore.core.regions.region import RegionKind
-from blobstore.core.text import printable, size
+from blobstore.core.text import amount, printable, size
 from blobstore.reporting.find import Cause, Changes, grouped
 from blobstore.reporting.model import DUPLICATES, Finding
 from blobstore.reporting.paths import short_paths, shortener
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes import change_lines
-from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline
+from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, in_pool
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -53,8 +53,9 @@ def print_report(report: ReportData, console: Console, *, top: int = 10) -> None
     """
     width, wide = _width(console), _is_wide(console)
     console.print(Text(headline(report), style="bold"), width=width)
-    if report.findings:
+    if report.findings or report.pool:
         _print_actions(report, console, width)
+    if report.findings:
         console.print(_kinds(report, wide), width=width)
         console.print(_largest(report, top, wide), width=width)
     if folders := branches(report.folders):
@@ -75,8 +76,10 @@ def _is_wide(console: Console) -> bool:
 
 def _print_actions(report: ReportData, console: Console, width: int) -> None:
     ordered = list(report.commands.items())
-    for command, nbytes in ordered[:_COMMANDS]:
-        console.print(Text(f"{size(nbytes)} by"), width=width)
+    shown = [(f"{in_pool(report, pool)} by", pool.command)] if (pool := report.pool) is not None else []
+    shown += [(f"{size(nbytes)} by", command) for command, nbytes in ordered[:_COMMANDS]]
+    for what, command in shown:
+        console.print(Text(what), width=width)
         # no line breaks are inserted, so that it can be copied
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
     if rest := ordered[_COMMANDS:]:
@@ -195,13 +198,15 @@ def _files(report: ReportData, wide: bool) -> _Rows:
     def rows() -> Iterator[Sequence[str]]:
         for f in order[:most]:
             file = report.files[f]
+            parameters = amount(file.parameters) if file.parameters else "-"
             cells = [file.size, *(sum(file.by_kind.get(kind, 0) for kind in kinds) for kinds in _CELLS.values())]
-            yield (_cut(printable(name_of(file.path)), wide), *map(_size, cells), _size(report.saves_of[f]))
+            name = _cut(printable(name_of(file.path)), wide)
+            yield (name, parameters, *map(_size, cells), _size(report.saves_of[f]))
         if len(order) > most:
             left = sum(report.files[f].size for f in order[most:])
-            yield f"{len(order) - most} more files", size(left), *[""] * (len(_CELLS) + 1)
+            yield f"{len(order) - most} more files", "", size(left), *[""] * (len(_CELLS) + 1)
 
-    return "Files", ("file", "size", *_CELLS, "can go"), rows
+    return "Files", ("file", "params", "size", *_CELLS, "can go"), rows
 
 
 @functools.lru_cache(maxsize=4096)

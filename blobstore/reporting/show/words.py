@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.text import printable, size
-from blobstore.reporting.model import CauseKind, FindingKind
+from blobstore.reporting.model import CauseKind, FindingKind, PoolAdvice
 from blobstore.reporting.report_data import Folder, ReportData
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "branches",
     "by_hand",
     "headline",
+    "in_pool",
     "region_name",
     "short_hashes",
 ]
@@ -101,6 +102,13 @@ def headline(report: ReportData) -> str:
 def by_hand(report: ReportData) -> str:
     """How to save what no command saves: programs are lowered again, other files saved again."""
     return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
+
+
+def in_pool(report: ReportData, pool: PoolAdvice) -> str:
+    """What a pool makes of the files."""
+    how = "at most" if pool.is_bound else "about"
+    note = "" if pool.is_bound else " (estimated from samples)"
+    return f"All {len(report.files)} files to the bit in {how} {size(pool.bytes)}{note}"
 
 
 def region_name(region: Region) -> str:
