@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from blobstore.core.regions.source import is_url
 from blobstore.reporting.find.catalog import Catalog, Content
@@ -95,17 +95,16 @@ def _in_folder(catalog: Catalog, shares: Mapping[Content, float]) -> int:
 def _shares(catalog: Catalog, findings: Sequence[Finding], engine: Engine) -> _Shares:
     """About which share of each content is stored; empty if that cannot be known."""
     made = _made_of_others(catalog, findings)
-    largest = sorted((one for one in catalog.contents if one not in made), key=lambda one: -one.nbytes)[:_LARGEST]
+    left = list(_by_name(catalog, _largest(set(catalog.contents) - made)).values())
     looked_at: _Shares = {}
-    left = list(_by_name(catalog, [one for one in largest if one.nbytes >= _SMALL]).values())
     for _ in range(_ROUNDS):
         pairs = [(one, group[0]) for group in left for one in group if one not in looked_at or one is not group[0]]
         results = engine.prove(stored_share, [_task(catalog, one, base) for one, base in pairs])
         if None in results:
             return {}
-        looked_at.update((one, share) for (one, _), (share, _) in zip(pairs, results, strict=True))
-        near = {one for (one, _), (_, is_near) in zip(pairs, results, strict=True) if is_near}
-        left = _without_bases(left, near)
+        shares = {one: result for (one, _), result in zip(pairs, results, strict=True)}
+        looked_at.update((one, share) for one, (share, _) in shares.items())
+        left = _without_bases(left, {one for one, (_, is_near) in shares.items() if is_near})
     return {**_extrapolated(catalog, looked_at), **dict.fromkeys(made, 0.0)} if looked_at else {}
 
 
@@ -113,6 +112,11 @@ def _without_bases(groups: Sequence[Sequence[Content]], near: Container[Content]
     """The contents of each group that are not near to its base, of which the first is the next base, if there are several."""
     rests = ([one for one in group[1:] if one not in near] for group in groups)
     return [rest for rest in rests if len(rest) > 1]
+
+
+def _largest(contents: Iterable[Content]) -> list[Content]:
+    ordered = sorted(contents, key=lambda one: (-one.nbytes, one.digest))[:_LARGEST]
+    return [one for one in ordered if one.nbytes >= _SMALL]
 
 
 def _made_of_others(catalog: Catalog, findings: Sequence[Finding]) -> set[Content]:
