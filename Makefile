@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site budget lint tidy format constants install clean
+.PHONY: help demo test test-change test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ else
 test: $(VENV)/.runtime
 	$(PYTEST) -m "(way or not long) and not native and not slow" $(ARGUMENTS)
 endif
+
+test-change: $(VENV)/.runtime ## run what CI runs for each change: all tests but those of more than five seconds
+	$(PYTEST) -m "(way or not night) and not native and not slow" $(ARGUMENTS)
 
 test-all: $(VENV)/.runtime ## run the tests, without the native and the slow ones
 	$(PYTEST) -m "not native and not slow" $(ARGUMENTS)

@@ -271,7 +271,7 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
     run("report", "--no-cache", "m.ptd", "--html", "page")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")

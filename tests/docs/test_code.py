@@ -137,6 +137,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow_for("docs/language-models.md", "docs/pool.md", "docs/case-study.md")
+@pytest.mark.night_for(
+    "docs/tutorial.md",
+    "docs/training.md",
+    "docs/backends.md",
+    *(
+        f"docs/howto/{name}.md"
+        for name in ("ci", "dedup", "foundation-release", "live-weights", "lora", "lowering", "peft")
+    ),
+)
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages())
 def test_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock,
     assert llama.text(runner) == two
 
 
+@pytest.mark.night
 def test_a_whole_fine_tune_is_exchanged_through_a_working_copy(live: Path, stock: Stock, tmp_path: Path) -> None:
     """Embeddings and norms, which ExecuTorch reads from its own map, follow as well as what XNNPACK packs (L3, B3, B4)."""
     copy = tmp_path / "live.ptd"

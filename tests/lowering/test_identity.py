@@ -176,6 +176,7 @@ def contents(cache: BlobCache) -> dict[str, bytes]:
     return {key: bytes(cache.get_data(key)) for key in cache}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", FORMS)
 def test_their_own_weights_change_no_bit(name: str, lowered: Lowered) -> None:
     """In any form that is lowered, given as floats, and strictly; nothing is clipped (X5, X4)."""
@@ -199,6 +200,7 @@ def test_their_own_weights_change_no_bit(name: str, lowered: Lowered) -> None:
 TORCHAO = [name for name, form in FORMS.items() if "bits" in name and "search" not in name]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", TORCHAO)
 def test_other_weights_are_stored_as_torchao_quantizes_them(name: str, lowered: Lowered, tmp_path: Path) -> None:
     """To the bit: the blobs are those of the other model, quantized and lowered anew (X4, U1)."""
