@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 from tests.helpers import machines, native_build
-from tests.helpers.native_build import LIBRARY, MOST_BYTES, stripped
+from tests.helpers.native_build import ALONE, LIBRARY, MOST_BYTES, stripped
 
 TITLE = "Sizes in bytes"
 
@@ -95,6 +95,9 @@ def _rows_of(tools: Tools, folder: Path) -> Iterator[Row]:
         )
         if kind == "MinSizeRel":
             yield from (Row(f"  {name}", f"{size:,}", "", True) for name, size in _parts(library).items())
+            [alone] = (place / "prefix").rglob("libblobstore_backend.so")
+            size, most = stripped(alone, place / "stripped", tools.strip).stat().st_size, MOST_BYTES[ALONE]
+            yield Row(f"  {ALONE}, libblobstore_backend.so", f"{size:,}", f"at most {most:,}", size <= most)
         native_build.build(
             Path(__file__).parent / "size_of_apps", place / "apps", *build, f"-DCMAKE_PREFIX_PATH={place / 'prefix'}"
         )

@@ -25,6 +25,7 @@ BEFORE = """
 #include <blobstore/nothrow.h>
 #include <blobstore/releases.h>
 #include <blobstore/runners.h>
+#include <blobstore_backend.h>
 
 namespace et = executorch::runtime;
 struct Tokenizer {};

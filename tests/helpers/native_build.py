@@ -21,8 +21,9 @@ _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH"
 ENVIRONMENT = {**os.environ, "PATH": _PATH}
 
 
-MOST_BYTES = {"x86_64, GCC": 868_352, "aarch64, Clang": 800_000}
-"""Of the shared library as `MinSizeRel`, stripped; docs/platforms.md has what it has."""
+ALONE = "the delegate alone"
+MOST_BYTES = {"x86_64, GCC": 868_352, "aarch64, Clang": 800_000, ALONE: 900_000}
+"""Of the shared libraries as `MinSizeRel`, stripped; docs/platforms.md has what they have."""
 
 
 def missing() -> str | None:

@@ -11,6 +11,7 @@
 #include <blobstore/reading.h>
 
 #include "delegate/map_learning.h"
+#include "delegate/offers.h"
 #include "os/heap.h"
 #include "os/text.h"
 
@@ -151,10 +152,10 @@ Delegate::Delegate(
     et::BackendInitContext& context,
     const et::FreeableBuffer& processed,
     et::ArrayRef<et::CompileSpec> specs)
-    : cache_(std::move(cache)),
-      setup_(make_setup(context, processed, specs)),
+    : setup_(make_setup(context, processed, specs)),
+      cache_(cache ? cache : offered_for(setup_->payload.constants, context.get_named_data_map())),
       sources_(cache_, context.get_named_data_map(), setup_->payload.constants) {
-  if (cache_ && served) {
+  if (cache_ && (served || cache == nullptr)) {
     served_.emplace(
         cache_,
         setup_->method,

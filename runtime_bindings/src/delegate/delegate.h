@@ -26,7 +26,8 @@ namespace blobstore::internal {
 
 class Delegate final : private ForkAware {
  public:
-  /// @param cache where blobs are looked up first; may be null. @param served whether `served_delegates` lists it.
+  /// @param cache where blobs are looked up first; null for one that is offered, if any. @param served whether
+  /// `served_delegates` lists it.
   /// @param load may be null: ExecuTorch's own runtime loads the method.
   /// @throws Failure, Error, std::bad_alloc.
   Delegate(
@@ -90,8 +91,8 @@ class Delegate final : private ForkAware {
   void after_fork_in_parent() override { mutex_.unlock(); }
   void after_fork_in_child() override;
 
-  std::shared_ptr<const BlobCache> cache_; // may be null
   std::shared_ptr<InnerSetup> setup_; // does not change after the constructor
+  std::shared_ptr<const BlobCache> cache_; // may be null
   ConstantSources sources_;
   std::optional<Served> served_; // if ExecuTorch's own runtime loaded it on a cache
   // Guards the members below for callers that hold a Reading. A commit is exclusive and needs no lock.
