@@ -193,9 +193,10 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         run(str(interpreter(version)), "-m", "venv", environment)
         python = environment / "bin" / "python"
         (pure,) = out.glob("executorch_blobstore-*.whl")
-        named = f"executorch-blobstore[{'cli,runtime' if native else 'cli'}]=={pure.name.split('-')[1]}"
-        wheels = ("--only-binary=:all:", "--find-links", out)
-        run(python, "-m", "pip", "install", *QUIET, *wheels, named, environment={"PATH": str(python.parent)})
+        ours = f"executorch_blobstore_runtime-*-cp{version.replace('.', '')}-*_{platform.machine()}.whl"
+        wheels = [f"{pure}[cli]", *(out.glob(ours) if native else ())]  # as files: no index is asked for our names
+        only = "--only-binary=:all:"
+        run(python, "-m", "pip", "install", *QUIET, only, *wheels, environment={"PATH": str(python.parent)})
         script = Path(__file__).with_name("smoke.py")
         if native:
             lower(place)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.core import errors
-from blobstore.core.distribution import RUNTIME, install
+from blobstore.core.distribution import install
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
@@ -62,7 +62,7 @@ def _import_native() -> Any:
         else:
             message = (
                 f"the native package is installed and does not load ({error}). To install it again: "
-                f"pip install --force-reinstall --no-deps {RUNTIME}"
+                f"{install('runtime', '--force-reinstall', '--no-deps')}"
             )
         raise errors.MissingDependencyError(message) from error
     return _native

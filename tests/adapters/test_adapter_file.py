@@ -287,7 +287,7 @@ for function in (foundation_fingerprint, read_adapter):
     try:
         function({str(foundation)!r})
     except MissingDependencyError as error:
-        assert "pip install 'executorch-blobstore[runtime]'" in str(error), error
+        assert "pip install ./runtime_bindings in the clone" in str(error), error
     else:
         raise AssertionError(function)
 """

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.core.distribution import DISTRIBUTION, install
+from blobstore.core import distribution
+from blobstore.core.distribution import DISTRIBUTION, RELEASED, install
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
 
@@ -59,4 +60,21 @@ def test_the_extras_that_messages_name_exist() -> None:
     assert isinstance(extras, dict)
     named = {name for path in TEXTS for name in re.findall(r"install\([\"'](\w+)[\"']\)", path.read_text())}
     assert {"cli", "executorch", "releases", "runtime"} <= named <= set(extras)
+
+
+def test_until_the_release_messages_install_from_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that nobody has registered would be an invitation to whoever does."""
+    monkeypatch.setattr(distribution, "RELEASED", False)
+    assert install("cli") == "pip install '.[cli]' in the clone"
+    assert install("runtime", "--no-deps") == "pip install --no-deps ./runtime_bindings in the clone"
+    monkeypatch.setattr(distribution, "RELEASED", True)
     assert install("cli") == "pip install 'executorch-blobstore[cli]'"
+
+
+@pytest.mark.skipif(RELEASED, reason="the names are registered")
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_until_the_release_no_text_asks_an_index_for_the_packages(path: Path) -> None:
+    """Neither a page nor a message; the checklist of the release is for later, and `@ URL` asks no index."""
+    if path.name != "releasing.md":
+        command = r"(?:\bpipx?|\buv) [^\n`]*(?<![\w/.])executorch-blobstore(?!\[?[\w,]*\]? @ )[^\n]*"
+        assert re.findall(command, path.read_text()) == []

@@ -266,7 +266,7 @@ def says_what_is_missing(distribution: str, kind: str, how: str, written: str) -
         right = re.match(r"exit 3: blobstore: |exit 1: error: ", message) and "Traceback" not in written
     else:
         right = message.startswith("MissingDependencyError: ")
-    extras = re.findall(r"pip install 'executorch-blobstore\[(\w+)\]'", message)
+    extras = re.findall(r"pip install '\.\[(\w+)\]' in the clone", message)
     itself = f"pip install {distribution}" in message.replace("_", "-")
     return bool(right) and (itself or any(distribution in OF_USERS[extra] for extra in extras))
 

@@ -14,8 +14,8 @@ import blobstore
 from blobstore.core import requirements
 from tests.packaging.test_packaging import ROOT, project
 
-EXTRA = r"pip install 'executorch-blobstore[executorch]'"
-RUNTIME = r"pip install 'executorch-blobstore[runtime]'"
+EXTRA = "pip install '.[executorch]' in the clone"
+RUNTIME = "pip install ./runtime_bindings in the clone"
 
 
 def distribution(folder: Path, name: str, version: str, *needed: str) -> None:
@@ -126,7 +126,7 @@ def test_a_native_module_for_another_executorch_is_an_error_of_the_library(tmp_p
     message = error(tmp_path, CACHE)
     assert "MissingDependencyError: the native package is installed and does not load" in message
     assert "undefined symbol: _ZN10executorch" in message
-    assert message.endswith("pip install --force-reinstall --no-deps executorch-blobstore-runtime")
+    assert message.endswith("pip install --force-reinstall --no-deps ./runtime_bindings in the clone")
 
 
 @pytest.mark.long

@@ -152,7 +152,7 @@ def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(
         MissingDependencyError,
-        match=r"needs executorch 1\.5, which is not installed: pip install 'executorch-blobstore\[executorch\]'",
+        match=r"needs executorch 1\.5, which is not installed: pip install '\.\[executorch\]' in the clone",
     ):
         executorch.check()
 
