@@ -32,7 +32,7 @@ Documentation: https://blobstore-project.github.io/blobstore/
 
 from __future__ import annotations
 
-from blobstore.core.lazy import lazily
+from blobstore.core.lazy import lazily, usable
 from blobstore.core.version import __version__ as __version__
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing `typing` would take longer than everything else here
@@ -153,4 +153,4 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES, "__version__"])
+    return usable(__name__, [*__all__, *_MODULES, "__version__"])

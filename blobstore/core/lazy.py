@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see blobstore/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 def lazily(package: str, home: Mapping[str, str], name: str) -> object:
@@ -27,3 +27,22 @@ def lazily(package: str, home: Mapping[str, str], name: str) -> object:
     value = getattr(import_module(f".{home[name]}", package), name)
     setattr(sys.modules[package], name, value)
     return value
+
+
+def usable(package: str, names: Iterable[str]) -> list[str]:
+    """What the `__dir__` of a package returns: its names without those whose packages are not installed.
+
+    `help`, completion and `inspect` look up each name that `dir` has, and stop at the first error.
+    """
+    import sys
+
+    from blobstore.core.errors import MissingDependencyError
+
+    found = []
+    for name in sorted(names):
+        try:
+            getattr(sys.modules[package], name)
+        except MissingDependencyError:
+            continue
+        found.append(name)
+    return found

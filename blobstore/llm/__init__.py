@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
+from blobstore.core.lazy import usable
 from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
@@ -38,4 +39,4 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return usable(__name__, __all__)

@@ -8,7 +8,7 @@ with Pool("models", create=True) as pool:
 
 from __future__ import annotations
 
-from blobstore.core.lazy import lazily
+from blobstore.core.lazy import lazily, usable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,4 +38,4 @@ if not TYPE_CHECKING:  # so that type checkers know which names there are
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return usable(__name__, __all__)

@@ -9,7 +9,7 @@ See docs/releases.md. Servers, signatures and encoded forms need the `releases` 
 
 from __future__ import annotations
 
-from blobstore.core.lazy import lazily
+from blobstore.core.lazy import lazily, usable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return usable(__name__, __all__)

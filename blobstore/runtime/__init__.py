@@ -12,7 +12,7 @@ memory costs, which generation of the weights a call sees, and what threads, pro
 
 from typing import TYPE_CHECKING
 
-from blobstore.core.lazy import lazily
+from blobstore.core.lazy import lazily, usable
 
 if TYPE_CHECKING:
     from blobstore.runtime.cache import BlobCache, CacheStats, Transaction, make_working_copy
@@ -68,4 +68,4 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return usable(__name__, __all__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blobstore.core.lazy import lazily
+from blobstore.core.lazy import lazily, usable
 from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return usable(__name__, __all__)

@@ -6,13 +6,14 @@ them does with all packages is the oracle: without a package it does the same, o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -111,27 +112,30 @@ CALLS = [
 MODULES = ["blobstore", "blobstore.export_llm", "blobstore.optimum"]
 """What is run as `python -m`."""
 
-# Runs each entry in turn. A process in which a package is hidden behaves as one in which it was never installed.
-CHILD = """
+# A process in which packages are hidden behaves as one in which they were never installed.
+HIDING = """
 import contextlib, importlib, importlib.metadata, io, json, runpy, sys, time, warnings
 warnings.simplefilter("ignore")
 time.sleep = lambda seconds: None  # a server that is not there is asked again
 hidden, entries = json.load(sys.stdin)
-distribution, names = hidden
+distributions, names = hidden
 for name in names:
     sys.modules[name] = None
 original = importlib.metadata.Distribution.from_name.__func__
 def from_name(cls, name):
-    if name.lower().replace("_", "-") == distribution:
+    if name.lower().replace("_", "-") in distributions:
         raise importlib.metadata.PackageNotFoundError(name)
     return original(cls, name)
 importlib.metadata.Distribution.from_name = classmethod(from_name)
 
 import blobstore
+"""
 
+# Runs each entry in turn.
+CHILD = f"""{HIDING}
 def run(kind, text):
     if kind == "call":
-        return eval(text, {"blobstore": blobstore, "module": importlib.import_module})
+        return eval(text, {{"blobstore": blobstore, "module": importlib.import_module}})
     if kind == "name":
         module, _, name = text.rpartition(":")
         return getattr(importlib.import_module(module), name)
@@ -149,13 +153,26 @@ for kind, text in entries:
             run(kind, text)
             how = "done"
         except SystemExit as left:
-            how = f"exit {left.code}"
+            how = f"exit {{left.code}}"
         except BaseException as error:
-            how = f"{type(error).__name__}: {error}"
+            how = f"{{type(error).__name__}}: {{error}}"
     for stream in (out, err):
         stream.flush()
     results.append([how, err.buffer.getvalue().decode().strip()])
 print("RESULTS" + json.dumps(results))
+"""
+
+# What people and their tools do first, with the package and with each module that it lists.
+LOOKING = """
+import inspect, pydoc, rlcompleter
+import blobstore
+modules = [f"blobstore.{name}" for name in dir(blobstore) if inspect.ismodule(getattr(blobstore, name))]
+for name in ["blobstore", *modules]:
+    module = eval(name)
+    assert module.__doc__.splitlines()[0] in pydoc.plain(pydoc.render_doc(module))
+    inspect.getmembers(module)
+    rlcompleter.Completer({"blobstore": blobstore}).complete(f"{name}.", 0)
+    print(name, *dir(module), flush=True)
 """
 
 
@@ -174,11 +191,17 @@ OF_USERS = {extra: packages(extra) for extra in EXTRAS.keys() - OF_CONTRIBUTORS}
 OPTIONAL = sorted(set().union(*OF_USERS.values()) | ALONE)
 
 
+@functools.cache
+def owners_of_names() -> Mapping[str, list[str]]:
+    """The distributions of each name that can be imported; the records of all packages are read for it."""
+    return metadata.packages_distributions()
+
+
 def imported_as(distribution: str) -> list[str]:
     """The names under which the modules of a distribution are imported; none if it is not installed here."""
     found = [
         name
-        for name, owners in metadata.packages_distributions().items()
+        for name, owners in owners_of_names().items()
         if distribution in {owner.lower().replace("_", "-") for owner in owners}
     ]
     return sorted(name for name in found if not name.startswith("_"))
@@ -236,7 +259,7 @@ def outcomes(folder: Path, tmp_path: Path, distribution: str, names: list[str]) 
     place = tmp_path / "place"
     shutil.copytree(folder, place)
     run = [sys.executable, "-c", CHILD]
-    told = json.dumps([[distribution, names], entries()])
+    told = json.dumps([[[distribution], names], entries()])
     done = subprocess.run(run, input=told, capture_output=True, text=True, check=False, cwd=place)
     assert "RESULTS" in done.stdout, done.stderr[-3000:]
     results: list[list[str]] = json.loads(done.stdout.rpartition("RESULTS")[2])
@@ -319,3 +342,55 @@ def test_every_public_module_has_a_call() -> None:
         "store",
         "testing",
     }
+
+
+NEEDED = {
+    "pool": {"Pool": {"obstore", "deltalake", "duckdb", "zstandard"}},
+    "releases": {"pull": {"msgspec"}, "publish": {"msgspec", "zstandard", "deltalake"}},
+    "runtime": {"BlobCache": {"executorch-blobstore-runtime"}},
+    "lowering": {"lower": {"torch", "executorch"}},
+    "training": {"TrainingProgram": {"torch", "executorch", "executorch-blobstore-runtime"}},
+    "testing": {"NamedDataMapContract": {"pytest"}},
+}
+"""Some names, and what each does not come without."""
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(
+            extra, marks=[] if extra in {None, "pool", "releases", "runtime", "executorch"} else pytest.mark.slow
+        )
+        for extra in [None, *sorted(OF_USERS)]
+    ],
+)
+def test_help_and_completion_list_what_each_extra_brings(extra: str | None) -> None:
+    """In an environment that has the packages of this extra only."""
+    there = OF_USERS[extra] if extra else set()
+    hidden = sorted({*OPTIONAL, "torch"} - there)
+    told = json.dumps([[hidden, [name for one in hidden for name in imported_as(one)]], []])
+    run = [sys.executable, "-c", HIDING + LOOKING]
+    done = subprocess.run(run, input=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check_listing(done.stdout, lambda needed: needed <= there)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["cli", "pool"])
+def test_help_and_completion_work_where_pip_installed_an_extra(extra: str, tmp_path: Path) -> None:
+    """As README.md says, into an environment of its own."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{ROOT}[{extra}]"], check=True)
+    done = subprocess.run([python, "-I", "-c", LOOKING], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_listing(done.stdout, lambda needed: needed <= OF_USERS[extra])
+
+
+def check_listing(written: str, has: Callable[[set[str]], bool]) -> None:
+    """That a module lists the names of NEEDED which can be imported, and no others of them."""
+    listed = {line.split()[0]: line.split()[1:] for line in written.splitlines()}
+    assert {"save_file", "report", "runtime", "lowering", "pool"} <= set(listed["blobstore"])
+    for module, names in NEEDED.items():
+        for name, needed in names.items():
+            assert (name in listed.get(f"blobstore.{module}", [])) is has(needed), (module, name)
