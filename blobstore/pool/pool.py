@@ -158,8 +158,8 @@ class Pool:
     ) -> Added:
         """Add files as a version.
 
-        `.safetensors`, `.ptd`, `.pte`, `.ptn` and `.gguf` files are taken apart into their tensors; of other files, 8 MiB at a time
-        are a content. What the files have is read back from what was stored, and compared, before the version appears.
+        `.safetensors`, `.ptd`, `.pte`, `.ptn` and `.gguf` files, and those of `torch.save`, are taken apart into their tensors; of
+        other files, 8 MiB at a time are a content. What the files have is read back from what was stored, and compared, before the version appears.
 
         Args:
             paths: files, which keep their names, and folders, whose files keep their paths below them. With the index of a

@@ -37,8 +37,8 @@ def report(
     rest; a cache that cannot be read or written is one of `Report.notes`.
 
     Args:
-        paths: one or several: `.pte`, `.ptd`, `.ptn`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
-            either that fsspec can open.
+        paths: one or several: `.pte`, `.ptd`, `.ptn`, `.safetensors` and `.gguf` files, those of `torch.save` (`.pt`, `.pth`, `.bin`),
+            folders that are searched for such files, and URLs of either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
         names: tensors by name: a checkpoint, or several, or their paths. What equals exactly one tensor to the byte, and

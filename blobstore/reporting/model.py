@@ -84,7 +84,7 @@ class FileReport:
 
     Attributes:
         path: as the caller named it, or a URL.
-        format: "pte", "ptd", "ptn", "safetensors" or "gguf".
+        format: "pte", "ptd", "ptn", "safetensors", "gguf" or "torch".
         size: of the file; the sum of its regions.
         aliases: other names of the same file (links), which take no bytes of their own.
         alignment: padding up to the next multiple of this is not waste. 16 for most files; what blobstore wrote keeps

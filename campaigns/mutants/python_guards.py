@@ -410,8 +410,8 @@ GUARDS = (
     ),
     Guard(
         "ptn: members do not overlap",
-        f"{_FILES}/ptn.py",
-        "_members",
+        f"{_FILES}/zips.py",
+        "members_of",
         "at < before.stop",
         "False",
         _PTN,

@@ -11,10 +11,24 @@ from pathlib import Path
 from blobstore.core.errors import FileAccessError, InvalidFileError, OutputPathError
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["Format", "by_name", "check_folder_name", "check_replaceable", "detect_format", "whole_name"]
+__all__ = [
+    "TORCH_SUFFIXES",
+    "Format",
+    "by_name",
+    "check_folder_name",
+    "check_replaceable",
+    "detect_format",
+    "is_torch_saved",
+    "whole_name",
+]
 
 _INDEX = re.compile(r"(.+)\.safetensors\.index(\..+)?\.json", re.DOTALL)
 """That of a variant has its name before the ending, as in `model.safetensors.index.fp16.json`."""
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+"""What files of `torch.save` are called; other programs use these endings, too."""
+
+_OF_TORCH = re.compile(rb"[^/]+/(?:data\.pkl|data/0)")
 
 
 class Format(enum.Enum):
@@ -24,6 +38,7 @@ class Format(enum.Enum):
     PTD = "a .ptd data file"
     SAFETENSORS = "a .safetensors file"
     PTN = "a .ptn package"
+    TORCH = "a checkpoint of torch.save"
     SHARDS = "an index of .safetensors shards"
     HTML = "an HTML page"
     UNKNOWN = "a file of an unknown format"
@@ -47,10 +62,16 @@ def by_name(path: str | os.PathLike[str]) -> Format:
         ".ptd": Format.PTD,
         ".safetensors": Format.SAFETENSORS,
         ".ptn": Format.PTN,
+        **dict.fromkeys(TORCH_SUFFIXES, Format.TORCH),
         ".html": Format.HTML,
     }
     path = as_path(path)
     return Format.SHARDS if _INDEX.fullmatch(path.name) else formats.get(path.suffix, Format.UNKNOWN)
+
+
+def is_torch_saved(head: bytes, path: str) -> bool:
+    """Whether a file that begins with `head` is a zip of `torch.save`: by its first member, or else by its name."""
+    return head[:4] == b"PK\3\4" and (_OF_TORCH.match(head[30:]) is not None or path.endswith(TORCH_SUFFIXES))
 
 
 def whole_name(name: str) -> str:
@@ -107,6 +128,8 @@ def _by_content(path: str | os.PathLike[str]) -> Format:
         return Format.SAFETENSORS
     if head[:4] == b"PK\3\4" and as_path(path).suffix == ".ptn":  # other zips are something else
         return Format.PTN
+    if is_torch_saved(head, os.fspath(path)):
+        return Format.TORCH
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return Format.HTML
     return Format.UNKNOWN

@@ -14,6 +14,7 @@ from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
 from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.formats.sharded import ShardedDataMap
+from blobstore.core.formats.torch_saved import TorchDataMap
 from blobstore.core.memory.mapped_file import as_path
 
 __all__ = ["Format", "Names", "by_name", "detect_format", "open_any", "open_names"]
@@ -23,8 +24,8 @@ Names: TypeAlias = NamedDataMap | str | os.PathLike[str] | Sequence[NamedDataMap
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
-    """Open a file of any known format as a data map: a .pte, .ptd, .safetensors or .ptn, or the index of a sharded
-    checkpoint (`model.safetensors.index.json`).
+    """Open a file of any known format as a data map: a .pte, .ptd, .safetensors or .ptn, the index of a sharded
+    checkpoint (`model.safetensors.index.json`), or what `torch.save` wrote, without unpickling it.
 
     Raises:
         FileAccessError, InvalidFileError: it cannot be read, or is malformed.
@@ -36,6 +37,7 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
         Format.SAFETENSORS: SafetensorsDataMap,
         Format.SHARDS: ShardedDataMap,
         Format.PTN: PtnDataMap,
+        Format.TORCH: TorchDataMap,
     }
     kind = detect_format(path)
     if kind not in opener:

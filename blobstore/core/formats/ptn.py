@@ -7,42 +7,24 @@ branch, which may change: what is not understood of the aliases is left out.
 
 from __future__ import annotations
 
-import io
-import itertools
 import os
-import struct
-import zipfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blobstore.core.errors import InvalidFileError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.safetensors import SafetensorsDataMap, parse_json
+from blobstore.core.formats.zips import Member, members_of
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["ALIASES", "Member", "PtnDataMap"]
+__all__ = ["PtnDataMap"]
 
-ALIASES = "aliases.json"
-_LOCAL = struct.Struct("<4s2xHH16xHH")  # magic, flags, method, lengths of the name and of what follows it
-_ENCRYPTED = 1
-_MOST = 1 << 16  # members
+_ALIASES = "aliases.json"
+_TENSORS = ".safetensors"
 _LARGEST = 1 << 24  # bytes of the aliases
-
-
-@dataclass(frozen=True)
-class Member:
-    """A member of a package: its path there, where its bytes lie in the file, and whether these are its content, not
-    compressed."""
-
-    name: str
-    start: int
-    stop: int
-    is_stored: bool
 
 
 class PtnDataMap(NamedDataMap):
@@ -56,12 +38,12 @@ class PtnDataMap(NamedDataMap):
         self.path = as_path(path)
         self.name = str(self.path)
         self._data = map_file(path) if data is None else data
-        self.members = _members(self._data, self.path)
+        self.members = members_of(self._data, self.path)
         self._places: dict[str, tuple[SafetensorsDataMap, str, int]] = {}
         maps = [
             (one, SafetensorsDataMap(f"{self.path}: {one.name}", data=self._data[one.start : one.stop]))
             for one in self.members
-            if one.is_stored and one.name.endswith(".safetensors")
+            if one.is_stored and one.name.endswith(_TENSORS)
         ]
         times = Counter(key for _, inside in maps for key in inside)
         for one, inside in maps:
@@ -71,6 +53,13 @@ class PtnDataMap(NamedDataMap):
             if key in self._places:
                 self._places.setdefault(alias, self._places[key])
         self._keys = list(self._places)
+
+    @property
+    def contents(self) -> Iterator[Member]:
+        """The members that are neither tensors nor what names them."""
+        return (
+            one for one in self.members if one.name != _ALIASES and not (one.is_stored and one.name.endswith(_TENSORS))
+        )
 
     def byte_range(self, key: str) -> tuple[int, int]:
         """Where a tensor lies in the file: first byte, and first byte behind it."""
@@ -116,73 +105,8 @@ class PtnDataMap(NamedDataMap):
 
     def _aliases(self) -> dict[str, str]:
         for one in self.members:
-            if one.name == ALIASES and one.is_stored and one.stop - one.start <= _LARGEST:
-                content = parse_json(self._data[one.start : one.stop], self.path, ALIASES)
+            if one.name == _ALIASES and one.is_stored and one.stop - one.start <= _LARGEST:
+                content = parse_json(self._data[one.start : one.stop], self.path, _ALIASES)
                 if isinstance(content, dict):
                     return {alias: key for alias, key in content.items() if isinstance(key, str)}
         return {}
-
-
-def _members(data: memoryview, path: Path) -> tuple[Member, ...]:
-    """The members of a zip, in the order of their bytes.
-
-    Raises:
-        InvalidFileError: it is none, or its members are not what its directory says.
-    """
-    try:
-        with zipfile.ZipFile(io.BufferedReader(_File(data))) as package:  # reads the directory only
-            listed = package.infolist()
-    except (zipfile.BadZipFile, ValueError, OverflowError, OSError, NotImplementedError, struct.error) as error:
-        raise InvalidFileError(path, f"not a well-formed zip: {error}") from None
-    if len(listed) > _MOST:
-        raise InvalidFileError(path, f"{len(listed)} members, at most {_MOST} are read")
-    members = [(info.header_offset, _member(info, data, path)) for info in listed]
-    members.sort(key=lambda placed: (placed[0], placed[1].stop))
-    for (_, before), (at, after) in itertools.pairwise(members):
-        if at < before.stop:
-            raise InvalidFileError(path, f"the members {before.name!r} and {after.name!r} overlap")
-    return tuple(member for _, member in members)
-
-
-def _member(info: zipfile.ZipInfo, data: memoryview, path: Path) -> Member:
-    """A member as the directory lists it. What stands before its bytes must say the same, as other readers go by that."""
-    at = info.header_offset
-    if not 0 <= at <= len(data) - _LOCAL.size - 4:
-        raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not within the file")
-    magic, flags, method, name, extra = _LOCAL.unpack_from(data, at)
-    start = at + 30 + name + extra
-    stop = start + info.compress_size
-    if magic != b"PK\3\4" or method != info.compress_type or stop > len(data):
-        raise InvalidFileError(path, f"the member {info.filename!r} at {at} is not what the directory says")
-    is_stored = method == zipfile.ZIP_STORED and not flags & _ENCRYPTED
-    if is_stored and info.file_size != info.compress_size:
-        raise InvalidFileError(
-            path, f"the member {info.filename!r} is stored in {info.compress_size} bytes, and has {info.file_size}"
-        )
-    return Member(info.filename, start, stop, is_stored)
-
-
-class _File(io.RawIOBase):
-    """Memory as a file, without a copy of it."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        at = offset + (0, self._at, len(self._data))[whence]
-        if at < 0:
-            raise OSError("a place before the beginning")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._data[self._at : self._at + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)

@@ -37,6 +37,7 @@ __all__ = [
     "bytes_of",
     "check_by_name",
     "default_framework",
+    "dense_order",
     "in_dim_order",
     "scalar_type_of",
     "to_framework",
@@ -175,7 +176,7 @@ def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     itemsize = array.dtype.itemsize
-    order = _dense_order(array.shape, [stride // itemsize for stride in array.strides])
+    order = dense_order(array.shape, [stride // itemsize for stride in array.strides])
     if order is None or any(stride % itemsize for stride in array.strides):
         array, order = np.ascontiguousarray(array), tuple(range(array.ndim))
     layout = TensorLayout(scalar_type, array.shape, order)
@@ -203,7 +204,7 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
     if tensor.is_contiguous():
         order = range(tensor.dim())
     else:
-        order = _dense_order(tensor.shape, tensor.stride())
+        order = dense_order(tensor.shape, tensor.stride())
         if order is None:
             tensor, order = tensor.contiguous(), range(tensor.dim())
     layout = TensorLayout(scalar_type, tuple(tensor.shape), tuple(order))
@@ -213,7 +214,7 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
     return tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().data, layout
 
 
-def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+def dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """The dim order in which strided memory is one run without gaps; None if there is no such order.
 
     The stride of a dimension of size 1 means nothing, so such a dimension goes where its number puts it.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_torch_saved
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
@@ -22,8 +23,9 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT
 from blobstore.core.formats.pte.parts import TensorData
 from blobstore.core.formats.pte.program import ProgramFile
-from blobstore.core.formats.ptn import ALIASES, PtnDataMap
+from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.torch_saved import TorchDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.deployed import weights_among
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
@@ -56,11 +58,15 @@ def read_regions(source: RegionSource) -> tuple[str, list[Region], int]:
     if head[:4] == b"GGUF":
         return "gguf", _gguf(source), ALIGNMENT
     if head[:4] == b"PK\3\4" and source.path.endswith(".ptn"):
-        return "ptn", _ptn(source), ALIGNMENT
+        return "ptn", _zip(source, PtnDataMap), ALIGNMENT
+    if is_torch_saved(head, source.path):
+        return "torch", _zip(source, TorchDataMap), ALIGNMENT
     if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
         return "safetensors", _safetensors(source), ALIGNMENT
     suffix = os.path.splitext(source.path)[1]  # noqa: PTH122 - also of URLs
-    kind = "neither .pte, .ptd, .ptn, .safetensors nor .gguf"
+    kind = "neither .pte, .ptd, .ptn, .safetensors, .gguf nor a file of torch.save"
+    if suffix in TORCH_SUFFIXES:
+        raise InvalidFileError(source.path, "not a zip of torch.save, as torch writes them since 1.6")
     claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{kind}: it begins with {head[:8]!r}"
     raise InvalidFileError(source.path, claimed)
 
@@ -210,20 +216,15 @@ def _safetensors(source: RegionSource) -> list[Region]:
     return _cover(source, drafts, header)
 
 
-def _ptn(source: RegionSource) -> list[Region]:
+def _zip(source: RegionSource, reader: type[PtnDataMap] | type[TorchDataMap]) -> list[Region]:
     source.fill(0, source.size)
-    package = PtnDataMap(source.path, data=source.structure())
-    drafts = []
-    for member in package.members:
-        if member.is_stored and member.name.endswith(".safetensors"):
-            continue  # its tensors are
-        kind = RegionKind.STRUCTURE if member.name == ALIASES else RegionKind.NAMED_DATA
-        drafts.append(_Draft(kind, member.start, member.stop, [member.name], []))
+    package = reader(source.path, data=source.structure())
+    drafts = [_Draft(RegionKind.NAMED_DATA, one.start, one.stop, [one.name], []) for one in package.contents]
     for key in package:
         layout = package.get_tensor_layout(key)
-        dtype = "" if layout is not None else package.dtype(key)
+        dtype = package.dtype(key) if layout is None and isinstance(package, PtnDataMap) else ""
         drafts.append(_Draft(RegionKind.TENSOR, *package.byte_range(key), [key], [], layout, dtype))
-    # what lies between is the zip's own: heads of members, the directory
+    # what lies between is the zip's own: heads of members, the directory, the pickle
     structure = [_Draft(RegionKind.STRUCTURE, *extent, [], []) for extent in _between(drafts, source.size)]
     return _cover(source, [*drafts, *structure], 0)
 

@@ -19,6 +19,7 @@ from blobstore.core.formats.pte.parts import DelegatePayload
 from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.ptn import PtnDataMap
 from blobstore.core.formats.safetensors import CheckpointDataMap
+from blobstore.core.formats.torch_saved import TorchDataMap
 from blobstore.core.memory.layout import TensorLayout
 
 __all__ = ["BlobInfo", "DelegateInfo", "ExternalInfo", "FileInfo", "inspect_file"]
@@ -91,7 +92,7 @@ class FileInfo:
 
     Attributes:
         path: the file.
-        format: "pte", "ptd", "ptn" or "safetensors".
+        format: "pte", "ptd", "ptn", "safetensors" or "torch".
         size: bytes of the file.
         blobs: its blobs, in the order of the file.
         externals: of a program, the keys that it takes from data files, as far as its payloads can be read.
@@ -115,7 +116,8 @@ class FileInfo:
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
-    """List a .pte, .ptd, .ptn or .safetensors, or a sharded checkpoint by its index, whose size is that of all its files.
+    """List a .pte, .ptd, .ptn or .safetensors, a file of torch.save, or a sharded checkpoint by its index, whose size is that
+    of all its files.
 
     Raises:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
@@ -131,6 +133,8 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
             return FileInfo(Path(path), "safetensors", size, _blobs(data_map, {}), metadata=metadata)
         if isinstance(data_map, PtnDataMap):
             return FileInfo(Path(path), "ptn", size, _blobs(data_map, {}))
+        if isinstance(data_map, TorchDataMap):
+            return FileInfo(Path(path), "torch", size, _blobs(data_map, {}))
         if not isinstance(data_map, PteDataMap):
             raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
         program = data_map.program

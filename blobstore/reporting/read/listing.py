@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.core.disk.kinds import Format, by_name
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_name, is_torch_saved
 from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError
 from blobstore.core.formats.sharded import with_shards
@@ -97,9 +97,20 @@ def _folder(path: str) -> list[str]:
     while left:
         with os.scandir(left.pop()) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
-        found += [entry.path for entry in ordered if not entry.is_dir() and entry.name.endswith(SUFFIXES)]
+        found += [entry.path for entry in ordered if not entry.is_dir() and _is_readable(entry.path)]
         left += [entry.path for entry in reversed(ordered) if entry.is_dir(follow_symlinks=False)]
     return found
+
+
+def _is_readable(path: str) -> bool:
+    """Whether a file of a folder is of a kind that is read; `.bin` and the like are files of many programs."""
+    if path.endswith(TORCH_SUFFIXES):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - text stays text
+                return is_torch_saved(file.read(64), "")
+        except OSError:
+            return False
+    return path.endswith(SUFFIXES)
 
 
 def _remote(path: str) -> list[str]:

@@ -99,7 +99,7 @@ def test_other_zips_are_no_packages(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedDataError, match="unknown format"):
         open_any(path)
     (problem,) = blobstore.report([path]).problems
-    assert "neither .pte, .ptd, .ptn, .safetensors nor .gguf" in problem.reason
+    assert "neither .pte, .ptd, .ptn, .safetensors, .gguf nor a file of torch.save" in problem.reason
 
 
 def test_a_package_in_a_pool_comes_back_and_shares_its_tensors(tmp_path: Path) -> None:
