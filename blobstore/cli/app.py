@@ -49,6 +49,10 @@ class _LazyCommands(typer.core.TyperGroup):
         group = typer.main.get_group(import_module(f"blobstore.cli.{COMMANDS[cmd_name][0]}").app)
         return group.commands.get(cmd_name, group)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.commands = dict.fromkeys(COMMANDS)  # among these, typer looks for what was meant
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands without their modules, which would import every part of the package."""
         with formatter.section("Commands"):

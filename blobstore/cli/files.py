@@ -114,6 +114,9 @@ def _print_file(file: FileInfo, blobs: Sequence[Sequence[object]], taken: Sequen
 
 
 def _facts(file: FileInfo) -> Iterator[str]:
+    if file.parameters:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in file.parameters.items())
+        yield f"parameters: {kinds}"
     if file.has_digests is not None:
         yield f"digests: {'yes' if file.has_digests else 'no'}"
     if file.methods:

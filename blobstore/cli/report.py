@@ -40,7 +40,9 @@ OVER = 1
 def report(
     paths: Annotated[
         list[str],
-        typer.Argument(help=".pte, .ptd, .ptn, .safetensors, .gguf and torch.save files, folders of them, or fsspec URLs."),
+        typer.Argument(
+            help=".pte, .ptd, .ptn, .safetensors, .gguf and torch.save files, folders of them, or fsspec URLs."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
     html: Annotated[

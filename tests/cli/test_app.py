@@ -277,7 +277,14 @@ def test_inspect(run, ptd, lowered, tmp_path):
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
     code, text = on_terminal(tmp_path, "inspect", "m.ptd", "decoder.pte", "w.safetensors")
     assert code == 0
-    for expected in ["a.weight", "float[2, 3]", "metadata made: here", "methods: ", "XnnpackBackend", "w"]:
+    for expected in [
+        "a.weight",
+        "float[2, 3]",
+        "metadata made: here",
+        "parameters: 4 float",
+        "methods: ",
+        "XnnpackBackend",
+    ]:
         assert expected in text
     assert "\x1b[31m" not in text and "\u202e" not in text
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()) <= 100
@@ -364,6 +371,7 @@ def test_help_and_version(run):
         assert command in text
         assert "Usage" in run(command, "--help")
     assert "No such command" in run("nonsense", code=2)
+    assert "Did you mean 'verify'?" in run("verfy", code=2)
 
 
 # Folders

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -101,6 +103,8 @@ class FileInfo:
         methods: those of a program.
         flatbuffer_bytes: the size of a program without its segments; None for other files.
         delegates: those of a program, in its order.
+        parameters: the elements of all tensors by type, such as `{"float": 22713216}`; a tensor counts under each of its keys, as
+            in a state_dict, and what a delegate has packed does not count.
     """
 
     path: Path
@@ -113,6 +117,10 @@ class FileInfo:
     methods: tuple[str, ...] = ()
     flatbuffer_bytes: int | None = None
     delegates: tuple[DelegateInfo, ...] = ()
+    parameters: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.__dict__["parameters"] = _parameters(self.blobs)
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
@@ -163,6 +171,14 @@ def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:
         digest = address.xxh3_128.hex()
         blobs.append(BlobInfo(key, kind, layout, len(data), alignment, digest, "" if shared == key else shared))
     return blobs
+
+
+def _parameters(blobs: list[BlobInfo]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for blob in blobs:
+        if blob.layout is not None:
+            counts[blob.layout.scalar_type.name.lower()] += math.prod(blob.layout.sizes)
+    return dict(counts.most_common())
 
 
 def _externals(program: ProgramFile) -> list[ExternalInfo]:

@@ -76,6 +76,8 @@ def test_tensors_are_those_of_the_state_dict(tmp_path: Path, how: str) -> None:
             found = data.torch(key)
             assert torch.equal(found, value) and found.stride() == value.stride(), key
     listed = inspect_file(tmp_path / "x.pt")
+    counts = {kind: listed.parameters[kind] for kind in ("float", "half", "long")}
+    assert sum(counts.values()) == sum(value.numel() for value in net.state_dict().values()) and counts["half"] == 40
     assert listed.format == "torch" and {blob.key for blob in listed.blobs} == set(net.state_dict())
 
 

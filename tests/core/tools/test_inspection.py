@@ -25,6 +25,7 @@ def test_a_data_file_lists_keys_layouts_alignments_digests_and_sharing(tmp_path)
         ("w", "tensor", layout, 24, ""), ("tied", "tensor", layout, 24, "w"), ("opaque", "blob", None, 5, ""),
     ]  # fmt: skip
     assert (info.blobs[0].alignment, info.blobs[0].digest) == (64, address)
+    assert info.parameters == {"float": 12}
 
 
 def test_a_checkpoint_lists_its_tensors(tmp_path):
