@@ -20,14 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.core.codec.elements import cast, element, widen
-from blobstore.pool.derived import QUANT, SCALE
+from blobstore.pool.blocks import BLOCKS, block_values
+from blobstore.pool.derived import OPEN_FLOAT8, QUANT, SCALE
 from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
+from blobstore.pool.float8 import float8_values
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import BYTES, likeness
 from blobstore.pool.scan import FileRange, ScannedPart, sketched
 
-__all__ = ["Candidate", "Derivation", "Derivations", "base_kinds"]
+__all__ = ["QUANTIZED", "Candidate", "Derivation", "Derivations", "base_kinds"]
+
+QUANTIZED = {*BYTES, *BLOCKS, *OPEN_FLOAT8}
+"""Types of weights that others in float32 give."""
 
 _ALIKE = 0.5  # correlation; of unrelated blobs, that of a sketch is below a third
 _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may be a little closer by chance
@@ -150,8 +155,17 @@ def _ways(part: ScannedPart) -> Iterator[_Way]:
     if part.dtype in {"", *BYTES}:
         for numbers_in_byte in (1, 2):
             count = numbers_in_byte * part.size
-            yield _Way("float", 4 * count, (QUANT,), "float")
-            yield from (_Way(narrow, 2 * count, (f"widen:{narrow}", QUANT), "float") for narrow in _NARROW)
+            yield from _ways_from_floats(count, QUANT)
+    if part.dtype in OPEN_FLOAT8:
+        yield from _ways_from_floats(part.size, OPEN_FLOAT8[part.dtype])
+    if part.dtype in BLOCKS:
+        yield from _ways_from_floats(32 * (part.size // BLOCKS[part.dtype].size), f"gguf:{part.dtype}")
+
+
+def _ways_from_floats(count: int, step: str) -> Iterator[_Way]:
+    """How bases with as many weights may make a blob by a step that takes float32."""
+    yield _Way("float", 4 * count, (step,), "float")
+    yield from (_Way(narrow, 2 * count, (f"widen:{narrow}", step), "float") for narrow in _NARROW)
 
 
 def _ways_to(dtype: str, size: int) -> Iterator[_Way]:
@@ -183,7 +197,7 @@ class _LikeBases:
     @property
     def is_quantized(self) -> bool:
         """Whether a new blob is one of quantized weights."""
-        return QUANT in self._way.steps
+        return any(step.partition(":")[0] in {QUANT, "float8", "gguf"} for step in self._way.steps)
 
     @functools.cached_property
     def _numbers(self) -> Numbers:
@@ -222,6 +236,8 @@ class _LikeBases:
 
     def quantized(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
         """The base that a new blob may be quantized from, and how alike they are; None if there is none."""
+        if part.dtype not in BYTES and part.dtype:
+            return self._coded(view, part.dtype)
         data = np.frombuffer(view, np.uint8)
         halved = self._count == 2 * len(data)
         possible, places = self._layouts(part)
@@ -236,6 +252,16 @@ class _LikeBases:
         layout, row = divmod(int(np.argmax(alike)), len(self._bases))
         most = float(alike[layout, row])
         return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
+
+    def _coded(self, view: memoryview, dtype: str) -> tuple[float, Derivation] | None:
+        """As `quantized`, of a type whose bytes say what weights they stand for."""
+        values = block_values if dtype in BLOCKS else float8_values
+        with np.errstate(all="ignore"):
+            own = np.nan_to_num(values(view, dtype, self._positions).astype(np.float64), posinf=0.0, neginf=0.0)
+        alike = (unit(own[None]) @ self._units.T)[0]
+        row = int(np.argmax(alike))
+        most = float(alike[row])
+        return (most, Derivation(self._bases[row], self._way.steps, self._shape, 0.0)) if most > _ALIKE else None
 
     def scaled(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
         """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""

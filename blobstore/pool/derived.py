@@ -5,6 +5,8 @@
     scale:GROUP             weights in float32, each group times a factor that is stored: `scaled`
     layout:SIZES:ORDER      the elements in another order: `layouts`
     quant:RULE:GROUP:FORM   quantized weights: `quantized`
+    float8:TYPE:RULE:GROUP  weights in float8: `float8`
+    gguf:TYPE               blocks of quantized weights, as in files of gguf: `blocks`
 
 Steps follow each other with a `+`, each kind at most once. They come from tables that anybody may have changed: whether
 they fit is known before memory is taken.
@@ -13,16 +15,20 @@ they fit is known before memory is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from blobstore.core.codec.elements import cast, widen
+from blobstore.pool.blocks import BLOCKS, blocked, blocked_size
+from blobstore.pool.float8 import FLOAT8, check_float8, find_float8, float8, float8_size
 from blobstore.pool.layouts import layout_size, parse_layout, rearrange
 from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
 
-__all__ = ["QUANT", "SCALE", "derive", "find_steps", "made_size", "split_steps"]
+__all__ = ["OPEN_FLOAT8", "QUANT", "SCALE", "derive", "find_steps", "made_size", "split_steps"]
 
 QUANT, SCALE = "quant", "scale"
+OPEN_FLOAT8 = {name: f"float8:{name}" for name in FLOAT8}
 """Stand for steps that are not known yet."""
 
 _NARROW = ("bfloat16", "half")
@@ -84,6 +90,10 @@ def _size_after(size: int, step: str) -> int | None:
         return size // 2 if size % 4 == 0 else None
     if kind == SCALE:
         return size if factors_size(size, step) else None
+    if kind == "float8":
+        return float8_size(size, step)
+    if kind == "gguf":
+        return blocked_size(size, step.partition(":")[2])
     layout = parse_layout(step)
     return quantized_size(size, step) if layout is None else layout_size(size, layout)
 
@@ -92,7 +102,9 @@ def _check(step: str) -> bool:
     kind, _, rest = step.partition(":")
     if kind in {"widen", "cast"}:
         return rest in _NARROW
-    return check_rule(step) or check_scale(step) or parse_layout(step) is not None
+    if kind == "gguf":
+        return rest in BLOCKS
+    return check_rule(step) or check_scale(step) or check_float8(step) or parse_layout(step) is not None
 
 
 def _made(base: memoryview, step: str, factors: memoryview = _NONE) -> memoryview:
@@ -104,6 +116,10 @@ def _made(base: memoryview, step: str, factors: memoryview = _NONE) -> memoryvie
         return cast(base, rest)
     if kind == SCALE:
         return scale(base, factors)
+    if kind == "float8":
+        return float8(base, step)
+    if kind == "gguf":
+        return blocked(base, rest)
     layout = parse_layout(step)
     return rearrange(base, layout) if layout is not None else quantize(base, step)
 
@@ -116,10 +132,10 @@ def find_steps(
     Args:
         data: what should be made.
         base: of what; it has a size that fits.
-        steps: those that are known, of which the last may be a layout; `QUANT` or `SCALE` stands before that.
+        steps: those that are known, of which the last may be a layout; one that is open stands before that.
         shape: of the base, as it lies in memory, "384,1536".
     """
-    opens = [at for at, step in enumerate(steps) if step in {QUANT, SCALE}]
+    opens = [at for at, step in enumerate(steps) if step in _FIND]
     if not opens:
         return tuple(steps), b""
     before, layouts = tuple(steps[: opens[0]]), tuple(steps[opens[0] + 1 :])
@@ -133,7 +149,7 @@ def find_steps(
     ]
     if layout is not None:
         tries.append((layouts, rearrange(base, layout), data, layout.shape_of_result(shape), ()))
-    find = _find_rule if steps[opens[0]] == QUANT else _find_scale
+    find = _FIND[steps[opens[0]]]
     best: tuple[tuple[str, ...], bytes] | None = None
     most = 0.0
     for first, weights, wanted, sizes, then in tries:
@@ -152,3 +168,18 @@ def _find_scale(data: memoryview, weights: memoryview, shape: str) -> tuple[str,
     group = math.prod(int(size) for size in shape.split(",")[1:])
     found = find_factors(data, weights, group)
     return None if found is None else (f"{SCALE}:{group}", found[0], found[1])
+
+
+def _find_float8(name: str, data: memoryview, weights: memoryview, shape: str) -> tuple[str, bytes, float] | None:
+    found = find_float8(data, weights, name, shape)
+    return None if found is None else (found[0], b"", found[1])
+
+
+_Find = Callable[[memoryview, memoryview, str], tuple[str, bytes, float] | None]
+
+_FIND: dict[str, _Find] = {
+    QUANT: _find_rule,
+    SCALE: _find_scale,
+    **{step: partial(_find_float8, name) for name, step in OPEN_FLOAT8.items()},
+}
+"""How what is open is found: a step, its factors, and about which share of the bytes they make."""

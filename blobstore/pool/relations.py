@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from blobstore.core.codec.elements import cast, element
-from blobstore.pool.derivations import Candidate, Derivations, base_kinds
+from blobstore.pool.derivations import QUANTIZED, Candidate, Derivations, base_kinds
 from blobstore.pool.derived import QUANT
 from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
-from blobstore.pool.quantized import BYTES
 from blobstore.pool.scan import ScannedPart
 from blobstore.pool.tables import Tables, short_key
 
@@ -130,7 +129,7 @@ class _Choice:
 
 def _rank(part: ScannedPart) -> int:
     """Which new blobs can be bases of others: weights in float32 of narrower ones, any of opaque bytes."""
-    return 0 if part.dtype == "float" else 1 if part.dtype not in {"", *BYTES} else 2 if part.dtype else 3
+    return 0 if part.dtype == "float" else 1 if part.dtype not in {"", *QUANTIZED} else 2 if part.dtype else 3
 
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
@@ -286,7 +285,7 @@ class _Short:
     @property
     def is_far(self) -> bool:
         """Whether a recipe may be better than the closest one."""
-        return self.part.dtype in BYTES or self.share > _FAR
+        return self.part.dtype in QUANTIZED or self.share > _FAR
 
     def joined(self, other: _Short) -> _Short:
         """With more bases."""
