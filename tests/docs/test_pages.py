@@ -79,7 +79,7 @@ def test_each_error_has_a_section_with_a_message() -> None:
     assert [name for name, section in sections.items() if "\n### `" not in section] == []
 
 
-PUBLIC = ("adapters", "errors", "lowering", "pool", "releases", "runtime", "testing", "training")
+PUBLIC = ("adapters", "errors", "lowering", "pool", "releases", "runtime", "testing", "training", "transformers")
 
 
 @pytest.mark.parametrize("name", ["blobstore", *(f"blobstore.{name}" for name in PUBLIC)])

@@ -1,5 +1,6 @@
 """Programs on caches, compared with eager PyTorch and ExecuTorch's own runtime (R3, W1, U1)."""
 
+import mmap
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from blobstore import BlobStore, errors, open_ptd
+from blobstore.lowering import lower
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program
 from tests.helpers import models
@@ -496,3 +498,36 @@ def test_impossible_inputs(mlp):
     ):
         with pytest.raises(error):
             mlp[2].method()(value)
+
+
+class Accumulating(nn.Module):
+    """Adds to an input, as a key/value cache is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 1024)
+
+    def forward(self, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        sums.add_(self.linear(x))
+        return sums * 2
+
+
+@pytest.mark.long
+def test_a_changed_input_changes_for_the_caller(tmp_path):
+    """Wherever its memory is: XNNPACK could read past a tensor at the end of a page, so the method works in a copy."""
+    model, x = Accumulating(), torch.ones(1, 8)
+    lowered = lower(model, (x, torch.zeros(1, 1024)), tag="model")
+    save_programs({"model": lowered}, tmp_path)
+    method = Program(tmp_path / "model.pte", BlobCache(tmp_path / "model.ptd")).method()
+    size = 4 * 1024
+    pages = mmap.mmap(-1, 4 * max(mmap.PAGESIZE, size))
+    for end in (len(pages), len(pages) - size // 2):
+        sums = torch.frombuffer(pages, dtype=torch.float32, count=1024, offset=end - size)[None]
+        sums.fill_(1)
+        expected = 1 + model.linear(x)
+        torch.testing.assert_close(method(x, sums)[-1], expected * 2, **CLOSE)
+        torch.testing.assert_close(sums, expected, **CLOSE)
+        kept = sums.numpy().copy()
+        kept.flags.writeable = False
+        method(x.numpy(), kept)  # which Python may not change
+        np.testing.assert_array_equal(kept, sums.numpy())

@@ -224,6 +224,29 @@ void LoadedMethod::set(const std::vector<et::EValue>& inputs, const std::vector<
   }
 }
 
+/// Give callers the inputs that the method changed in a copy of theirs. It returns what it changes, where it changed
+/// it.
+void LoadedMethod::write_back(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
+  for (size_t i = 0; i < inputs.size() && i < in_place.size(); ++i) {
+    if (!tensors_[i] || !in_place[i]) {
+      continue;
+    }
+    const EtTensor& tensor = tensors_[i]->tensor;
+    void* given = inputs[i].toTensor().mutable_data_ptr();
+    if (tensor.const_data_ptr() == given || tensor.nbytes() == 0) {
+      continue;
+    }
+    for (size_t output = 0; output < method_->outputs_size(); ++output) {
+      const et::EValue& value = method_->get_output(output);
+      if (value.isTensor() && value.toTensor().const_data_ptr() == tensor.const_data_ptr() &&
+          value.toTensor().nbytes() == tensor.nbytes()) {
+        std::memcpy(given, tensor.const_data_ptr(), tensor.nbytes());
+        break;
+      }
+    }
+  }
+}
+
 void LoadedMethod::forget_inputs() {
   for (auto& input : tensors_) {
     if (input) {
@@ -336,6 +359,7 @@ Outputs LoadedMethod::execute(const std::vector<et::EValue>& inputs, const RunOp
         static_cast<int>(error));
   }
   check_views();
+  write_back(inputs, options.in_place);
   Outputs outputs;
   const size_t count = std::min(options.results, method_->outputs_size());
   for (size_t i = 0; i < count; ++i) {

@@ -63,6 +63,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   void check(const std::vector<executorch::runtime::EValue>& inputs) const;
   void set(const std::vector<executorch::runtime::EValue>& inputs, const std::vector<bool>& in_place);
   void set_tensor(size_t index, const executorch::aten::Tensor& given, bool in_place);
+  void write_back(const std::vector<executorch::runtime::EValue>& inputs, const std::vector<bool>& in_place);
   void forget_inputs();
   executorch::extension::TensorPtr view_of(const executorch::aten::Tensor& tensor);
   bool own(const executorch::aten::Tensor& tensor) const;

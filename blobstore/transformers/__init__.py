@@ -1,0 +1,53 @@
+"""Models of Hugging Face's transformers, through its own ExecuTorch exporter: all stages share one `model.ptd`, and weights
+can be changed by the names that the checkpoint has; see docs/transformers.md.
+
+    exported = BlobStoreExporter().export_for_generation(model, inputs, ExecutorchConfig(), generation_config=generation)
+    exported.save_pretrained("exported")  # prefill.pte, decode.pte, model.ptd, export.json, config.json ...
+
+    model = load("exported")
+    tokens = model.generate(input_ids)
+    model.cache.update_state_dict(fine_tuned.state_dict())  # the next call computes with it
+
+Importing this package needs none of torch, executorch and transformers. All are imported when one of its names is first
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from blobstore.core.distribution import install
+from blobstore.core.errors import MissingDependencyError
+from blobstore.core.lazy import usable
+from blobstore.core.requirements import check_lowering
+
+if TYPE_CHECKING:
+    from blobstore.transformers.exporter import FORMAT, BlobStoreExporter
+    from blobstore.transformers.loading import StoredModel, load
+    from blobstore.transformers.runner import BlobStoreRunner
+
+__all__ = ["FORMAT", "BlobStoreExporter", "BlobStoreRunner", "StoredModel", "load"]
+
+_MODULES = {"BlobStoreRunner": "runner", "StoredModel": "loading", "load": "loading"}
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        check_lowering("transformers")
+        try:
+            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'exporter')}")
+        except MissingDependencyError:
+            raise
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"this needs the exporters of transformers 5.24: {install('transformers')} ({error})"
+            ) from error
+        return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return usable(__name__, __all__)
