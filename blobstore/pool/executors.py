@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +21,8 @@ __all__ = ["open_executor"]
 _LOCAL = re.compile(r"(threads|processes):([1-9][0-9]{0,3})")
 _DASK = re.compile(r"dask://([^/@\s]+:[0-9]{1,5})")
 _SECONDS = 10  # until a scheduler has answered
+_WITHOUT_WORKERS = 60  # seconds for which a cluster may have none
+_LOOK = 5  # seconds between two looks at its workers
 
 
 @contextlib.contextmanager
@@ -73,6 +77,12 @@ def _cluster(text: str, address: str) -> Iterator[Executor]:
         client: Any = Client(f"tcp://{address}", timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:  # it wraps what was wrong in several layers, and a time-out is one of them
         raise PoolError(f"{text}: no scheduler answers: {type(error).__name__}") from None
+    quiet = [logging.getLogger(name) for name in ("asyncio", "tornado.application")]
+    for logger in quiet:  # of a scheduler that goes away, they print a trace in addition to the error
+        logger.addFilter(_nothing)
+    ended, given_up = threading.Event(), threading.Event()
+    watch = threading.Thread(target=_end_without_workers, args=(client, ended, given_up), daemon=True)
+    watch.start()
     try:
         # not pure: files change, and every pack is a new one. What a worker began that died is done again by another one;
         # what it had stored `gc` removes
@@ -82,6 +92,32 @@ def _cluster(text: str, address: str) -> Iterator[Executor]:
             f"{text}: {error.last_worker.address} and workers before it died of this; nothing was added"
         ) from None
     except (CommClosedError, CancelledError):
+        if given_up.is_set():
+            raise PoolError(
+                f"{text}: the cluster had no workers for {_WITHOUT_WORKERS} seconds; nothing was added"
+            ) from None
         raise PoolError(f"{text}: the scheduler went away, or ended the work; nothing was added") from None
     finally:
+        ended.set()
+        watch.join()
         client.close()
+        for logger in quiet:
+            logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    """A filter that lets no record of the log pass."""
+    return False
+
+
+def _end_without_workers(client: Any, ended: threading.Event, given_up: threading.Event) -> None:
+    """Cancel all work when a cluster has had no workers for a while: its scheduler would wait for new ones for ever."""
+    waited = 0
+    while not ended.wait(_LOOK):
+        with contextlib.suppress(Exception):  # whoever waits for the work is told what is wrong
+            workers = client.sync(client.scheduler.ncores, workers=None, callback_timeout=_LOOK)
+            waited = 0 if workers else waited + _LOOK
+        if waited >= _WITHOUT_WORKERS:
+            given_up.set()
+            client.close()
+            return

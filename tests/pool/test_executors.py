@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -132,6 +134,49 @@ def test_a_killed_worker_loses_nothing(cluster: str, tmp_path: Path, after: floa
         pool.drop("m@1")
         packs = tmp_path / "pool" / "packs"
         until(lambda: not any(map(Path.is_file, packs.rglob("*"))), lambda: pool.gc(grace=0, keep=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["workers", "scheduler"])
+def test_a_cluster_that_dies_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], who: str
+) -> None:
+    """Also if there were no workers from the beginning; the scheduler would wait for new ones for ever."""
+    monkeypatch.setattr("blobstore.pool.executors._WITHOUT_WORKERS", 1)
+    monkeypatch.setattr("blobstore.pool.executors._LOOK", 0.5)
+    path = write(tmp_path / "m.safetensors", tensors())
+    command = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-dashboard",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as scheduler:
+        assert scheduler.stderr is not None
+        lines = (re.search(r"Scheduler at:\s+tcp://(\S+)", line) for line in scheduler.stderr)
+        address = next(filter(None, lines))[1]
+        threading.Thread(target=scheduler.stderr.read, daemon=True).start()
+        expected = "had no workers for 1 seconds"
+        if who == "scheduler":
+            expected = "the scheduler went away"
+
+            def kill(client: object, ended: threading.Event, given_up: threading.Event) -> None:
+                scheduler.kill()
+                ended.wait()
+
+            monkeypatch.setattr("blobstore.pool.executors._end_without_workers", kill)
+        try:
+            with Pool(tmp_path / "pool", create=True) as pool:
+                with pytest.raises(PoolError, match=expected):
+                    pool.add(path, "m@1", executor=f"dask://{address}")
+                assert pool.versions() == []
+        finally:
+            scheduler.kill()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
