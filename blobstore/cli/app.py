@@ -50,7 +50,8 @@ class _LazyCommands(typer.core.TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = dict.fromkeys(COMMANDS)  # among these, typer looks for what was meant
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # among these, typer looks for what was meant
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

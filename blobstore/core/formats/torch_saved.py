@@ -43,7 +43,7 @@ class TorchDataMap(NamedDataMap):
         self.path = as_path(path)
         self.name = str(self.path)
         self._data = map_file(path) if data is None else data
-        if self._data[:4] != b"PK\3\4":
+        if bytes(self._data[:4]) != b"PK\3\4":
             raise InvalidFileError(self.path, "not a zip, which torch.save writes since torch 1.6")
         self.members = members_of(self._data, self.path)
         self._ranges: dict[str, tuple[int, int]] = {}
@@ -54,7 +54,7 @@ class TorchDataMap(NamedDataMap):
         self._known: set[str] = set()
         self._storages = {name: one for name, one in inside.items() if one.is_stored and _STORAGE.fullmatch(name)}
         order = inside.get("byteorder")
-        if order is None or self._data[order.start : order.stop] == b"little":
+        if order is None or bytes(self._data[order.start : order.stop]) == b"little":
             self._read(pickle)
         self._keys = list(self._ranges)
 
