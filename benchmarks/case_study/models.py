@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from blobstore.lowering.export import lower, quiet
-from examples.demo.models import Decoder, DecoderConfig
+from examples.decoder import Decoder, DecoderConfig
 
 __all__ = ["FORMS", "LANGUAGES", "TUNED", "inputs_of", "write_chat", "write_zoo"]
 

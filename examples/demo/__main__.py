@@ -19,7 +19,7 @@ def demo(
         bool, typer.Option("--force", help="Lower the models again, even if an earlier run left the programs.")
     ] = False,
 ) -> None:
-    """Lower two real models, deduplicate them, run them in the stock runtime, and compare."""
+    """Lower a trained model for three input lengths, deduplicate the programs, run them in the stock runtime, and compare."""
     run_demo(directory, out, force=force)
 
 

@@ -54,12 +54,10 @@ PAIRS = (
 )
 """Sentences whose similarity the encoder computes: three related pairs and one unrelated (the third)."""
 
-PROMPT = "Weights are stored once, and "
-NEW_TOKENS = 8
 ROUNDS = 10  # how often each program is loaded; the median is printed
 
 _STAMP = "complete.json"
-_ENCODER, _DECODER = "minilm", "decoder"
+_ENCODER = "minilm"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class DemoResult:
         programs: sizes and loading times.
         data_files: maps the names of the shared data files to their sizes in bytes.
         similarities: for each sentence pair, the cosine similarity at each input length.
-        tokens: the decoder's output.
         outputs: how many output tensors were compared.
         live: the results in the native runtime; None if it is not installed.
     """
@@ -89,7 +86,6 @@ class DemoResult:
     programs: list[ProgramComparison]
     data_files: dict[str, int]
     similarities: list[dict[int, float]]
-    tokens: list[int]
     outputs: int
     live: LiveResult | None
 
@@ -124,15 +120,11 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
-    data_files = _deduplicate(programs, after, console, force=force)
-    runs = {
-        name: _Both(path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None)
-        for name, path in programs.items()
-    }
+    data_file = _deduplicate(programs, after, console, force=force)
+    runs = {length: _Both(path, after / path.name, data_file) for length, path in programs.items()}
     with console.status("Running ..."):
-        similarities = _compare_sentences({length: runs[f"{_ENCODER}-{length}"] for length in models.ENCODER_LENGTHS})
-        tokens = _generate(runs[_DECODER])
-        comparisons = [run.compare_loading(name) for name, run in runs.items()]
+        similarities = _compare_sentences(runs)
+        comparisons = [run.compare_loading() for run in runs.values()]
 
     live = None
     if find_spec("blobstore_runtime") is not None:
@@ -140,9 +132,8 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
             live = run_live(after, models.ENCODER_LENGTHS)
     result = DemoResult(
         programs=comparisons,
-        data_files={path.name: path.stat().st_size for path in sorted(set(data_files.values()))},
+        data_files={data_file.name: data_file.stat().st_size},
         similarities=similarities,
-        tokens=tokens,
         outputs=sum(run.compared for run in runs.values()),
         live=live,
     )
@@ -167,13 +158,12 @@ def _need(*packages: str) -> None:
         raise MissingDependencyError(f"the demo needs {', '.join(missing)}: {install('demo')}")
 
 
-def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]:
-    """The programs by name, lowered now or by an earlier run that was complete."""
+def _lower(directory: Path, console: Console, *, force: bool) -> dict[int, Path]:
+    """The programs by input length, lowered now or by an earlier run that was complete."""
     from examples.demo import models
 
     models.encoder_directory()  # raises if the weights are missing
-    names = [f"{_ENCODER}-{length}" for length in models.ENCODER_LENGTHS] + [_DECODER]
-    programs = {name: directory / f"{name}.pte" for name in names}
+    programs = {length: directory / f"{_ENCODER}-{length}.pte" for length in models.ENCODER_LENGTHS}
     stamp = directory / _STAMP
     recipe = _recipe()
     if not force and _is_complete(stamp, recipe, programs):
@@ -186,25 +176,18 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileAccessError(directory, error) from None
-    encoder: list[models.SentenceEncoder] = []  # loaded when it is first needed, and then kept
-
-    def make(name: str) -> Any:
-        if name == _DECODER:
-            return models.lower_decoder(models.Decoder())
-        if not encoder:
-            encoder.append(models.load_encoder())
-        return models.lower_encoder(encoder[0], int(name.rpartition("-")[2]))
-
+    with console.status("Loading the encoder ..."):
+        encoder = models.load_encoder()
     sizes = {}
     with Staging() as staging:  # so that an interrupted run leaves nothing that looks complete
-        for name, path in programs.items():
-            with console.status(f"Lowering {name} ..."):
+        for length, path in programs.items():
+            with console.status(f"Lowering {path.stem} ..."):
                 start = time.perf_counter()
-                manager = make(name)
+                manager = models.lower_encoder(encoder, length)
                 with staging.open(path, kind=Format.PTE) as file:
                     manager.write_to_file(file)
-                    sizes[name] = file.tell()
-            _step(console, f"lowered {path.name}", start, sizes[name])
+                    sizes[path.name] = file.tell()
+            _step(console, f"lowered {path.name}", start, sizes[path.name])
         with staging.open(stamp) as file:
             file.write(json.dumps({"recipe": recipe, "sizes": sizes}, indent=2).encode())
     return programs
@@ -215,32 +198,27 @@ def _step(console: Console, what: str, start: float, size: int) -> None:
     console.print(f"{what:<44} {size:>12,} bytes {time.perf_counter() - start:6.1f} s", highlight=False)
 
 
-def _deduplicate(programs: dict[str, Path], target: Path, console: Console, *, force: bool) -> dict[str, Path]:
-    """Write slim programs, and return the data file of each by the name of the program."""
+def _deduplicate(programs: dict[int, Path], target: Path, console: Console, *, force: bool) -> Path:
+    """Write slim programs, and return their data file."""
     from blobstore.core.formats.safetensors import SafetensorsDataMap
     from blobstore.core.programs import dedup_programs
     from examples.demo import models
 
     # encoder tensors outside of delegates get the checkpoint's names as keys
     checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
-    data_files: dict[str, Path] = {}
-    for group, tensor_names in ((_ENCODER, checkpoint), (_DECODER, None)):
-        # each model gets a data file of its own, because the models have no weights in common
-        names = [name for name in programs if name.startswith(group)]
-        with console.status(f"Deduplicating {group} ..."):
-            start = time.perf_counter()
-            result = dedup_programs(
-                [programs[name] for name in names],
-                target,
-                data_name=f"{group}.ptd",
-                names=tensor_names,
-                prune=True,  # weights from earlier runs with other models
-                force=force,
-            )
-        [data_file] = result.data_files
-        data_files.update(dict.fromkeys(names, data_file))
-        _step(console, f"deduplicated {group}, programs: {len(names)}", start, result.bytes_after)
-    return data_files
+    start = time.perf_counter()
+    with console.status("Deduplicating ..."):
+        result = dedup_programs(
+            list(programs.values()),
+            target,
+            data_name=f"{_ENCODER}.ptd",
+            names=checkpoint,
+            prune=True,  # weights from earlier runs with other models
+            force=force,
+        )
+    _step(console, f"deduplicated {len(programs)} programs", start, result.bytes_after)
+    [data_file] = result.data_files
+    return data_file
 
 
 def _recipe() -> str:
@@ -260,11 +238,11 @@ def _is_stamp(path: Path) -> bool:
         return False
 
 
-def _is_complete(stamp: Path, recipe: str, programs: dict[str, Path]) -> bool:
+def _is_complete(stamp: Path, recipe: str, programs: dict[int, Path]) -> bool:
     """Whether an earlier run lowered all programs, from the same recipe."""
     try:
         written = json.loads(stamp.read_text())
-        sizes = {name: path.stat().st_size for name, path in programs.items()}
+        sizes = {path.name: path.stat().st_size for path in programs.values()}
     except (OSError, ValueError):
         return False
     return bool(written == {"recipe": recipe, "sizes": sizes})
@@ -294,28 +272,25 @@ def _quiet_native() -> Iterator[None]:
 class _Both:
     """One program in both forms, loaded by ExecuTorch's own runtime and run side by side."""
 
-    def __init__(self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None) -> None:
+    def __init__(self, before: Path, after: Path, data_file: Path) -> None:
         self.before, self.after, self.data_file = before, after, data_file
-        self.methods = list(methods or ["forward"])
         self.compared = 0
         self._loaded = (self._load(before, None), self._load(after, data_file))
 
-    def run(self, method: str, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs of a method.
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs.
 
         Raises:
             InvalidFileError: the two forms compute different bytes.
         """
-        one, two = (loaded[method].execute(inputs) for loaded in self._loaded)
+        one, two = (loaded.execute(inputs) for loaded in self._loaded)
         for i, (x, y) in enumerate(zip(one, two, strict=True)):
             if x.shape != y.shape or x.dtype != y.dtype or x.numpy().tobytes() != y.numpy().tobytes():
-                raise InvalidFileError(
-                    self.after, f"output {i} of method {method!r} is not what {self.before} computes"
-                )
+                raise InvalidFileError(self.after, f"output {i} is not what {self.before} computes")
             self.compared += 1
         return list(one)
 
-    def compare_loading(self, name: str) -> ProgramComparison:
+    def compare_loading(self) -> ProgramComparison:
         """Sizes and loading times. The files are in the page cache already, so the disk is not measured.
 
         A load runs in this thread alone. Its processor time has no other load of the machine in it, which would hide a
@@ -331,9 +306,11 @@ class _Both:
                 seconds[form].append(time.thread_time() - start)
                 del loaded
         load_before, load_after = map(statistics.median, seconds)
-        return ProgramComparison(name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after)
+        return ProgramComparison(
+            self.before.stem, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after
+        )
 
-    def _load(self, program: Path, data_file: Path | None) -> dict[str, Any]:
+    def _load(self, program: Path, data_file: Path | None) -> Any:
         from blobstore.lowering.export import quiet
 
         with quiet(), _quiet_native():
@@ -343,7 +320,7 @@ class _Both:
                 loaded = Runtime.get().load_program(
                     program, verification=Verification.InternalConsistency, data_path=data_file
                 )
-                return {method: loaded.load_method(method) for method in self.methods}
+                return loaded.load_method("forward")
             except RuntimeError as error:
                 raise InvalidFileError(program, f"ExecuTorch's own runtime cannot load it: {error}") from error
 
@@ -355,30 +332,9 @@ def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
     tokenizer = models.load_tokenizer()
 
     def vector(sentence: str, length: int) -> Tensor:
-        return runs[length].run("forward", models.encode(tokenizer, sentence, length))[0][0]
+        return runs[length].run(models.encode(tokenizer, sentence, length))[0][0]
 
     return [{length: float(vector(one, length) @ vector(two, length)) for length in runs} for one, two in PAIRS]
-
-
-def _generate(run: _Both) -> list[int]:
-    """Run the prompt, whose tokens are its bytes, and return the tokens with which the decoder continues."""
-    import torch
-
-    from examples.demo import models
-
-    config = models.DecoderConfig()
-    prompt = list(PROMPT.encode())
-    padded = prompt + [0] * (config.prompt - len(prompt))
-    # cache entries of the padding are overwritten before any token attends to them
-    cache = torch.zeros(config.cache_shape)
-    inputs = (torch.tensor(padded), torch.arange(config.prompt), cache, cache.clone())
-    logits, keys, values = run.run("prefill", inputs)
-    tokens = [int(logits[len(prompt) - 1].argmax())]
-    for position in range(len(prompt), len(prompt) + NEW_TOKENS - 1):
-        step = (torch.tensor(tokens[-1:]), torch.tensor([position]), keys, values)
-        logits, keys, values = run.run("decode", step)
-        tokens.append(int(logits[0].argmax()))
-    return tokens
 
 
 # ------------------------------------------------------------------------------------------------- printing
@@ -387,7 +343,6 @@ def _generate(run: _Both) -> list[int]:
 def _print(result: DemoResult, console: Console) -> None:
     console.print()
     _print_similarities(result, console)
-    console.print(f"The decoder (random weights) continues with {' '.join(map(str, result.tokens))}")
     console.print()
     _print_sizes(result, console)
     console.print(saving(result.bytes_before, result.bytes_after), highlight=False)
@@ -406,7 +361,7 @@ def _next_steps(directory: Path, *, adapters: bool) -> list[str]:
     before, after = directory / "before", directory / "after"
     steps: list[tuple[str, ...]] = [
         ("report", str(before)),
-        ("inspect", str(after / f"{_DECODER}.pte")),
+        ("inspect", str(after)),
         ("dedup", str(before), "-o", str(directory / "own"), "--dry-run"),
     ]
     if adapters:

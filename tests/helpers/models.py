@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from blobstore.lowering.export import lower, quiet
-from examples.demo.models import Decoder, DecoderConfig
+from examples.decoder import Decoder, DecoderConfig
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats
-from examples.demo.models import Decoder, DecoderConfig
+from examples.decoder import Decoder, DecoderConfig
 from tests.helpers.waiting import until, until_blocked
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-OF_CONTRIBUTORS = {"test", "bench", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
+OF_CONTRIBUTORS = {"test", "bench", "build", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
 # Each takes ten seconds of a processor; one of each kind is tried in every run
 ALWAYS = {"typer", "msgspec", "torch", "executorch", "obstore", "zstandard"}
 # Packages in no extra, which a message names themselves
