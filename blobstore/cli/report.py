@@ -129,10 +129,13 @@ def _browser(as_json: bool) -> type[Browser]:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise MissingDependencyError(f"--tui needs textual: {install('tui')}") from None
-    streams = (sys.__stdin__, sys.__stderr__, sys.stdout)  # Textual reads the first and writes to the second
-    if not all(stream is not None and stream.isatty() for stream in streams) or out.is_dumb_terminal:
+    # Textual reads the first and writes to the second
+    streams = {"input": sys.__stdin__, "standard error": sys.__stderr__, "output": sys.stdout}
+    without = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
+    if without or out.is_dumb_terminal:
         raise InputError(
-            "--tui needs a terminal for input and output; leave it out for text, or use --json or --html FILE"
+            "--tui needs a terminal for input, output and standard error, on which it draws"
+            f"{f'; {without[0]} is none' if without else ''}; leave it out for text, or use --json or --html FILE"
         )
     return browser
 

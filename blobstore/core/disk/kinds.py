@@ -19,6 +19,7 @@ __all__ = [
     "check_replaceable",
     "detect_format",
     "is_torch_saved",
+    "refuse_pointer",
     "whole_name",
 ]
 
@@ -74,6 +75,12 @@ def is_torch_saved(head: bytes, path: str) -> bool:
     return head[:4] == b"PK\3\4" and (_OF_TORCH.match(head[30:]) is not None or path.endswith(TORCH_SUFFIXES))
 
 
+def refuse_pointer(head: bytes, path: str | os.PathLike[str]) -> None:
+    """Raise InvalidFileError for what Git LFS leaves in a clone in place of a file."""
+    if head.startswith(b"version https://git-lfs"):
+        raise InvalidFileError(path, "a pointer of Git LFS in place of the file: fetch it with git lfs pull")
+
+
 def whole_name(name: str) -> str:
     """What a checkpoint is called if it is one file, by the name of its index; any other name is itself."""
     index = _INDEX.fullmatch(name)
@@ -119,6 +126,7 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
 
 def _by_content(path: str | os.PathLike[str]) -> Format:
     head = bytes(map_file(path)[:64])
+    refuse_pointer(head, path)
     if head[4:8] == b"FT01":
         return Format.PTD
     if head[4:6] == b"ET":

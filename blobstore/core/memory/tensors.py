@@ -156,9 +156,10 @@ def bytes_of(data: Any) -> memoryview:
     except ValueError as error:  # released or closed
         raise UnsupportedDataError(f"cannot take bytes from a {type(data).__qualname__}: {error}") from None
     except TypeError:
+        hint = "; numpy.asarray makes an array of it" if isinstance(data, list | tuple | int | float) else ""
         raise UnsupportedDataError(
             f"cannot take bytes from {type(data).__module__}.{type(data).__qualname__}: expected a torch tensor, a "
-            "numpy array, a FileSlice, or an object with the buffer protocol"
+            f"numpy array, a FileSlice, or an object with the buffer protocol{hint}"
         ) from None
     if view.format[0] in ">!" and view.itemsize > 1:
         raise UnsupportedDataError(f"cannot take bytes from a buffer of {view.format!r}: its numbers are big-endian")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_torch_saved
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_torch_saved, refuse_pointer
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
@@ -51,6 +51,7 @@ def read_regions(source: RegionSource) -> tuple[str, list[Region], int]:
         MissingDependencyError: it is a .gguf, and the gguf package is not installed.
     """
     head = source.head(64)
+    refuse_pointer(head, source.path)
     if head[4:8] == b"FT01":
         return "ptd", *_ptd(source)
     if head[4:6] == b"ET":

@@ -139,3 +139,20 @@ def test_a_page_is_replaced_only_by_a_page(tmp_path):
         file.write(b"<html>")
     with pytest.raises(OutputPathError, match="an HTML page"):
         save(tmp_path / "p")
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    """By every reader that looks for a format, whatever the file should be."""
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90000000\n")
+    with pytest.raises(InvalidFileError, match=r"model\.safetensors: a pointer of Git LFS .*git lfs pull"):
+        blobstore.load_file(path)
+    (problem,) = blobstore.report([tmp_path]).problems
+    assert "a pointer of Git LFS" in problem.reason
+
+
+def test_the_name_of_a_checkpoint_of_torch_is_that_of_no_other_file(tmp_path):
+    """`convert x.safetensors out.bin` would write a data file under it."""
+    for name in ("out.bin", "out.pt", "out.pth"):
+        with pytest.raises(OutputPathError, match="the name of a checkpoint of torch"):
+            check_replaceable(tmp_path / name, Format.PTD)

@@ -84,6 +84,7 @@ def test_negated_big_endian_and_scalar_data():
         (np.array([object()]), "no counterpart"),
         (5, "buffer protocol"),
         ("text", "buffer protocol"),
+        ([1, 2], r"expected a torch tensor.*; numpy\.asarray makes an array of it"),
         (memoryview(b"abcdef")[::2], "contiguous"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

@@ -749,7 +749,9 @@ def test_it_needs_a_terminal(folder: Path) -> None:
     """A pipe gets one line that says what to do, before all the work."""
     code, output = invoke(folder, "--tui")
     assert (code, len(output.splitlines())) == (3, 1)
-    assert "--tui needs a terminal" in output and "--html FILE" in output and "--json" in output
+    assert (
+        "--tui needs a terminal" in output and " is none" in output and "--html FILE" in output and "--json" in output
+    )
 
 
 def test_it_is_not_json(folder: Path) -> None:
