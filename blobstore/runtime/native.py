@@ -36,6 +36,7 @@ _LIBRARIES = (
     "libexecutorch.so",
     "libexecutorch_threadpool.so",
     "libexecutorch_kernels_optimized.so",
+    "libexecutorch_kernels_quantized.so",
     "libexecutorch_backend_xnnpack.so",
     "libexecutorch_backend_openvino.so",  # registers itself; the engine is loaded when a program needs it
 )

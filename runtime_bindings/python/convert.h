@@ -134,6 +134,7 @@ void add_adapters(nb::module_& module);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
 void add_files(nb::module_& module);
+void add_llm_kernels();
 void add_logs(nb::module_& module);
 void add_packed(nb::module_& module);
 void add_programs(nb::module_& module);

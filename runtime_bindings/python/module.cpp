@@ -149,6 +149,7 @@ NB_MODULE(_native, module) {
   add_cache(module);
   add_delegates(module);
   add_files(module);
+  add_llm_kernels();
   add_programs(module);
   add_releases(module);
   add_requests(module);

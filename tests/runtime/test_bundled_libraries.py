@@ -21,6 +21,7 @@ LIBRARIES = {
     "libexecutorch.so",
     "libexecutorch_threadpool.so",
     "libexecutorch_kernels_optimized.so",
+    "libexecutorch_kernels_quantized.so",
     "libexecutorch_backend_xnnpack.so",
 }
 # Run the program, and print its output and the paths of ExecuTorch's libraries that are mapped. `None` hides executorch.

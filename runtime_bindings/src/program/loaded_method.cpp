@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/kernel/operator_registry.h>
@@ -28,6 +29,11 @@ constexpr size_t kRoomBehind = 128;
 
 Layout plain_layout(int8_t scalar_type, const executorch::aten::ArrayRef<executorch::aten::SizesType>& sizes) {
   return {scalar_type, {sizes.begin(), sizes.end()}, {}};
+}
+
+/// Whether one of some kernels is of an operator. Unlike the functions of ExecuTorch, this does not log that none is.
+bool has_kernel(et::Span<const et::Kernel> kernels, const std::string& op) {
+  return std::any_of(kernels.begin(), kernels.end(), [&](const et::Kernel& kernel) { return op == kernel.name_; });
 }
 
 } // namespace
@@ -75,8 +81,10 @@ void LoadedMethod::load(const LoadPlan& plan, LoadResult& result) {
   }
   const et::NamedDataMap* blobs = plan.trial != nullptr ? plan.trial : &map;
   const LoadScope in_force(plan, result);
+  find_kernels();
+  const et::Span<const et::Kernel> kernels(kernels_.data(), kernels_.size());
   et::Result<et::Method> loaded =
-      program_->program().load_method(name_.c_str(), manager_.get(), nullptr, blobs, &of_backends);
+      program_->program().load_method(name_.c_str(), manager_.get(), nullptr, blobs, &of_backends, kernels);
   if (!loaded.ok()) {
     throw_load_error(loaded.error(), misses);
   }
@@ -100,8 +108,13 @@ void LoadedMethod::throw_load_error(EtError error, const CacheDataMap::Misses& m
         program_->cache()->name());
   }
   if (error == EtError::OperatorMissing) {
-    throw_error_in(
-        ErrorKind::Program, program_->path(), "{}calls operators without a kernel: {}", method, missing_operators());
+    std::string names;
+    for (const std::string& op : missing_operators()) {
+      if (!has_kernel(et::Span<const et::Kernel>(kernels_.data(), kernels_.size()), op)) {
+        names += (names.empty() ? "" : ", ") + op;
+      }
+    }
+    throw_error_in(ErrorKind::Program, program_->path(), "{}calls operators without a kernel: {}", method, names);
   }
   throw Error(
       ErrorKind::Program,
@@ -110,15 +123,27 @@ void LoadedMethod::throw_load_error(EtError error, const CacheDataMap::Misses& m
       static_cast<int>(error));
 }
 
-std::string LoadedMethod::missing_operators() const {
-  std::string names;
+std::vector<std::string> LoadedMethod::missing_operators() const {
+  std::vector<std::string> missing;
   for (const auto& [base, overload] : program_->image().operators(number_)) {
     const std::string op = *base + (overload->empty() ? "" : ".") + *overload;
-    if (!et::registry_has_op_function(op.c_str())) {
-      names += (names.empty() ? "" : ", ") + op;
+    if (!has_kernel(et::get_registered_kernels(), op)) {
+      missing.push_back(op);
     }
   }
-  return names;
+  return missing;
+}
+
+/// Where ExecuTorch lacks a kernel and there is a spare one, give the method a list of its own.
+void LoadedMethod::find_kernels() {
+  const std::vector<std::string> missing = missing_operators();
+  if (std::any_of(missing.begin(), missing.end(), [](const auto& op) { return has_kernel(spare_kernels, op); })) {
+    const et::Span<const et::Kernel> registered = et::get_registered_kernels();
+    kernels_.assign(registered.begin(), registered.end()); // complete, as ExecuTorch logs what a list lacks
+    std::copy_if(spare_kernels.begin(), spare_kernels.end(), std::back_inserter(kernels_), [&](const et::Kernel& one) {
+      return !has_kernel(registered, one.name_);
+    });
+  }
 }
 
 void LoadedMethod::find_inputs() {

@@ -12,6 +12,7 @@
 #include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/executor/memory_manager.h>
 #include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/kernel/operator_registry.h>
 
 #include <blobstore/program.h>
 
@@ -22,6 +23,9 @@
 #include "program/values.h"
 
 namespace blobstore::internal {
+
+/// Kernels for operators of which ExecuTorch has none. Set before the first program is loaded, and never freed.
+inline executorch::runtime::Span<const executorch::runtime::Kernel> spare_kernels;
 
 class LoadedMethod final : public Method, public std::enable_shared_from_this<LoadedMethod>, private ForkAware {
  public:
@@ -58,7 +62,8 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
 
   void load(const LoadPlan& plan, LoadResult& result);
   [[noreturn]] void throw_load_error(executorch::runtime::Error error, const CacheDataMap::Misses& misses) const;
-  std::string missing_operators() const;
+  std::vector<std::string> missing_operators() const;
+  void find_kernels();
   void find_inputs();
   void check(const std::vector<executorch::runtime::EValue>& inputs) const;
   void set(const std::vector<executorch::runtime::EValue>& inputs, const std::vector<bool>& in_place);
@@ -91,6 +96,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   std::shared_ptr<PackedCopy> stock_copy_; // what keeps it up to date, if it belongs to a working copy
   std::unique_ptr<executorch::runtime::HierarchicalAllocator> planned_;
   std::unique_ptr<executorch::runtime::MemoryManager> manager_;
+  std::vector<executorch::runtime::Kernel> kernels_; // all that ExecuTorch has, and spare ones; empty if it has enough
   std::optional<executorch::runtime::Method> method_;
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
