@@ -32,7 +32,7 @@ MODULES = (
     "releases",
     "pool",
 )
-BY_NAME = ("sizes",)
+BY_NAME = ("sizes", "without_torch")
 """Only if they are named: their tables are on another page."""
 
 

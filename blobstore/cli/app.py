@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "app"]
 COMMANDS = {
     "dedup": ("programs", "Move the weights of programs into one shared data file, each distinct blob once."),
     "fuse": ("programs", "Make one program of several, each blob once, for clients that take one path."),
+    "run": ("run", "Run a program without torch, and print its outputs, times and memory."),
     "inspect": ("files", "List what files hold, and which keys programs take from data files."),
     "verify": ("files", "Check the structure of files, and the digests of those that have them."),
     "diff": ("files", "Compare two files or folders: their blobs key by key, and everything else."),

@@ -60,6 +60,10 @@ def _readme(folder: Path, names: dict[str, Any]) -> None:
         models.mlp().write(folder / "demo-output" / "before", f"minilm-{length}")
 
 
+def _without_torch(folder: Path, names: dict[str, Any]) -> None:
+    models.mlp(delegated=True).write(folder)
+
+
 def _index(folder: Path, names: dict[str, Any]) -> None:
     for name in ("short", "long"):
         models.mlp().write(folder, name)
@@ -248,6 +252,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/lowering.md": _lowering,
     "docs/howto/packed.md": _packed,
     "docs/howto/processes.md": _processes,
+    "docs/howto/run-without-torch.md": _without_torch,
     "docs/language-models.md": _language_models,
     "docs/pool.md": _pool,
     "docs/report.md": _report,
