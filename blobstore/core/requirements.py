@@ -5,8 +5,9 @@ Files, reports and releases work with any version of them, or with none.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import re
+from pathlib import Path
 
 from blobstore.core.distribution import RUNTIME, install
 from blobstore.core.errors import MissingDependencyError
@@ -20,6 +21,8 @@ SUPPORTED = {"executorch": "1.5", "torch": "2.13"}
 
 def installed(package: str) -> str | None:
     """The version of a package as pip knows it; None if pip does not know the package."""
+    import importlib.metadata  # takes longer than the rest of the runtime
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -54,6 +57,8 @@ def check_runtime() -> None:
     Raises:
         MissingDependencyError: one of them has another version. The message has both versions.
     """
+    if importlib.util.find_spec("executorch") is None and _recorded("blobstore_runtime", RUNTIME) == [__version__]:
+        return
     runtime = installed(RUNTIME)
     if runtime is None:
         return
@@ -65,8 +70,19 @@ def check_runtime() -> None:
         raise _error(f"{RUNTIME} {runtime}", "executorch", needed, found, "executorch")
 
 
+def _recorded(module: str, package: str) -> list[str]:
+    """The versions of a package in the names of pip's records beside its module."""
+    spec, name = importlib.util.find_spec(module), package.replace("-", "_")
+    places = spec.submodule_search_locations if spec else None
+    folders = [Path(place).parent for place in places or ()]
+    records = [record.stem for folder in folders for record in folder.glob(f"{name}-*.dist-info")]
+    return [record.removeprefix(f"{name}-") for record in records]
+
+
 def _pinned(package: str, needed: str) -> str | None:
     """The one version of another package that a package works with, from its requirements or those of an extra."""
+    import importlib.metadata
+
     for requirement in importlib.metadata.requires(package) or ():
         if match := re.match(rf"{re.escape(needed)}\s*\(?==\s*([\w.]+)", requirement):
             return match[1]

@@ -13,7 +13,6 @@ from blobstore.core.formats.pte.signature import Signature, ValueInfo, methods_t
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.memory.tensors import AnyTensor, Array
 from blobstore.core.notebook import block, heading, shown
-from blobstore.core.programs.deployed import data_files
 from blobstore.core.reprs import count, joined, line, listed, shorten
 from blobstore.core.text import quoted
 from blobstore.runtime.cache import BlobCache, check_cache
@@ -32,6 +31,8 @@ Plain: TypeAlias = "int | float | bool | str | None"
 
 class Method:
     """A loaded method. Calling it returns its output, or a list if it has several; `execute` always returns a list.
+
+    Type checkers see one tensor, which can be unpacked like the list.
 
         logits = method(tokens)
         logits = method(tokens=tokens)  # by the names in `inputs`, which are those of the module's `forward`
@@ -59,17 +60,16 @@ class Method:
         self._run = native.__call__
         self._run_first = native.call_first
 
-    # Without any tensor the outputs are arrays, so this one comes first.
+    # One output is what most methods have, so it is the type of a call. Tensors and arrays can be unpacked, too. Without any
+    # tensor the outputs are arrays, so this one comes first.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, *inputs: Array | Plain, **named: Array | Plain
-    ) -> Array | list[Array]: ...
+    ) -> Array: ...
     @overload
-    def __call__(
-        self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain
-    ) -> torch.Tensor | list[torch.Tensor]: ...
+    def __call__(self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain) -> torch.Tensor: ...
     @overload
-    def __call__(self, *inputs: object, **named: object) -> AnyTensor | list[AnyTensor]: ...
+    def __call__(self, *inputs: object, **named: object) -> AnyTensor: ...
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         outputs: list[Any] = self.execute(*inputs, **named)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -255,6 +255,8 @@ class Program:
 
     def _with_other_files(self, error: errors.KeyNotFoundError) -> errors.KeyNotFoundError:
         """An error for missing keys that says which data files beside the program have keys that it takes."""
+        from blobstore.core.programs.deployed import data_files
+
         given = {os.path.realpath(source) for source in self.cache.sources}
         try:
             others = [path for path in data_files(self.path) if os.path.realpath(path) not in given]

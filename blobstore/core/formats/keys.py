@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 
@@ -32,6 +31,8 @@ def near(name: object, known: Collection[str]) -> list[str]:
     plain, known = name.casefold(), dict.fromkeys(known)
     similar = [key for key in known if key != name and _differ_in_front(key.casefold(), plain)][:3]
     if not similar and len(known) <= _MOST:
+        import difflib
+
         similar = difflib.get_close_matches(name, known, cutoff=0.75)
     return similar
 

@@ -7,7 +7,6 @@ it does not resist a deliberate search for collisions. So the store compares byt
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import xxhash
@@ -40,4 +39,6 @@ def digest(data: memoryview | bytes) -> Digest:
 
 def sha256(data: memoryview | bytes) -> str:
     """Hexadecimal SHA-256 of `data`."""
+    import hashlib
+
     return hashlib.sha256(data).hexdigest()

@@ -6,9 +6,14 @@ moves = {item: item.key for item in program.movable(keep_small=1024)}
 write_slim(program, "slim.pte", moves)
 """
 
-from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
-from blobstore.core.formats.pte.program import Movable, ProgramFile, content_key, read_program
-from blobstore.core.formats.pte.rewrite import Rewrite, write_slim
+from typing import TYPE_CHECKING
+
+from blobstore.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
+    from blobstore.core.formats.pte.program import Movable, ProgramFile, content_key, read_program
+    from blobstore.core.formats.pte.rewrite import Rewrite, write_slim
 
 __all__ = [
     "Movable",
@@ -20,3 +25,19 @@ __all__ = [
     "read_program",
     "write_slim",
 ]
+
+_HOME = {
+    "Movable": "program",
+    "ProgramFile": "program",
+    "PteDataMap": "data_map",
+    "Rewrite": "rewrite",
+    "content_key": "program",
+    "open_pte": "data_map",
+    "read_program": "program",
+    "write_slim": "rewrite",
+}
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        return lazily(__name__, _HOME, name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from blobstore.core.formats.flatbuffer import Table
-from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.memory.layout import TensorLayout, in_words
 from blobstore.core.notebook import escape, table
 from blobstore.core.reprs import fields_line, listed
+
+if TYPE_CHECKING:  # the runtime needs the classes below, and reads no files
+    from blobstore.core.formats.flatbuffer import Table
+    from blobstore.core.formats.pte.program import ProgramFile
 
 __all__ = ["Signature", "ValueInfo", "methods_table", "signatures", "values_table"]
 
