@@ -74,7 +74,7 @@ def last_line(error: BaseException) -> str:
 
 def lower(
     model: nn.Module | Mapping[str, tuple[nn.Module, Sequence[Any]]],
-    args: Sequence[Any] | None = None,
+    args: Sequence[Any] | torch.Tensor | None = None,
     *,
     tag: str | None = None,
     partitioners: Callable[[], Sequence[Partitioner]] | None = None,
@@ -89,7 +89,7 @@ def lower(
     Args:
         model: a module in evaluation mode, which becomes the method `forward`; or, for each method, a module and its
             example inputs.
-        args: the example inputs of a single module.
+        args: the example inputs of a single module; one tensor need not be in a tuple.
         tag: the data file, with or without `.ptd`, of all weights whose file nothing else names. It is the tag of the
             partitioner below, and the `external_constants` of what no delegate takes. Without it, weights stay in the
             program.
@@ -163,7 +163,7 @@ def _methods(model: Any, args: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...
     if isinstance(model, nn.Module):
         if args is None:
             raise UnsupportedDataError("a module needs example inputs: lower(model, (x,))")
-        model, args = {"forward": (model, args)}, None
+        model, args = {"forward": (model, (args,) if isinstance(args, torch.Tensor) else args)}, None
     if not isinstance(model, Mapping) or args is not None:
         raise UnsupportedDataError(
             "expected a module and its example inputs, or methods as {'forward': (module, inputs)}, found a "

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blobstore.core import errors
-from blobstore.core.disk.recovery import recover
 from blobstore.core.formats.data_map import NUMBER_COLUMNS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
 from blobstore.core.formats.keys import prefix_apart
-from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.memory.arrays import raw
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
@@ -45,6 +43,8 @@ from blobstore.runtime.tensors import Item, LogicalTensors, Updated
 
 if TYPE_CHECKING:
     import torch
+
+    from blobstore.core.formats.ptd.reader import PtdDataMap
 
 __all__ = ["BlobCache", "CacheStats", "Transaction", "check_cache", "make_working_copy"]
 
@@ -170,7 +170,12 @@ class BlobCache(NamedDataMap):
             raise KeyError(key)
         return layout_of(self._native.layout(key))
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, name: object) -> bool:
+        """Whether `cache[name]` knows a name: it is a key, or a tensor of the model."""
+        return self._has(name) or name in self.tensors
+
+    def _has(self, key: object) -> bool:
+        """Whether it is a key."""
         self._check_open()
         return is_utf8(key) and bool(self._native.contains(key))
 
@@ -186,7 +191,7 @@ class BlobCache(NamedDataMap):
     def _check_known(self, key: object) -> None:
         """Raise KeyNotFoundError, which names near keys, before the native side says less."""
         self._check_open()
-        if key not in self:
+        if not self._has(key):
             raise self._not_found(key)
 
     def alignment(self, key: str) -> int:
@@ -223,13 +228,25 @@ class BlobCache(NamedDataMap):
             KeyNotFoundError: it is neither a key nor a tensor.
             UpdateError: the tensor was quantized, packed or combined with others, so its value is not stored.
         """
-        if name in self or not self.tensors:
+        if self._has(name) or not self.tensors:
             return super().__getitem__(name)
         framework = default_framework()
         with self.reading():
             array, kind = self.tensors.value(name)
             copy = bytearray(raw(array)) if framework == "pt" else bytes(raw(array))  # arrays are read-only, as by key
         return to_framework(framework, memoryview(copy), TensorLayout(kind, array.shape))  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, AnyTensor]:
+        """All tensors of the model by name, from one generation, as `cache[name]` gives them: what `update_state_dict` takes.
+
+        Without records of a model, these are the tensors of the files. State that programs change themselves is left out.
+
+        Raises:
+            UpdateError: a tensor was quantized, packed or combined with others, so its value is not stored.
+        """
+        with self.reading():
+            names = [name for name in self.tensors if not self.tensors[name].auxiliary] if self.tensors else self._keys
+            return {name: self[name] for name in names if self.tensors or self._layout(name) is not None}
 
     def layout(self, key: str) -> TensorLayout | None:
         """The layout of a tensor, or None for opaque bytes."""
@@ -278,6 +295,8 @@ class BlobCache(NamedDataMap):
             DataChangedError: a file was overwritten in place since it was opened, so it no longer describes the cache.
             FileAccessError, InvalidFileError, IntegrityError: a file was truncated or damaged since it was opened.
         """
+        from blobstore.core.formats.ptd.reader import PtdDataMap  # takes longer than all else that a cache needs
+
         self._check_open()
         with self.reading():
             for data in self._maps:
@@ -286,7 +305,7 @@ class BlobCache(NamedDataMap):
             dirty = set(self.dirty)
             for file in files if self.mode != "shared" else ():
                 for key in file:
-                    if key not in dirty and (key not in self or self.digest(key) != file.digest(key)):
+                    if key not in dirty and (not self._has(key) or self.digest(key) != file.digest(key)):
                         raise errors.DataChangedError(
                             f"{file.name}: the file was overwritten after the cache was opened: '{key}' differs"
                         )
@@ -337,7 +356,7 @@ class BlobCache(NamedDataMap):
         """The tensors of the model by name: the blobs that each is stored in, or why it cannot be updated."""
         return LogicalTensors(self)
 
-    def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> Updated:
+    def update(self, blobs: Mapping[str, Any] | str | os.PathLike[str], *, finite: bool = False) -> Updated:
         """Change tensors or blobs in one commit: either all of them or none. No running method sees a part of it.
 
         A name is a key or, if the data files have records of it (see docs/howto/lowering.md), a tensor of the model. A tensor
@@ -347,7 +366,8 @@ class BlobCache(NamedDataMap):
         but its dense memory may have another dim order. Of bytes, only the length is checked.
 
         Args:
-            blobs: maps each name to a tensor, an array, or, for a key, an object with the buffer protocol.
+            blobs: maps each name to a tensor, an array, or, for a key, an object with the buffer protocol. The path of a
+                delta file stands for its blobs, as `load` takes them.
             finite: refuse tensors with infinities or NaN.
 
         Returns:
@@ -365,7 +385,11 @@ class BlobCache(NamedDataMap):
                 copy; or, in mode "shared", two keys that share their bytes in the file would get different bytes.
         """
         self._check_open()
-        return self.tensors.update(blobs, finite=finite)
+        if isinstance(blobs, Mapping):
+            return self.tensors.update(blobs, finite=finite)
+        if finite or not isinstance(blobs, str | os.PathLike):
+            raise errors.UnsupportedDataError(f"expected tensors by name, found a {type(blobs).__qualname__}")
+        return Updated(self.load(blobs))
 
     def update_blobs(self, blobs: Mapping[str, Any]) -> int:
         """Like `update`, but every name is a key, and its value is the bytes as they are stored.
@@ -442,8 +466,10 @@ class BlobCache(NamedDataMap):
 
     def _instead_of_load(self, path: str | os.PathLike[str]) -> str:
         """The end of a message about a file whose keys are not those of this cache."""
+        from blobstore.core.formats.ptd.reader import PtdDataMap
+
         with PtdDataMap(path) as file:
-            names = [key for key in file if key not in self]
+            names = [key for key in file if not self._has(key)]
         if not self.tensors.keys().isdisjoint(names):
             return "; it is a tensor of the model: update_state_dict(load_file(path)) takes the file"
         apart = prefix_apart(names, [*self.tensors] or self._keys, given_in="the file", known_in="the programs")
@@ -651,4 +677,6 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
 
 def _finish_groups(target: Path) -> None:
     """Finish what a killed writer of several files left where `target` leads; the native module removes the rest."""
+    from blobstore.core.disk.recovery import recover
+
     recover(Path(os.path.realpath(target)).parent)

@@ -417,6 +417,53 @@ def test_the_integers_of_a_quantized_tensor_are_a_value_too(tmp_path: Path) -> N
         cache.update({"w": torch.ones(2, 3).half()})
 
 
+def test_a_cache_gives_back_what_an_update_takes(tmp_path: Path) -> None:
+    """By the model's names and shapes, in which `in`, `get` and `[]` agree; of a data file without records, by its keys."""
+    turned = Record("w@1", 24, (source("w", (2, 3)),), (Step(Operation.RESHAPE, (6, 1)),))
+    cache = cached(
+        tmp_path, Records("XnnpackBackend", (turned, refusal("state", "seen", auxiliary=True))), bias=torch.ones(2)
+    )
+    values = {"w": torch.arange(6.0).reshape(2, 3)}
+    cache.update_state_dict(values)
+    (found,) = cache.state_dict().items()
+    assert found[0] == "w" and torch.equal(found[1], values["w"])
+    cache.revert()
+    cache.update_state_dict(dict([found]))
+    for name, expected in {"w": values["w"], "bias": torch.ones(2)}.items():
+        assert name in cache and torch.equal(cache[name], expected) and torch.equal(cache.get(name), expected)
+    assert "v" not in cache and cache.get("v") is None
+    with pytest.raises(KeyNotFoundError):
+        cache["v"]
+
+    (tmp_path / "plain").mkdir()
+    plain = cached(tmp_path / "plain", a=torch.ones(2), opaque=bytes(4))
+    assert list(plain.state_dict()) == ["a"]
+    plain.update_state_dict({"a": plain.state_dict()["a"] * 3})
+    assert torch.equal(plain.state_dict()["a"], torch.full((2,), 3.0))
+
+    step = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",))
+    (tmp_path / "whole").mkdir()
+    quantized = Record("q@1", 6, (source("q", (2, 3)),), (step,))
+    whole = cached(tmp_path / "whole", quantized, scales=np.ones(2, np.float32))
+    assert "q" in whole
+    for read in (whole.state_dict, lambda: whole["q"], lambda: whole.get("q")):
+        with pytest.raises(UpdateError, match="'q' cannot be read back"):
+            read()
+
+
+def test_the_path_of_a_delta_is_an_update(tmp_path: Path) -> None:
+    cache = cached(tmp_path, a=torch.ones(2), b=torch.ones(2))
+    cache.update({"a": torch.full((2,), 5.0)})
+    cache.save(tmp_path / "delta.ptd", dirty_only=True)
+    cache.revert()
+    for path in (tmp_path / "delta.ptd", str(tmp_path / "delta.ptd")):
+        assert cache.update(path) == cache.generation
+        assert cache["a"].tolist() == [5, 5] and cache.dirty == ("a",)
+        cache.revert()
+    with pytest.raises(UnsupportedDataError, match="by name, found a"):
+        cache.update(tmp_path / "delta.ptd", finite=True)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_scales_that_change_meanwhile(tmp_path: Path, shared: bool) -> None:
     """Integers are never stored beside scales that they were not made with (U1, B3)."""

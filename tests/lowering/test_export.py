@@ -211,7 +211,7 @@ def test_an_input_with_the_name_of_a_buffer_has_none(tmp_path: Path) -> None:
         ({"forward": (nn.Identity(), inputs(1))}, inputs(1), "found a dict with inputs"),
         ("model", None, "found a str"),
         ({"forward": nn.Identity()}, None, r"method 'forward': expected \(module, inputs\), found a Identity"),
-        (nn.Identity(), torch.ones(1), "expected a tuple of example inputs, found a Tensor"),
+        (nn.Identity(), "x", "expected a tuple of example inputs, found a str"),
     ],
 )
 def test_what_is_no_model(model: Any, args: Any, message: str) -> None:

@@ -89,7 +89,7 @@ def programs(at: Path, x: torch.Tensor) -> None:
             method(x=x),
             method.execute(np.ones((1, 8), np.float32)),
         )
-        print(one, several[0], named, of_arrays, method.inputs[0].layout, method.name)
+        print(one.argmax(1), several[0], named.sum(), of_arrays, method.inputs[0].layout, method.name)
         generation = cache.update({"first.bias": torch.zeros(4)}) + cache.update_state_dict(
             dict(model.named_parameters())
         )

@@ -16,6 +16,17 @@ std::string visible(std::string_view bytes) {
   return text;
 }
 
+/// What a file that is no .ptd is, of the kinds that are often taken for one, and what to do; empty if unknown.
+const char* other_kind(std::string_view head) {
+  if (head.rfind("version https://git-lfs", 0) == 0) {
+    return ": this is a pointer of Git LFS; git lfs pull fetches the file";
+  }
+  if (head[8] == '{' && head[6] == 0 && head[7] == 0) { // the length of a JSON object, and its brace
+    return ": this is a .safetensors; blobstore convert makes a .ptd of it";
+  }
+  return head.substr(4, 2) == "ET" ? ": this is a program, a .pte" : "";
+}
+
 } // namespace
 
 uint64_t load_u64(const uint8_t* at) {
@@ -30,7 +41,9 @@ PtdBounds read_bounds(const uint8_t* data, uint64_t size) {
   }
   const std::string_view identifier(reinterpret_cast<const char*>(data) + 4, 4);
   if (identifier != "FT01") {
-    throw_format_error("not a .ptd: expected the identifier 'FT01', found '{}'", visible(identifier));
+    const std::string_view head(reinterpret_cast<const char*>(data), kPtdFieldsStart + kPtdFieldsSize);
+    throw_format_error(
+        "not a .ptd: expected the identifier 'FT01', found '{}'{}", visible(identifier), other_kind(head));
   }
   const std::string_view magic(reinterpret_cast<const char*>(data) + kPtdFieldsStart, 4);
   if (magic != "FH01") {

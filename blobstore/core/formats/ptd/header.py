@@ -61,7 +61,9 @@ class Header(NamedTuple):
         if len(data) < START + _FIELDS.size:
             raise PtdHeaderError(f"{len(data)} bytes are too few for a .ptd")
         if (found := bytes(data[4:8])) != FILE_IDENTIFIER:
-            raise PtdHeaderError(f"not a .ptd: expected the identifier {FILE_IDENTIFIER!r}, found {found!r}")
+            raise PtdHeaderError(
+                f"not a .ptd: expected the identifier {FILE_IDENTIFIER!r}, found {found!r}{_other_kind(bytes(data[:32]))}"
+            )
         magic, length, *fields = _FIELDS.unpack_from(data, START)
         if magic != MAGIC:
             raise PtdHeaderError(f"expected the header magic {MAGIC!r}, found {magic!r}")
@@ -79,3 +81,12 @@ class Header(NamedTuple):
                 f"the file has {len(data)} bytes"
             )
         return header
+
+
+def _other_kind(head: bytes) -> str:
+    """What a file that is no .ptd is, of the kinds that are often taken for one, and what to do; empty if unknown."""
+    if head.startswith(b"version https://git-lfs"):
+        return ": this is a pointer of Git LFS; git lfs pull fetches the file"
+    if head[6:9] == b"\0\0{":  # the length of a JSON object, and its brace
+        return ": this is a .safetensors; blobstore convert makes a .ptd of it"
+    return ": this is a program, a .pte" if head[4:6] == b"ET" else ""

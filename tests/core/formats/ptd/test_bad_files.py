@@ -401,6 +401,21 @@ def test_wrong_identifier(tmp_path):
         open_ptd(build(tmp_path, table(), patch={b"FT01": b"FT02"}))
 
 
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "pointer of Git LFS; git lfs pull"),
+        (struct.pack("<Q", 60) + b'{"w":{"dtype":"F32"', "this is a .safetensors; blobstore convert"),
+        (b"\x10\0\0\0ET12eh00", "this is a program, a .pte"),
+    ],
+)
+def test_files_that_are_taken_for_a_ptd(head, message, tmp_path):
+    path = tmp_path / "other"
+    path.write_bytes(head.ljust(200, b" "))
+    with pytest.raises(InvalidFileError, match=message):
+        open_ptd(path)
+
+
 def test_invalid_utf_8(tmp_path):
     with pytest.raises(InvalidFileError, match="not valid UTF-8"):
         open_ptd(build(tmp_path, table(), patch={b"weight\0": b"wei\xffht\0"}))
