@@ -27,6 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, stock_run: Any) -> tuple[Path
     return folder, stock_programs.write(folder, stock_run)
 
 
+@pytest.mark.night
 def test_without_torch_the_outputs_are_those_of_executorch(made: tuple[Path, list[stock_programs.Case]]) -> None:
     """To the bit; but for attention, which ExecuTorch computes there with torch's library for matrices."""
     folder, cases = made
@@ -52,6 +53,7 @@ for name in ("attention-whole-40", "int8-static-leftovers"):
 """
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 def test_kernels_of_executorch_in_the_same_process(made: tuple[Path, list[stock_programs.Case]], order: str) -> None:
     """Nothing is registered twice, which would end the process; kernels that are there are used."""
@@ -66,6 +68,7 @@ def test_kernels_of_executorch_in_the_same_process(made: tuple[Path, list[stock_
             np.testing.assert_array_equal(np.load(path)["arr_0"], case.outputs[0], err_msg=case.name)
 
 
+@pytest.mark.night
 def test_what_the_command_prints(made: tuple[Path, list[stock_programs.Case]], tmp_path: Path) -> None:
     folder, cases = made
     [case] = [one for one in cases if one.name == "xnnpack"]
@@ -93,7 +96,7 @@ def test_inputs_that_the_command_makes(tmp_path: Path) -> None:
     module = torch.nn.Linear(4, 2).eval()
     save_programs({"fixed": lower(module, torch.ones(3, 4), tag="model")}, tmp_path)
     for arguments, shape in (((), [3, 4]), (("--shapes", "3x4"), [3, 4])):
-        done = run("run", tmp_path / "fixed.pte", *arguments, "-o", tmp_path / "out.npz", "--json")
+        done = run("run", tmp_path / "fixed.pte", *arguments, "-o", tmp_path / "out.npz", "--json", setup=BLOCKED)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["inputs"][0]["shape"] == shape and found["data"] == [str(tmp_path / "model.ptd")]
@@ -103,6 +106,7 @@ def test_inputs_that_the_command_makes(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
