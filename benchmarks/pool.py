@@ -68,7 +68,7 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
             optimizer.step()
 
 
-def _half(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def half(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in model.items()}
 
 
@@ -76,7 +76,7 @@ def _series(folder: Path) -> Iterator[Row]:
     versions = []
     for name, model in checkpoints(folder):
         (folder / name).mkdir()
-        save_file(_half(model), folder / name / "model.ptd")
+        save_file(half(model), folder / name / "model.ptd")
         versions.append(folder / name)
     nbytes = sum((version / "model.ptd").stat().st_size for version in versions)
     near: list[float] = []
@@ -119,7 +119,7 @@ def _differences(pool: Pool) -> tuple[int, int]:
 def _types(folder: Path) -> Iterator[Row]:
     _, model = next(checkpoints(folder))
     save_file(model, folder / "fp32.ptd")
-    save_file(_half(model), folder / "bf16.ptd")
+    save_file(half(model), folder / "bf16.ptd")
     save_file(_int8(model), folder / "int8.ptd")
     save_file(_8da4w(model), folder / "8da4w.ptd")
     with Pool(folder / "pool", create=True) as pool:
@@ -169,9 +169,9 @@ def _five_versions(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of five fine-tunes, and the folders of their shards."""
     for number, (_, model) in zip(range(5), checkpoints(folder), strict=False):
         (folder / f"{number}").mkdir()
-        save_file(_eight(_half(model)), folder / f"{number}" / "model.ptd")
+        save_file(_eight(half(model)), folder / f"{number}" / "model.ptd")
         (folder / f"sharded{number}").mkdir()
-        for shard, one in enumerate(_rolled(_half(model))):
+        for shard, one in enumerate(_rolled(half(model))):
             save_file(one, folder / f"sharded{number}" / f"model-{shard}.ptd")
     return [folder / f"{number}" / "model.ptd" for number in range(5)], [folder / f"sharded{n}" for n in range(5)]
 

@@ -98,7 +98,7 @@ def _shares(catalog: Catalog, findings: Sequence[Finding], engine: Engine) -> _S
     left = list(_by_name(catalog, _largest(set(catalog.contents) - made)).values())
     looked_at: _Shares = {}
     for _ in range(_ROUNDS):
-        pairs = [(one, group[0]) for group in left for one in group if one not in looked_at or one is not group[0]]
+        pairs = _pairs(left, looked_at)
         results = engine.prove(stored_share, [_task(catalog, one, base) for one, base in pairs])
         if None in results:
             return {}
@@ -106,6 +106,11 @@ def _shares(catalog: Catalog, findings: Sequence[Finding], engine: Engine) -> _S
         looked_at.update((one, share) for one, (share, _) in shares.items())
         left = _without_bases(left, {one for one, (_, is_near) in shares.items() if is_near})
     return {**_extrapolated(catalog, looked_at), **dict.fromkeys(made, 0.0)} if looked_at else {}
+
+
+def _pairs(groups: Sequence[Sequence[Content]], known: Container[Content]) -> list[tuple[Content, Content]]:
+    """Each content with the base of its group; a base with itself, unless it is known."""
+    return [(one, group[0]) for group in groups for one in group if one not in known or one is not group[0]]
 
 
 def _without_bases(groups: Sequence[Sequence[Content]], near: Container[Content]) -> list[list[Content]]:

@@ -10,11 +10,14 @@ from blobstore.core.text import size
 from blobstore.reporting.find import CONNECTING
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.show.groups import Group, common_bytes, find_groups
+from blobstore.reporting.show.lineage import descent_title, find_lineage
+from blobstore.reporting.show.words import parameters
 
 __all__ = ["common_section", "share_bar"]
 
 _MATRIX = 16
 _GROUPS = 40
+_DESCENTS = 200
 _MEMBERS = 60
 _STEPS = 5
 
@@ -34,12 +37,32 @@ def common_section(report: ReportData, names: Sequence[str]) -> str:
     else:
         sets = [(f,) for group in groups for f in group.files]
         labels = [_label(names[f]) for (f,) in sets]
-    text = _families(report, names, together) + _matrix(labels, common_bytes(report, sets))
+    lineage = _lineage(report, names)
+    text = lineage + _families(report, names, together) + _matrix(labels, common_bytes(report, sets))
     if not text:
         return ""
     return (
         '<section aria-labelledby="common-title" id="common"><h2 id="common-title">Files with bytes in common</h2>'
         f"{text}</section>"
+    )
+
+
+def _lineage(report: ReportData, names: Sequence[str]) -> str:
+    """What files come from, a row for each."""
+    descents = find_lineage(report)
+    if not descents:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(names[one.file])}</th><td>{html.escape(names[one.base])}</td>'
+        f"<td>{html.escape(one.words)}</td></tr>"
+        for one in descents[:_DESCENTS]
+    )
+    more = f'<p class="hint">and {len(descents) - _DESCENTS:,} more</p>' if len(descents) > _DESCENTS else ""
+    head = '<tr><th scope="col">File</th><th scope="col">comes from</th><th scope="col">what differs</th></tr>'
+    return (
+        f'<details class="group" id="lineage"><summary><span class="name">{descent_title(descents)}, '
+        "by the names of their tensors</span></summary>"
+        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}</details>"
     )
 
 
@@ -84,10 +107,10 @@ def _group(report: ReportData, names: Sequence[str], number: int, group: Group) 
         said = f"{part:.0%} of it is in the first" if at else "the first"
         rows.append(
             f"<tr><td>{html.escape(names[f])}</td><td class='number'>{size(report.files[f].size)}</td>"
-            f"<td class='number'>{said}</td></tr>"
+            f"<td class='number'>{parameters(report.files[f])}</td><td class='number'>{said}</td></tr>"
         )
     if len(others) > _MEMBERS:
-        rows.append(f"<tr><td colspan='3'>and {len(others) - _MEMBERS} more</td></tr>")
+        rows.append(f"<tr><td colspan='4'>and {len(others) - _MEMBERS} more</td></tr>")
     return (
         f'<details class="group"><summary><span class="name">{number}. {html.escape(_label(names[first]))} '
         f"and {len(others)} more</span>"

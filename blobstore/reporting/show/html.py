@@ -14,6 +14,7 @@ from importlib import resources
 from blobstore.core.regions.region import RegionKind
 from blobstore.core.text import printable, size
 from blobstore.reporting.find import Changes, is_nameless
+from blobstore.reporting.model import PoolAdvice
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes_html import changes_section
@@ -25,6 +26,7 @@ __all__ = ["to_html"]
 
 _FOLDERS = 400
 _COMMANDS = 6
+_UNFOLDED = 2  # of these; the map begins on the first screen
 _SCRIPTS = (
     "base.js",
     "commands.js",
@@ -90,25 +92,42 @@ def _ink(color: str) -> str:
 
 
 def _actions(report: ReportData) -> str:
-    parts = []
     ordered = list(report.commands.items())
-    for number, (command, nbytes) in enumerate(ordered[:_COMMANDS], 1):
-        parts.append(
-            f'<li class="action"><p>{number}. <b>{size(nbytes)}</b> <span class="faint">{_inputs(command)}</span></p>'
-            f'<div class="command"><pre><code>{html.escape(printable(command))}</code></pre></div></li>'
-        )
-    pool = ""
+    parts = [
+        _action(f"{number}. <b>{size(nbytes)}</b> {_faint(_inputs(command))}", command)
+        for number, (command, nbytes) in enumerate(ordered[:_COMMANDS], 1)
+    ]
+    if len(parts) > _UNFOLDED + 1:
+        folded = size(sum(nbytes for _, nbytes in ordered[_UNFOLDED:_COMMANDS]))
+        summary = f"<summary>{len(parts) - _UNFOLDED} more commands, {folded}</summary>"
+        parts[_UNFOLDED:] = [
+            f'<li><details>{summary}<ol class="actions">{"".join(parts[_UNFOLDED:])}</ol></details></li>'
+        ]
     if report.pool is not None:
-        pool = (
-            f'<div class="action" id="pool"><p>{in_pool(report, report.pool)}, by</p>'
-            f'<div class="command"><pre><code>{html.escape(printable(report.pool.command))}</code></pre></div></div>'
+        parts.insert(
+            0, _action(f"<b>{in_pool(report.pool)}</b> {_faint(_of_pool(report, report.pool))}", report.pool.command)
         )
-    text = f'{pool}<ol class="actions">{"".join(parts)}</ol>' if parts else pool
+    text = f'<ol class="actions">{"".join(parts)}</ol>' if parts else ""
+    left = []
     if rest := sum(nbytes for _, nbytes in ordered[_COMMANDS:]):
-        text += f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table.</p>'
+        left.append(f"{size(rest)} by {len(ordered) - _COMMANDS} more commands")
     if other := report.total_saves - report.command_saves:
-        text += f'<p class="action">{size(other)} {by_hand(report)}, see the table.</p>'
-    return text
+        left.append(f"{size(other)} {by_hand(report)}")
+    return text + (f'<p class="action">{", and ".join(left)}: see the table.</p>' if left else "")
+
+
+def _action(what: str, command: str) -> str:
+    code = f'<div class="command"><pre><code>{html.escape(printable(command))}</code></pre></div>'
+    return f'<li class="action"><p>{what}</p>{code}</li>'
+
+
+def _faint(text: str) -> str:
+    return f'<span class="faint">{text}</span>'
+
+
+def _of_pool(report: ReportData, pool: PoolAdvice) -> str:
+    estimate = "" if pool.is_bound else " (estimate)"
+    return f"all {len(report.files)} files{estimate}"
 
 
 def _inputs(command: str) -> str:

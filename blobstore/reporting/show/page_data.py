@@ -12,7 +12,7 @@ from blobstore.reporting.model import FileReport, Finding, FindingKind
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.show.after import After, after
 from blobstore.reporting.show.tree import Node, Tree
-from blobstore.reporting.show.words import FINDINGS, REGIONS, region_name, short_hashes
+from blobstore.reporting.show.words import FINDINGS, REGIONS, parameters, region_name, short_hashes
 
 __all__ = ["page_data"]
 
@@ -38,7 +38,7 @@ def page_data(report: ReportData, names: Sequence[str], commands: int) -> dict[s
     return {
         "words": {kind.value: text for kind, text in FINDINGS.items()},
         "regions": {kind.value: text for kind, text in REGIONS.items()},
-        "files": [_file(tree, f, first) for f in range(len(report.files))],
+        "files": [{**_file(tree, f, first), "parameters": parameters(file)} for f, file in enumerate(report.files)],
         "folders": _folders(tree),
         "blobs": [blob for f, file in enumerate(report.files) for blob in _blobs(report, f, file)],
         "findings": [

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from blobstore.core.regions.region import RegionKind
-from blobstore.core.text import amount, printable, size
+from blobstore.core.text import printable, size
 from blobstore.reporting.find import Cause, Changes, grouped
 from blobstore.reporting.model import DUPLICATES, Finding
 from blobstore.reporting.paths import short_paths, shortener
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes import change_lines
-from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, in_pool
+from blobstore.reporting.show.lineage import Descent, descent_title, find_lineage
+from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, in_pool, parameters
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -27,6 +28,7 @@ WIDTH = 100
 
 _FILES = 30
 _FOLDERS = 20
+_DESCENTS = 20
 _CAUSES = 10
 _COMMANDS = 4
 _SHOWN = 2
@@ -61,6 +63,8 @@ def print_report(report: ReportData, console: Console, *, top: int = 10) -> None
     if folders := branches(report.folders):
         _print_table(console, *_folders(folders, wide))
     _print_table(console, *_files(report, wide))
+    if descents := find_lineage(report):
+        console.print(_lineage(report, descents, wide), width=width)
     for problem in report.problems:
         line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
         console.print(line, width=width)
@@ -76,7 +80,10 @@ def _is_wide(console: Console) -> bool:
 
 def _print_actions(report: ReportData, console: Console, width: int) -> None:
     ordered = list(report.commands.items())
-    shown = [(f"{in_pool(report, pool)} by", pool.command)] if (pool := report.pool) is not None else []
+    shown = []
+    if (pool := report.pool) is not None:
+        estimated = "" if pool.is_bound else ", estimated from samples"
+        shown.append((f"{in_pool(pool)} for all {len(report.files)} files to the bit{estimated}, by", pool.command))
     shown += [(f"{size(nbytes)} by", command) for command, nbytes in ordered[:_COMMANDS]]
     for what, command in shown:
         console.print(Text(what), width=width)
@@ -198,15 +205,32 @@ def _files(report: ReportData, wide: bool) -> _Rows:
     def rows() -> Iterator[Sequence[str]]:
         for f in order[:most]:
             file = report.files[f]
-            parameters = amount(file.parameters) if file.parameters else "-"
             cells = [file.size, *(sum(file.by_kind.get(kind, 0) for kind in kinds) for kinds in _CELLS.values())]
             name = _cut(printable(name_of(file.path)), wide)
-            yield (name, parameters, *map(_size, cells), _size(report.saves_of[f]))
+            yield (name, parameters(file).partition(" ")[0] or "-", *map(_size, cells), _size(report.saves_of[f]))
         if len(order) > most:
             left = sum(report.files[f].size for f in order[most:])
             yield f"{len(order) - most} more files", "", size(left), *[""] * (len(_CELLS) + 1)
 
     return "Files", ("file", "params", "size", *_CELLS, "can go"), rows
+
+
+def _lineage(report: ReportData, descents: Sequence[Descent], wide: bool) -> Table:
+    """What files come from; those that differ in the same way have one row."""
+    name_of = shortener([file.path for file in report.files])
+    alike: dict[tuple[int, str], list[str]] = {}
+    for one in descents:
+        alike.setdefault((one.base, one.words), []).append(name_of(report.files[one.file].path))
+    table = _table(
+        descent_title(descents),
+        [("file", "left"), ("comes from", "left"), ("what differs", "left")],
+        wide,
+    )
+    for (base, words), names in list(alike.items())[: None if wide else _DESCENTS]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        origin = _cut(printable(name_of(report.files[base].path)), wide)
+        table.add_row(Text(_cut(printable(names[0]), wide) + more), Text(origin), Text(words))
+    return table
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blobstore.core.regions.region import Region, RegionKind
-from blobstore.core.text import printable, size
-from blobstore.reporting.model import CauseKind, FindingKind, PoolAdvice
+from blobstore.core.text import amount, printable, size
+from blobstore.reporting.model import CauseKind, FileReport, FindingKind, PoolAdvice
 from blobstore.reporting.report_data import Folder, ReportData
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "by_hand",
     "headline",
     "in_pool",
+    "parameters",
     "region_name",
     "short_hashes",
 ]
@@ -65,6 +66,7 @@ REGIONS = {
     RegionKind.UNREFERENCED: "unreferenced",
 }
 
+_WEIGHT = 4096  # opaque bytes that are hardly anything else
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
@@ -104,11 +106,15 @@ def by_hand(report: ReportData) -> str:
     return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
 
 
-def in_pool(report: ReportData, pool: PoolAdvice) -> str:
-    """What a pool makes of the files."""
-    how = "at most" if pool.is_bound else "about"
-    note = "" if pool.is_bound else " (estimated from samples)"
-    return f"All {len(report.files)} files to the bit in {how} {size(pool.bytes)}{note}"
+def in_pool(pool: PoolAdvice) -> str:
+    """What a pool takes, as "about 16.6 MB in a pool"."""
+    return f"{'at most' if pool.is_bound else 'about'} {size(pool.bytes)} in a pool"
+
+
+def parameters(file: FileReport) -> str:
+    """How many parameters a file has, as "22.7M parameters"; with a plus, if opaque weights are not counted; or empty."""
+    opaque = any(r.kind is RegionKind.NAMED_DATA and not r.elements and r.nbytes >= _WEIGHT for r in file.regions)
+    return f"{amount(file.parameters)}{'+' * opaque} parameters" if file.parameters else ""
 
 
 def region_name(region: Region) -> str:

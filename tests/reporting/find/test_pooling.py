@@ -16,6 +16,7 @@ from blobstore.core.text import amount
 from blobstore.reporting import PoolAdvice, Report
 from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.show.html import to_html
+from blobstore.reporting.show.lineage import find_lineage
 from tests.helpers import models
 from tests.reporting.find.test_zoo import printed
 from tests.reporting.planted import Tensor, write_safetensors
@@ -152,6 +153,53 @@ def test_no_pool_where_it_is_no_help(tmp_path: Path) -> None:
     for name in "ab":
         blobstore.save_file({"w": random.standard_normal((50, 50))}, tmp_path / "twice" / f"{name}.ptd")
     assert blobstore.report(tmp_path / "twice").pool is None
+
+
+def test_what_files_come_from(tmp_path: Path) -> None:
+    """By names and contents: more, fewer or other tensors, another type; programs with digests for names come from nothing."""
+    base = _base(np.random.default_rng(2), 16)
+    moved = {key: value + np.float32(1) for key, value in base.items()}
+    layer = [key for key in base if key.startswith("layers.3.")]
+    zoo = {
+        "base": base,
+        "copy": base,
+        "other": {"head": np.ones((3, 5), np.float32), "tail": np.ones((7, 2), np.float32)},
+        "plus": {**base, "lm_head.weight": np.ones((16, 3), np.float32)},
+        "half": {key: value.astype(np.float16) for key, value in base.items()},
+        "tuned": {**base, "embed.weight": moved["embed.weight"]},
+        "layer": {**base, **{key: moved[key] for key in layer}},
+        "all": moved,
+        "less": {key: value for key, value in base.items() if key not in layer},
+    }
+    for name, weights in zoo.items():
+        save_file(weights, tmp_path / f"{name}.safetensors")
+    models.mlp().write(tmp_path, "program")
+    report = blobstore.report(tmp_path)
+    names = [Path(file.path).stem for file in report.files]
+    found = {names[one.file]: (names[one.base], one.words) for one in find_lineage(report)}
+    assert found == {
+        "base": ("less", "and 4 tensors of layers.3"),
+        "copy": ("less", "and 4 tensors of layers.3"),
+        "plus": ("less", "and 5 tensors"),
+        "half": ("less", "in half, and 4 tensors of layers.3"),
+        "tuned": ("less", "with other values in embed.weight, and 4 tensors of layers.3"),
+        "layer": ("less", "and 4 tensors of layers.3"),
+        "all": ("less", "with other values in all 13 tensors, and 4 tensors of layers.3"),
+    }
+    (tmp_path / "less.safetensors").unlink()
+    report = blobstore.report(tmp_path)
+    names = [Path(file.path).stem for file in report.files]
+    found = {names[one.file]: (names[one.base], one.words) for one in find_lineage(report)}
+    assert found == {
+        "copy": ("base", "the same tensors"),
+        "plus": ("base", "and lm_head.weight"),
+        "half": ("base", "in half"),
+        "tuned": ("base", "with other values in embed.weight"),
+        "layer": ("base", "with other values in 4 tensors of layers.3"),
+        "all": ("base", "with other values in all 17 tensors"),
+    }
+    assert "and lm_head.weight" in printed(report)
+    assert "6 files come from others" in to_html(report)
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -661,7 +662,7 @@ def test_copies_have_one_color(opened: Opened) -> None:
             return [map.describe(node).split(": ").slice(0, 2).join(": "), tile.style.background];
         }).filter(([, background]) => background && !background.includes("gradient")))"""
     )
-    hue = {name: re.findall(r"var\(--(\w+)\) (\d+)", color) for name, color in hues.items()}
+    hue = {name: re.findall(r"var\(--([a-z]+)(\d\) \d+)", color) for name, color in hues.items()}
     [(kept, first)] = hue["a.ptd: w"]
     [(gone, second)] = hue["a.ptd: tied"]
     assert (kept, gone, first) == ("pale", "full", second)
@@ -670,6 +671,61 @@ def test_copies_have_one_color(opened: Opened) -> None:
     assert all(not found for name, found in hue.items() if "own." in name)
     assert page.locator("#legend-copies li").count() >= 3
     assert not page.locator("#legend").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_neighbors_differ_in_color(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """Thirty groups of one model: those next to each other in size, all of the palette, and what is not in it."""
+    tensors = [Tensor.of(f"layer.{i}", values(i, 40 + i, 50)) for i in range(30)]
+    for name in "ab":
+        write_ptd(tmp_path / f"{name}.ptd", tensors)
+    page = tmp_path / "report.html"
+    page.write_text(to_html(blobstore.report(tmp_path)))
+    opened = Opened(browser, page, scheme)
+    shown: dict[str, list[list[float]]] = opened.page.evaluate(
+        """() => {
+            const seen = (color) => {  // as OKLab
+                const probe = document.body.appendChild(document.createElement("i"));
+                probe.style.color = `color-mix(in oklab, ${color} 100%, ${color})`;
+                const lab = getComputedStyle(probe).color.match(/-?[0-9.]+(?:e-?[0-9]+)?/g).map(Number);
+                probe.remove();
+                return lab.slice(0, 3);
+            };
+            const full = (stays) => copies.groups.map((group) => seen(copies.color(group, stays)));
+            const names = ["many", "stays", "structure"];
+            return { full: full(false), pale: full(true), plain: names.map((name) => seen(`var(--c-${name})`)) };
+        }"""
+    )
+    opened.context.close()
+    for state, least in (("full", 0.07), ("pale", 0.025)):
+        colors = shown[state]
+        assert len(colors) == 30
+        for at, color in enumerate(colors):
+            assert all(math.dist(color, other) > least for other in colors[max(at - 15, 0) : at])
+    many, *others = shown["plain"]
+    assert math.hypot(*many[1:]) < 0.01  # grey
+    assert all(math.dist(many, other) > 0.07 for other in [*others, *shown["full"]])
+
+
+def test_the_map_begins_on_the_first_screen(browser: Any, tmp_path: Path) -> None:
+    """Under a pool and six commands of long paths, of which two are shown."""
+    for family in range(7):
+        base = {f"layers.{i}.weight": values(10 * family + i, 64, 64) for i in range(9)}
+        for team in ("search-and-recommendation", "support-and-documentation", "vision-and-robotics"):
+            path = tmp_path / f"family-{family}" / team / f"{team}.safetensors"
+            path.parent.mkdir(parents=True)
+            tuned = {**base, "layers.8.weight": values(hash(path.name) % 1000, 64, 64)}
+            write_safetensors(path, [Tensor.of(key, value) for key, value in tuned.items()])
+    page = tmp_path / "report.html"
+    page.write_text(to_html(blobstore.report(tmp_path)))
+    opened = Opened(browser, page, "light", width=1280)
+    assert opened.page.locator("#map").bounding_box()["y"] <= 520  # of 900
+    commands = opened.page.locator("header .command")
+    assert sum(commands.nth(i).is_visible() for i in range(commands.count())) <= 3
+    opened.page.locator("header summary").click()
+    assert all(commands.nth(i).is_visible() for i in range(commands.count()))
+    assert opened.complaints == []
+    opened.context.close()
 
 
 def test_colors_say_what_belongs_together_where_all_is_waste(opened: Opened, zoo: Opened) -> None:

@@ -13,7 +13,7 @@ const command = {
       setTimeout(() => { copy.textContent = "Copy"; }, 2000);
     });
     tools.append(copy);
-    if (code.textContent.length > 160) {
+    if (code.textContent.length > 90) {
       const fold = element("button", "Show all", { type: "button", class: "fold", "aria-expanded": "false" });
       box.classList.add("folded");
       fold.addEventListener("click", () => {

@@ -1,6 +1,8 @@
 // Which blobs belong together: those that a finding says are the same, or follow from each other.
 
-const TURN = 137.508;  // degrees between the hues of two families of files, so that neighbors differ
+const HUES = 8;  // of the palette, each in three steps of lightness
+const LEVELS = 3;
+const APART = 16;  // groups of a family that follow each other in size have different colors, so that neighbors differ
 const LISTED = 6;  // groups in the legend
 const CONTENT = /^tensor\.[0-9a-f]{32}/;  // a key that is made of contents
 const CONNECTING = 4096;  // bytes in common that make two files a family; fewer are equal by accident
@@ -45,23 +47,34 @@ const copies = {
     this.paint();
   },
 
-  // A family of files has a part of the circle of hues, which its groups divide.
+  // Each group has the color that fewest have, of those that the last ones of its family of files do not have; and of these
+  // the one that is furthest from the last.
   paint() {
-    const numbers = new Map();
-    this.groups.forEach((group) => {
-      if (!numbers.has(group.family)) numbers.set(group.family, { family: numbers.size, groups: 0 });
-      const at = numbers.get(group.family);
+    const uses = new Array(HUES * LEVELS).fill(0);
+    const lasts = new Map();  // by the family, the colors of its last groups
+    this.groups.forEach((group, number) => {
+      if (!lasts.has(group.family)) lasts.set(group.family, []);
+      const last = lasts.get(group.family);
+      let best = -1;
+      for (let color = 0; color < uses.length; color += 1) {
+        if (last.includes(color)) continue;
+        const better = best < 0 ? -1 : uses[color] - uses[best] || this.apart(best, last.at(-1)) - this.apart(color, last.at(-1));
+        if (better < 0) best = color;
+      }
+      uses[best] += 1;
+      last.push(best);
+      if (last.length >= APART) last.shift();
       group.blobs.forEach((blob) => this.of.set(blob.id, group));
-      group.family = at.family;
-      group.number = at.groups;
-      at.groups += 1;
+      group.id = number;
+      group.hue = 30 + (360 / HUES) * (best % HUES);
+      group.level = Math.floor(best / HUES);
     });
-    const part = Math.max(360 / Math.max(numbers.size, 1), 30);
-    this.groups.forEach((group) => {
-      const within = (((group.number * TURN) % 360) / 360) * part;
-      group.hue = Math.round(30 + group.family * TURN + within) % 360;
-      group.id = `${group.family} ${group.number}`;
-    });
+  },
+
+  // How far two colors of the palette are from each other.
+  apart(one, other = 0) {
+    const turn = Math.abs((one % HUES) - (other % HUES));
+    return Math.min(turn, HUES - turn) + Math.abs(Math.floor(one / HUES) - Math.floor(other / HUES));
   },
 
   // Whether kinds of findings say little, since most of the bytes can go and nearly all for the same reason.
@@ -125,7 +138,7 @@ const copies = {
       return item(this.color(group, false), name, `${group.blobs.length} x ${size(largest.nbytes)}, ${this.where(group)}`);
     });
     const rest = this.groups.length - items.length;
-    if (rest > 0) items.push(item("", "", `and ${rest.toLocaleString("en")} more groups, each in a color`));
+    if (rest > 0) items.push(item("", "", `and ${rest.toLocaleString("en")} more groups, in the same ${HUES * LEVELS} colors`));
     if (rest > 0) items.push(item("var(--c-many)", "small groups together"));
     if (this.groups.length) {
       const [full, pale] = [this.color(this.groups[0], false), this.color(this.groups[0], true)];
@@ -151,6 +164,6 @@ const copies = {
   },
 
   color(group, stays) {
-    return `oklch(var(--${stays ? "pale" : "full"}) ${group.hue})`;
+    return `oklch(var(--${stays ? "pale" : "full"}${group.level}) ${group.hue})`;
   },
 };

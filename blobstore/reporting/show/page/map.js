@@ -4,7 +4,8 @@ const HEAD = 17;  // the height of a container's name
 const LINE = 15;
 const CHIP = 56;  // pixels of height for each line that hides stripes
 const ROOMY = 40000;  // square pixels that a tile needs for what is in it, if it is deep already
-const SHARES = 12;  // of a tile that several groups of copies are in
+const SHARES = 12;  // of a tile that several groups of copies are in, at least
+const STRIPE = 8;  // pixels of width for each of more
 
 const map = {
   start(data) {
@@ -134,7 +135,7 @@ const map = {
       }
       return made;
     }
-    const solid = this.paint(made, node);
+    const solid = this.paint(made, node, width);
     const most = solid ? 3 : Math.ceil(height / CHIP);  // what is behind it is striped, and is to be seen
     const lines = Math.min(3, most, Math.floor((height - 4) / LINE));
     if (lines > 0 && width >= 30) made.append(this.words(node, width, lines, solid ? "" : "chip"));
@@ -175,8 +176,8 @@ const map = {
   },
 
   // One color for one kind, or group of copies; of several, as much of the width as each has of the bytes.
-  paint(tile, node) {
-    const parts = this.shares(node);
+  paint(tile, node, width) {
+    const parts = this.shares(node, Math.max(SHARES, Math.floor(width / STRIPE)));
     const main = parts.find(([, share]) => share >= 0.985);
     if (main) {
       const kind = main[0];
@@ -199,8 +200,8 @@ const map = {
   },
 
   // What a node consists of, with the share of each; during a search, of what was found, and of the rest.
-  shares(node) {
-    const parts = this.colors === "kind" ? this.byKind(node) : this.byCopies(node);
+  shares(node, most) {
+    const parts = this.colors === "kind" ? this.byKind(node) : this.byCopies(node, most);
     const rest = 1 - parts.reduce((sum, [, share]) => sum + share, 0);
     return search.on && rest > 1e-9 ? [...parts, ["rest", rest]] : parts;
   },
@@ -210,7 +211,7 @@ const map = {
     return this.order.filter((kind) => mix[kind]).map((kind) => [kind, mix[kind] / node.value]);
   },
 
-  byCopies(node) {
+  byCopies(node, most) {
     const plain = {};
     const grouped = new Map();
     for (const leaf of this.tree.inside(node)) {
@@ -227,7 +228,7 @@ const map = {
       }
     }
     const sums = [...grouped.values()].sort((a, b) => b.nbytes - a.nbytes);
-    sums.splice(SHARES).forEach((sum) => { plain.many = (plain.many || 0) + sum.nbytes; });
+    sums.splice(most).forEach((sum) => { plain.many = (plain.many || 0) + sum.nbytes; });
     const parts = sums.map((sum) => [sum.kind, sum.nbytes / node.value]);
     for (const kind of ["many", ...this.order]) if (plain[kind]) parts.push([kind, plain[kind] / node.value]);
     return parts;
@@ -242,7 +243,7 @@ const map = {
     const label = blob ? blob.name : node.module !== undefined ? node.module : node.label;
     const facts = [size(node.value)];
     if (blob) facts.push(this.data.regions[blob.kind], [blob.type, blob.shape].filter(Boolean).join(" "));
-    else if (node.file) facts.push(node.file);
+    else if (node.file) facts.push(node.file, node.parameters || "");
     else if (node.files) facts.push(`${node.files} file${node.files === 1 ? "" : "s"}`);
     if (!node.parent) return `${node.label}: ${facts.join(", ")}`;  // the legend has the rest
     const others = blob && !this.when ? copies.describe(blob) : "";

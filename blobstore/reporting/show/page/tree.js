@@ -27,7 +27,7 @@ class Tree {
   // A file, whose blobs may have other findings after a command.
   fill(top, f, blobs) {
     const file = this.files[f];
-    Object.assign(top, { file: file.format, filter: file.name });
+    Object.assign(top, { file: file.format, filter: file.name, parameters: file.parameters });
     this.grow(top, file.inside, (node, id) => {
       if (id === undefined) {
         const above = node.parent.module;
