@@ -3,12 +3,13 @@
     python packaging/aar.py --out blobstore.aar build/arm64/java/libblobstore_jni.so build/x86_64/java/libblobstore_jni.so
 
 Each library goes to the folder of its ABI. What an application would only find out on a phone is refused: a library for
-another system, or one that phones with pages of 16 KiB do not load. The same inputs give the same bytes. Needs `javac`.
+another system, one that phones with pages of 16 KiB do not load, or one without a function that the classes call. The same inputs give the same bytes. Needs `javac`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 JAVA = ROOT / "runtime_bindings" / "java"
 LIBRARY = "libblobstore_jni.so"
+VERSION = re.findall(r"project\(blobstore_runtime VERSION ([0-9.]+)", (JAVA.parent / "CMakeLists.txt").read_text())[0]
 API = 28
 PAGE = 16384
 ABIS = {183: "arm64-v8a", 62: "x86_64"}  # ELF's numbers of machines, and the names of those that the library is for
@@ -100,9 +102,16 @@ def abi_of(path: Path, data: bytes) -> str:
             )
     if b"\0libc.so\0" not in data:  # glibc's and musl's libraries have other names
         sys.exit(f"{path}: does not use Android's libc.so")
-    if b"\0JNI_OnLoad\0" not in data:
-        sys.exit(f"{path}: has no JNI_OnLoad, so it is not {LIBRARY}")
+    for name in ("JNI_OnLoad", "dev/blobstore/Native", *natives()):
+        if f"{name}\0".encode() not in data:
+            sys.exit(f"{path}: has no {name}, so it is not {LIBRARY} of version {VERSION}")
     return ABIS[machine]
+
+
+def natives() -> list[str]:
+    """The names that the library registers its functions under: each is a text in it."""
+    source = (JAVA / "src" / "dev" / "blobstore" / "Native.java").read_text(encoding="utf-8")
+    return re.findall(r"^  static native \S+ (\w+)\(", source, re.MULTILINE)
 
 
 def classes() -> bytes:

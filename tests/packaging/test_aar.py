@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import subprocess
@@ -23,6 +24,11 @@ pytestmark = [
 
 ANDROID = "{http://schemas.android.com/apk/res/android}"
 SOURCE = 'extern "C" int used(); extern "C" int JNI_OnLoad() { return used(); }'
+CALLED = re.findall(
+    r"native .* (\w+)\($|native .* (\w+)\(.*;$", (LIBRARY / "java/src/dev/blobstore/Native.java").read_text(), re.M
+)
+NAMES = "".join(f'"{first or second}\\0"' for first, second in CALLED)
+WHOLE = SOURCE + f'extern "C" const char names[] = "dev/blobstore/Native\\0" {NAMES};'
 
 
 def link(folder: Path, name: str, source: str, *options: object) -> Path:
@@ -39,7 +45,7 @@ def x86_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library with the marks of one for Android."""
     folder = tmp_path_factory.mktemp("libraries")
     libc = link(folder, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
-    return link(folder, "libblobstore_jni.so", SOURCE, "-Wl,-z,max-page-size=16384", libc)
+    return link(folder, "libblobstore_jni.so", WHOLE, "-Wl,-z,max-page-size=16384", libc)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +138,23 @@ def for_linux(path: Path) -> None:
     link(path.parent, path.name, SOURCE.replace("return used()", "return 0"), "-Wl,-z,max-page-size=16384")
 
 
+def replaced(path: Path, before: bytes, after: bytes) -> None:
+    data = path.read_bytes()
+    assert before in data
+    path.write_bytes(data.replace(before, after))
+
+
 def without_java(path: Path) -> None:
-    libc = path.with_name("libc.so")
-    link(path.parent, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
-    link(path.parent, path.name, SOURCE.replace("JNI_OnLoad", "other"), "-Wl,-z,max-page-size=16384", libc)
+    replaced(path, b"JNI_OnLoad\0", b"other_load\0")
+
+
+def of_another_project(path: Path) -> None:
+    """Such as ExecuTorch's own for Android, which has a JNI_OnLoad, too."""
+    replaced(path, b"dev/blobstore/Native\0", b"org/pytorch/executorch\0")
+
+
+def of_an_older_version(path: Path) -> None:
+    replaced(path, b"trainingPublish\0", b"trainingpublish\0")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +166,9 @@ def without_java(path: Path) -> None:
         (of_another_machine, "for machine 243; expected 183 (arm64-v8a) or 62 (x86_64)"),
         (for_small_pages, "aligned to 4096 bytes; phones have pages of 16384: link with -z max-page-size=16384"),
         (for_linux, "does not use Android's libc.so"),
-        (without_java, "has no JNI_OnLoad, so it is not libblobstore_jni.so"),
+        (without_java, "has no JNI_OnLoad, so it is not libblobstore_jni.so of version 0.1.0"),
+        (of_another_project, "has no dev/blobstore/Native, so it is not libblobstore_jni.so of version 0.1.0"),
+        (of_an_older_version, "has no trainingPublish, so it is not libblobstore_jni.so of version 0.1.0"),
         (Path.unlink, "No such file or directory"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
