@@ -31,7 +31,7 @@ def _library() -> Path:
     with native_build.folder("benchmarks") as directory:
         options = ("-DCMAKE_BUILD_TYPE=Release", "-DBLOBSTORE_JAVA=ON")
         native_build.build(Path(__file__).parent / "cpp", directory, *options)
-        return directory / "_deps" / "blobstore_runtime-build" / "java"
+        return directory / "_deps" / "blobstore-build" / "java"
 
 
 class _Java(Process):
