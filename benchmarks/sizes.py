@@ -1,7 +1,8 @@
 """Bytes of the native library and of an application on it, as the commands on docs/platforms.md build them, stripped:
 `python -m benchmarks sizes --page docs/platforms.md`, a quarter of an hour.
 
-The application is `examples/cpp/device.cpp`, which uses caches, programs, adapters, training and saving. Compilers that
+The application is `examples/cpp/device.cpp`, which uses caches, programs, adapters, training and saving. The smallest one is
+`with_cache.cpp`, which runs a program and changes a weight by its name. Compilers that
 this machine does not have are left out; for aarch64, the wheel of ExecuTorch is fetched once.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 from tests.helpers import machines, native_build
-from tests.helpers.native_build import ALONE, LIBRARY, MOST_BYTES, stripped
+from tests.helpers.native_build import ALONE, LIBRARY, MOST_BYTES, SMALLEST, stripped
 
 TITLE = "Sizes in bytes"
 
@@ -109,6 +110,45 @@ def _rows_of(tools: Tools, folder: Path) -> Iterator[Row]:
         small = sizes["static_drop_unused"]
         yield Row("  … with `blobstore::drop_unused`", f"{small:,}", "", small < sizes["static"])
         yield Row("  … shared, without the library", f"{sizes['shared']:,}", "", True)
+        if tools is TOOLS[0] and kind == "MinSizeRel":
+            yield from _smallest(place, build)
+
+
+def _smallest(place: Path, build: list[str]) -> Iterator[Row]:
+    """The smallest application on the whole library and on a minimal one, and what is in the latter."""
+    yield Row(
+        "  the smallest application",
+        f"{stripped(place / 'apps' / 'smallest', place / 'stripped').stat().st_size:,}",
+        "",
+        True,
+    )
+    minimal = place / "minimal"
+    native_build.build(LIBRARY, minimal / "library", *build, "-DBLOBSTORE_MINIMAL=ON", "-DBLOBSTORE_SHARED=OFF")
+    native_build.run("cmake", "--install", minimal / "library", "--prefix", minimal / "prefix")
+    options = (*build, "-DSMALLEST=ON", f"-DCMAKE_PREFIX_PATH={minimal / 'prefix'}")
+    native_build.build(Path(__file__).parent / "size_of_apps", minimal / "apps", *options)
+    found = stripped(minimal / "apps" / "smallest", minimal).stat().st_size
+    most = MOST_BYTES[SMALLEST]
+    yield Row("  … with `BLOBSTORE_MINIMAL`", f"{found:,}", f"at most {most:,}", found <= most)
+    for room, size in sorted(_rooms(minimal / "apps" / "smallest.map").items(), key=lambda item: -item[1]):
+        yield Row(f"    of `src/{room}`", f"{size:,}", "", True)
+
+
+def _rooms(linked: Path) -> dict[str, int]:
+    """The bytes that each folder of the library's sources has in an application, by the linker's map."""
+    left_out = ("adapters", "codec", "releases", "requests", "training")
+    homes = {
+        f"{path.name}.o": path.parent.name
+        for path in (LIBRARY / "src").glob("*/*.cpp")
+        if path.parent.name not in left_out
+    }
+    _, _, text = linked.read_text(encoding="utf-8").partition("Linker script and memory map")
+    kept = r"^ \.(?:text|rodata|eh_frame|gcc_except_table|data)\S*\s+0x\w+\s+(0x\w+) \S+\((\S+)\)$"
+    sizes: dict[str, int] = {}
+    for size, member in re.findall(kept, text, re.MULTILINE):
+        if room := homes.get(member):
+            sizes[room] = sizes.get(room, 0) + int(size, 16)
+    return sizes
 
 
 def _parts(path: Path) -> dict[str, int]:

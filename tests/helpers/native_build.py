@@ -22,8 +22,9 @@ ENVIRONMENT = {**os.environ, "PATH": _PATH}
 
 
 ALONE = "the delegate alone"
-MOST_BYTES = {"x86_64, GCC": 868_352, "aarch64, Clang": 800_000, ALONE: 900_000}
-"""Of the shared libraries as `MinSizeRel`, stripped; docs/platforms.md has what they have."""
+SMALLEST = "the smallest application"
+MOST_BYTES = {"x86_64, GCC": 940_000, "aarch64, Clang": 800_000, ALONE: 900_000, SMALLEST: 570_000}
+"""Of the shared libraries, and of an application, as `MinSizeRel`, stripped; docs/platforms.md has what they have."""
 
 
 def missing() -> str | None:

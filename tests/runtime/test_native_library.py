@@ -1,5 +1,7 @@
 """The library in the forms that a C++ application can take: static, shared, and inside of its own build (X2, N3)."""
 
+import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 
 from blobstore import save_file
-from tests.helpers import native_build
-from tests.helpers.native_build import LIBRARY, MOST_BYTES, ROOT, stripped
+from blobstore.runtime import BlobCache, Program
+from tests.helpers import models, native_build
+from tests.helpers.native_build import LIBRARY, MOST_BYTES, ROOT, SMALLEST, stripped
 from tests.runtime.application import install_library
 
 HEADERS = sorted((LIBRARY / "include" / "blobstore").glob("*.h"))
@@ -60,15 +63,102 @@ def test_an_application_links_the_library(how, prefix, tmp_path):
     assert "blobstore::BlobCache::load_all(" not in names, "the application does not use it, so the linker drops it"
 
 
-@pytest.mark.parametrize("compiler", ["c++", "clang++"])
-@pytest.mark.parametrize("how", ["added", "fetched"])
+@pytest.mark.native
+def test_a_minimal_library_runs_programs_and_changes_their_weights(tmp_path):
+    """Without what it leaves out, in an application of documented size; its two sums are those of Python."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    with native_build.folder("minimal") as directory:
+        options = ("-DCMAKE_BUILD_TYPE=MinSizeRel", "-DBLOBSTORE_MINIMAL=ON", "-DBLOBSTORE_SHARED=OFF")
+        native_build.build(LIBRARY, directory / "library", *options)
+        native_build.run("cmake", "--install", directory / "library", "--prefix", directory / "prefix")
+        found = (f"-DCMAKE_PREFIX_PATH={directory / 'prefix'}", "-DCMAKE_BUILD_TYPE=MinSizeRel")
+        for target in ("two_programs", "with_cache"):
+            native_build.build(ROOT / "examples" / "cpp", directory / "apps", *found, target=target)
+        small = stripped(directory / "apps" / "with_cache", tmp_path)
+        assert small.stat().st_size <= MOST_BYTES[SMALLEST]
+        command = ["nm", "-C", directory / "apps" / "with_cache"]
+        names = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert re.search(r"PackedFolder::(?!~)|load_adapter|TrainingProgram", names.stdout) is None
+        pte = models.mlp(external=True).write(tmp_path)
+        data = tmp_path / "_default_external_constant.ptd"
+        command = [directory / "apps" / "two_programs", pte, pte, data, "second.weight"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    cache = BlobCache(data)
+    method, x = Program(pte, cache).method(), np.ones((3, 16), np.float32)
+    before = float(method(x).sum())
+    cache.update({"second.weight": np.zeros((16, 32), np.float32)})
+    sums = [[float(n) for n in re.findall(r"-?\d+\.\d+", line)] for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(sums, [[before] * 2, [float(method(x).sum())] * 2], atol=1e-3)
+
+
+@pytest.mark.native
+def test_an_application_links_the_library_by_pkg_config(prefix, tmp_path):
+    """Where it was moved to, too, and without CMake."""
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    moved = shutil.copytree(prefix, tmp_path / "moved", symlinks=True)
+    [file] = moved.rglob("blobstore.pc")
+    command = ["pkg-config", "--cflags", "--libs", file]
+    flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    folders = [flag[2:] for flag in flags if flag.startswith("-L")]
+    source = ROOT / "tests" / "runtime" / "linking" / "main.cpp"
+    rpaths = [f"-Wl,-rpath,{folder}" for folder in folders]
+    native_build.run("c++", "-Werror", source, *flags, *rpaths, "-o", tmp_path / "linking")
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "w.ptd")
+    done = subprocess.run([tmp_path / "linking", tmp_path / "w.ptd"], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 keys\n"
+    assert str(prefix) not in " ".join(flags)
+
+
+@pytest.mark.native
+def test_a_project_that_takes_the_sources_can_install_them():
+    """With BLOBSTORE_INSTALL=ON; another project finds the package there (X2)."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    source = ROOT / "tests" / "runtime" / "linking"
+    with native_build.folder("linking-installs") as directory:
+        options = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_UNITY_BUILD=ON")
+        native_build.build(source, directory / "whole", *options, "-DHOW=fetched", "-DBLOBSTORE_INSTALL=ON")
+        native_build.run("cmake", "--install", directory / "whole", "--prefix", directory / "prefix")
+        found = f"-DCMAKE_PREFIX_PATH={directory / 'prefix'}"
+        native_build.build(source, directory / "build", *options, "-DHOW=shared", found, target="linking")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "optimized"),
+    [((), True), (("-DCMAKE_BUILD_TYPE=Debug",), False), (("-DCMAKE_CXX_FLAGS=-Og",), False)],
+)
+def test_in_a_project_without_a_build_type_the_library_is_optimized(options, optimized, tmp_path):
+    """CMake compiles without -O then, and says nothing. What a project asks for stays so."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    source = ROOT / "tests" / "runtime" / "linking"
+    native_build.configure(source, tmp_path, "-DHOW=added", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *options)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf-8"))
+    flags = {"-O3" in one["command"].split() for one in commands if (LIBRARY / "src") in Path(one["file"]).parents}
+    assert flags == {optimized}
+    assert {"-O3" in one["command"].split() for one in commands if Path(one["file"]).name == "main.cpp"} == {False}
+
+
+@pytest.mark.parametrize(
+    ("how", "compiler"),
+    [
+        *itertools.product(("added", "fetched"), ("c++", "clang++")),
+        pytest.param("git", "c++", marks=pytest.mark.long),
+    ],
+)
 def test_an_application_compiles_the_headers_with_its_own_warnings_as_errors(how, compiler):
     """Every public header, in a project that takes the sources; nothing of the library is compiled for it (X2, N2)."""
     if (reason := native_build.missing()) or (compiler == "clang++" and not shutil.which(compiler)):
         pytest.skip(reason or "needs clang++")
     source = ROOT / "tests" / "runtime" / "linking"
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    if how == "git" and head.returncode != 0:
+        pytest.skip("needs the repository")
     with native_build.folder(f"headers-{how}-{compiler}") as directory:
-        options = (f"-DHOW={how}", f"-DCMAKE_CXX_COMPILER={shutil.which(compiler)}")
+        options = [f"-DHOW={how}", f"-DTAG={head.stdout.strip()}", f"-DCMAKE_CXX_COMPILER={shutil.which(compiler)}"]
         native_build.build(source, directory, *options, target="headers")
         text = (directory / "headers.cpp").read_text(encoding="utf-8")
         assert text.splitlines() == [f"#include <blobstore/{path.name}>" for path in HEADERS]

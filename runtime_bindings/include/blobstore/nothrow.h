@@ -118,16 +118,6 @@ Result<executorch::extension::TensorPtr> output_memory(Method& method, size_t in
 Result<std::vector<std::pair<std::string, executorch::extension::TensorPtr>>> state_memory(Method& method) noexcept
     BLOBSTORE_RUNTIME(method.state_memory());
 
-// Packed weights: <blobstore/packed.h>
-
-Result<std::shared_ptr<PackedStore>> open_packed(
-    const std::string& folder, const PackedOptions& options = PackedOptions()) noexcept
-    BLOBSTORE_RUNTIME(PackedStore::open(folder, options));
-Result<PackedStats> stats(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.stats());
-Result<std::vector<PackedFile>> list(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.list());
-Result<std::vector<PackedFile>> verify(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.verify());
-Result<std::vector<PackedFile>> gc(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.gc());
-
 // Tensors by name: <blobstore/tensors.h>
 
 Result<StateDict> load_state_dict(const std::string& path) noexcept BLOBSTORE_RUNTIME(blobstore::load_state_dict(path));
@@ -142,6 +132,17 @@ Result<Updated> update(const LogicalTensors& tensors, const StateDict& values, b
 Result<Updated> update_state_dict(
     const LogicalTensors& tensors, const StateDict& values, bool strict = true, bool finite = false) noexcept
     BLOBSTORE_RUNTIME(tensors.update_state_dict(values, strict, finite));
+
+#ifndef BLOBSTORE_MINIMAL
+// Packed weights: <blobstore/packed.h>
+
+Result<std::shared_ptr<PackedStore>> open_packed(
+    const std::string& folder, const PackedOptions& options = PackedOptions()) noexcept
+    BLOBSTORE_RUNTIME(PackedStore::open(folder, options));
+Result<PackedStats> stats(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.stats());
+Result<std::vector<PackedFile>> list(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.list());
+Result<std::vector<PackedFile>> verify(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.verify());
+Result<std::vector<PackedFile>> gc(const PackedStore& store) noexcept BLOBSTORE_RUNTIME(store.gc());
 
 // Adapters: <blobstore/adapters.h>
 
@@ -305,6 +306,8 @@ Result<std::shared_ptr<Release>> open_release(
     BLOBSTORE_RELEASES(Release::open(directory, options));
 Result<Followed> follow(Release& release, FollowAdapters adapters = FollowAdapters::Keep) noexcept
     BLOBSTORE_RELEASES(release.follow(adapters));
+
+#endif
 
 } // namespace nothrow
 } // namespace blobstore

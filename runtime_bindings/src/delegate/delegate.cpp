@@ -180,11 +180,11 @@ Delegate::Delegate(
     }
     learn(load);
     packed_store_ = packed.store;
-    if (setup_->packed.pages != nullptr && !inner_->on_file()) {
+    if (setup_->packed.changing() != nullptr && !inner_->on_file()) {
       packed.store->note_unmapped();
-    } else if (growth) {
+    } else if (kPackedStores && growth) {
       packed.store->note_fallback(packed.fallback, growth->bytes());
-    } else if (packed.store != nullptr) {
+    } else if (kPackedStores && packed.store != nullptr) {
       packed.store->note_hit();
     }
     if (cache_) { // under the same Reading, so that no commit is missed; from here on commits may use this object
@@ -209,7 +209,7 @@ struct Delegate::Packable {
 /// Decide where packed weights are looked up, or packed to; under a Reading.
 Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   std::shared_ptr<PackedFolder> store = store_for(load);
-  if (store == nullptr) {
+  if (!kPackedStores || store == nullptr) {
     return {};
   }
   setup_->named_by_content = true;
@@ -393,7 +393,7 @@ void Delegate::write_through(const std::vector<PackedUnit>& units) {
 
 /// Learn how the weights were packed that are being packed for a file.
 void Delegate::learn(const LoadScope* load) const {
-  if (load == nullptr || load->plan.own.scratch == nullptr || setup_->packed.path.empty()) {
+  if (!kPackedStores || load == nullptr || load->plan.own.scratch == nullptr || setup_->packed.path.empty()) {
     return;
   }
   load->result.again.merge(packed_again(*load->plan.own.scratch, [&] { make(identities_, nullptr, nullptr); }));
@@ -456,8 +456,8 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     next->link = std::move(link);
     next->generation = cache_->generation();
     next->version = commit.version();
-    if (setup_->packed.pages != nullptr) {
-      next->writes = setup_->packed.pages->prepare(commit, entries_of(changed));
+    if (PackedPages* const pages = setup_->packed.changing()) {
+      next->writes = pages->prepare(commit, entries_of(changed));
     }
     const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
       const DelegateConstant& scale = setup_->payload.constants[i];
@@ -470,7 +470,7 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
       next->identities = identify();
       next->inner = make(next->identities, &commit, nullptr);
-      if (packed_store_ != nullptr) {
+      if (kPackedStores && packed_store_ != nullptr) {
         packed_store_->note_repacked();
       }
     }

@@ -208,8 +208,8 @@ InnerHandle::~InnerHandle() {
   handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
   if (handle_ != nullptr) {
     setup_->backend->destroy(handle_);
-    if (on_file_) {
-      setup_->packed.pages->after_destroy();
+    if (PackedPages* const pages = setup_->packed.changing(); on_file_ && pages != nullptr) {
+      pages->after_destroy();
     }
   }
 }
@@ -292,17 +292,18 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
       &arena_, tracer, setup.method.c_str(), &map_, et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
   const et::ArrayRef<et::CompileSpec> specs(setup.specs.data(), setup.specs.size());
-  if (setup.packed.pages != nullptr) {
-    setup.packed.pages->before_init();
+  PackedPages* const pages = setup.packed.changing();
+  if (pages != nullptr) {
+    pages->before_init();
   }
   auto handle = setup.backend->init(context, &*processed_, specs);
   if (!handle.ok()) {
     return handle.error();
   }
   try {
-    on_file_ = setup.packed.pages != nullptr && setup.packed.pages->after_init();
-    if (!on_file_ && setup.writes_packed) { // what it packed to the heap would not follow
-      throw_error_in(ErrorKind::FileAccess, setup.packed.pages->lease().path(), "ExecuTorch did not map the file");
+    on_file_ = pages != nullptr && pages->after_init();
+    if (pages != nullptr && !on_file_ && setup.writes_packed) { // what it packed to the heap would not follow
+      throw_error_in(ErrorKind::FileAccess, pages->lease().path(), "ExecuTorch did not map the file");
     }
   } catch (...) {
     setup.backend->destroy(handle.get());

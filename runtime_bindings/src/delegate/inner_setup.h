@@ -23,6 +23,8 @@ struct PackedPlace {
   std::shared_ptr<PackedPages> pages{}; // in which they change; may be null
   std::shared_ptr<PackedCopy> copy{}; // by which they follow a shared working copy; may be null
   std::string path{}; // empty for none
+
+  PackedPages* changing() const { return kPackedStores ? pages.get() : nullptr; }
 };
 
 /// What all initializations of one delegate have in common.

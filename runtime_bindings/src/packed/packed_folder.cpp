@@ -557,6 +557,10 @@ void PackedFolder::make_room(uint64_t limit, std::vector<PackedFile>* removed) c
 namespace blobstore BLOBSTORE_API {
 
 std::shared_ptr<PackedStore> PackedStore::open(const std::string& folder, const PackedOptions& options) {
+  if constexpr (!internal::kPackedStores) {
+    throw Error(
+        ErrorKind::Unsupported, folder, "this library has no packed stores: it was built with BLOBSTORE_MINIMAL");
+  }
   struct stat status;
   if (folder.empty() || (stat(folder.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))) {
     throw Error(ErrorKind::FileAccess, folder, "not a folder", ENOTDIR);

@@ -23,6 +23,13 @@
 
 namespace blobstore::internal {
 
+/// Whether there are packed stores. Where there are none, the compiler drops every use of one.
+#ifdef BLOBSTORE_MINIMAL
+inline constexpr bool kPackedStores = false;
+#else
+inline constexpr bool kPackedStores = true;
+#endif
+
 /// Bytes of a path that ExecuTorch takes.
 inline constexpr size_t kMostPath = 255;
 

@@ -249,7 +249,7 @@ std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, LoadPlan& pl
 }
 
 std::string LoadedProgram::packed_cache_path() const {
-  for (size_t i = 0; packed_ != nullptr && i < methods().size(); ++i) {
+  for (size_t i = 0; kPackedStores && packed_ != nullptr && i < methods().size(); ++i) {
     if (uses(i, kXnnpack)) {
       Packing stock = plan_load(i).stock;
       if (look_up(i, stock) == Found::InFile) {

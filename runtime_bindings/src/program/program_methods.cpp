@@ -25,7 +25,7 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);
   check_backends(at);
-  if (packed_ != nullptr) {
+  if (kPackedStores && packed_ != nullptr) {
     return load_packed(at);
   }
   LoadResult nothing;
