@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from blobstore.releases.device.installed import Removed
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.pull import Pulled, gc, pull
+    from blobstore.releases.index.index import File
     from blobstore.releases.sources.patience import Patience
 
 __all__ = [
+    "File",
     "Followed",
     "Patience",
     "Published",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "File": "index.index",
     "Followed": "device.live",
     "Patience": "sources.patience",
     "Published": ".publishing.publish",

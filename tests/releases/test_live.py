@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,8 @@ class NativeRelease:
     def path(self) -> Path:
         return Path(os.fsdecode(self._native.path))
 
-    @property
-    def files(self) -> list[tuple[str, str, list[str]]]:
-        return list(self._native.files)
+    def files(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, kind=kind, data=tuple(data)) for name, kind, data in self._native.files]
 
     def follow(self, adapters: str = "keep") -> Followed:
         version, sha256, taken, keys, reasons, files, generation, *others = self._native.follow(adapters)
@@ -307,16 +307,16 @@ def test_readers_see_whole_releases(live: Any, tmp_path: Path) -> None:
     assert torn == [] and len(seen) > 1
 
 
-def test_files_are_told_apart(tmp_path: Path) -> None:
-    """The C++ library says what each file of a release is, so that no application guesses by names (F1)."""
+def test_files_are_told_apart(live: Any, tmp_path: Path) -> None:
+    """The library says what each file of a release is, so that no application guesses by names (F1)."""
     inputs(tmp_path / "in", weights(), files=1)
     save_file({"x": np.ones(3, np.float32)}, tmp_path / "in/second.ptd")
     publish(tmp_path / "in", tmp_path / "r", name="a", version="1")
     pull(tmp_path / "r/a/1", tmp_path / "device")
-    with NativeRelease.open(tmp_path / "device") as found:
+    with live.open(tmp_path / "device") as found:
         kinds = {"model.ptd": "data", "second.ptd": "data", "tokenizer/0.json": "other"}
-        assert {name: (kind, data) for name, kind, data in found.files} == {
-            name: (kind, []) for name, kind in kinds.items()
+        assert {file.name: (file.kind, file.data) for file in found.files()} == {
+            name: (kind, ()) for name, kind in kinds.items()
         }
         assert set(found.cache) == {*weights(), "x"}
 
@@ -368,4 +368,6 @@ def test_programs_need_an_executorch(tmp_path: Path) -> None:
     opened = native.Release.open(directory, ["model.ptd"])
     takes = {name: data for name, kind, data in opened.files if kind == "program"}
     assert list(takes.values()) == [["_default_external_constant.ptd"]]
+    with Release.open(tmp_path / "device", data=["model.ptd"]) as python:
+        assert takes == {file.name: list(file.data) for file in python.files() if file.kind == "program"}
     opened.close()

@@ -10,6 +10,7 @@ import pytest
 
 import blobstore.releases
 from blobstore.releases import (
+    File,
     Followed,
     Patience,
     Published,
@@ -27,7 +28,7 @@ from tests.releases.server import serving
 
 pytestmark = pytest.mark.long
 
-RESULTS = {Removed, Followed, Published, Pulled, Pushed, Swept}
+RESULTS = {File, Removed, Followed, Published, Pulled, Pushed, Swept}
 INTERNAL = {"wait", "path"}  # of Patience, for the library; and of Published, a path
 CALLABLES = [
     one

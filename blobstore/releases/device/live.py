@@ -23,7 +23,7 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import count, line, listed
 from blobstore.releases.device.installed import Installed
-from blobstore.releases.index.index import Index
+from blobstore.releases.index.index import File, Index
 from blobstore.releases.index.needs import check_executorch
 from blobstore.releases.index.overlay import replaceable
 from blobstore.runtime import BlobCache, PackedStore
@@ -178,6 +178,13 @@ class Release:
             release._lock.close()
             raise
         return release
+
+    def files(self) -> tuple[File, ...]:
+        """The files in the folder `path`: programs, data, adapters and others, and which data files a program takes.
+
+        As C++ and Java, also after `close`.
+        """
+        return self._index.files
 
     def follow(self, adapters: Literal["keep", "release"] = "keep") -> Followed:
         """Take the blobs of a newer release into the cache, in one commit, if another one was pulled into the folder.
