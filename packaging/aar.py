@@ -114,6 +114,11 @@ def natives() -> list[str]:
     return re.findall(r"^  static native \S+ (\w+)\(", source, re.MULTILINE)
 
 
+def sources() -> list[Path]:
+    """The sources of the classes."""
+    return sorted((JAVA / "src").rglob("*.java"))
+
+
 def classes() -> bytes:
     """The compiled classes, as a jar."""
     javac = shutil.which("javac")
@@ -121,13 +126,28 @@ def classes() -> bytes:
         sys.exit("the classes need javac, of a JDK of version 11 or later")
     with tempfile.TemporaryDirectory() as made:
         # CMakeLists.txt has the same options
-        options = ("--release", "11", "-encoding", "UTF-8", "-Xlint:all,-serial", "-Werror", "-d", made)
-        sources = sorted((JAVA / "src").rglob("*.java"))
-        done = subprocess.run([javac, *options, *map(str, sources)], capture_output=True, text=True, check=False)
+        options = (
+            "--release",
+            "11",
+            "-encoding",
+            "UTF-8",
+            "-Xlint:all,-serial",
+            "-Werror",
+            "-implicit:none",
+            "-d",
+            made,
+        )
+        done = subprocess.run(
+            [javac, *options, "-sourcepath", JAVA / "annotations", *sources()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
+        manifest = b"Manifest-Version: 1.0\n" + (JAVA / "MANIFEST.MF").read_bytes() + b"\n"
         compiled = {path.relative_to(made).as_posix(): path.read_bytes() for path in Path(made).rglob("*.class")}
-    return archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\r\n\r\n", **dict(sorted(compiled.items()))})
+    return archive({"META-INF/MANIFEST.MF": manifest, **dict(sorted(compiled.items()))})
 
 
 def archive(parts: dict[str, bytes]) -> bytes:

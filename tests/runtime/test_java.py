@@ -63,6 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(fine_tune(), path / "fine_tune.safetensors")
     for version, seed in (("1", 1), ("2", 2)):
         source = releases.inputs(path / f"release{version}", releases.weights(seed))
+        for name in ("serve.pte", "xor.ptd"):
+            shutil.copy(path / "programs" / name, source / name)
         publish(source, path / "published", name="model", version=version)
     return path
 
@@ -113,7 +115,7 @@ def printed(command: list[str], folder: Path) -> list[list[str]]:
     copy = folder.parent / f"{folder.name}-run"  # the checks write to it
     shutil.copytree(folder, copy)
     lines = [line.split() for line in run(command, "dev.blobstore.Checks", copy).splitlines()]
-    assert len([line for line in lines if line[0] == "ok"]) == 25
+    assert len([line for line in lines if line[0] == "ok"]) == 27
     return [line[1:] for line in lines if line[0] == "value"]
 
 
@@ -239,6 +241,49 @@ def test_releases_bring_their_weights(printed: list[list[str]]) -> None:
     for version, seed in ((1, 1), (2, 2)):
         expected = releases.weights(seed)["layer0.weight"].flatten()[5]
         assert found(printed, f"release {version}")[0] == expected
+
+
+def test_a_release_is_opened_and_followed(printed: list[list[str]]) -> None:
+    """Its files are of their kinds, and one commit has the blobs of the newer one."""
+    files = {line[1]: line[2:] for line in printed if line[0] == "file"}
+    assert files == {
+        "model.ptd": ["DATA"],
+        "serve.pte": ["PROGRAM", "xor.ptd"],
+        "xor.ptd": ["DATA"],
+        **{f"tokenizer/{i}.json": ["OTHER"] for i in range(3)},
+    }
+    assert ["followed", ",".join(sorted(releases.weights()))] in printed
+    assert found(printed, "followed weight")[0] == releases.weights(2)["layer0.weight"].flatten()[5]
+
+
+def test_training_without_gradients_is_that_of_python(printed: list[list[str]], folder: Path) -> None:
+    from blobstore.runtime import BlobCache, Program
+    from blobstore.training import MeZO
+    from examples import xor
+
+    cache = BlobCache(folder / "programs" / "xor.ptd")
+    serve = Program(folder / "programs" / "serve.pte", data=cache)["forward"]
+    optimizer = MeZO(cache, lr=0.05, eps=1e-2, seed=7, names=["hidden.weight"])
+
+    def loss() -> float:
+        values = np.asarray(serve(xor.INPUTS), np.float32).flatten().astype(np.float64)
+        return float((values * values * np.arange(1, values.size + 1)).sum())
+
+    for _ in range(10):
+        optimizer.step(loss)
+    weight = np.asarray(cache["hidden.weight"]).flatten()
+    assert not np.array_equal(weight, net().hidden.weight.detach().numpy().flatten())
+    np.testing.assert_allclose(found(printed, "mezo"), weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_missing_library_says_where_it_is_looked_for(library: Path, tmp_path: Path) -> None:
+    jars = [library / name for name in ("blobstore.jar", "blobstore_java_tests.jar")]
+    classes = ":".join(map(str, jars))
+    command = ["java", f"-Djava.library.path={tmp_path}", "-cp", classes, "dev.blobstore.Checks", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    expected = f"libblobstore_jni.so must be in a folder of -Djava.library.path={tmp_path}, and ExecuTorch's libraries"
+    assert expected in done.stdout
 
 
 def test_texts_that_are_no_utf_8(library: Path) -> None:

@@ -109,6 +109,61 @@ jlongArray gc_of(JNIEnv* env, jclass, jstring directory, jlong keep) {
   });
 }
 
+/// @param data null for all data files.
+jlong open_release(JNIEnv* env, jclass, jstring directory, jobjectArray data, jlong packed, jstring executorch) {
+  return guarded(env, [&] {
+    OpenOptions options;
+    if (data != nullptr) {
+      options.data = to_strings(env, data);
+    }
+    options.packed = shared<PackedStore>(packed);
+    options.executorch = to_string(env, executorch);
+    return share(Release::open(to_path(env, directory), options));
+  });
+}
+
+jlong cache_of(JNIEnv* env, jclass, jlong release) {
+  return guarded(env, [&] { return share(object<Release>(release).cache()); });
+}
+
+jobjectArray facts_of(JNIEnv* env, jclass, jlong handle) {
+  return guarded(env, [&] {
+    const auto& release = object<Release>(handle);
+    const std::vector<std::string> facts = {release.name(), release.version(), release.sha256(), release.path()};
+    return to_java(env, facts).give();
+  });
+}
+
+jobjectArray files_of(JNIEnv* env, jclass, jlong release) {
+  return guarded(env, [&] {
+    return make_array(
+               env,
+               "InstalledFile",
+               object<Release>(release).files(),
+               [&](const InstalledFile& file) { return make(env, "InstalledFile", file.name, file.kind, file.data); })
+        .give();
+  });
+}
+
+jobject follow(JNIEnv* env, jclass, jlong release, jint adapters) {
+  return guarded(env, [&] {
+    const Followed done = object<Release>(release).follow(static_cast<FollowAdapters>(adapters));
+    return make(
+               env,
+               "Followed",
+               done.version,
+               done.sha256,
+               done.taken,
+               done.keys,
+               done.reasons,
+               done.files,
+               done.generation,
+               done.adapters,
+               done.unfit)
+        .give();
+  });
+}
+
 } // namespace
 
 void add_releases(std::vector<JNINativeMethod>& functions) {
@@ -127,6 +182,11 @@ void add_releases(std::vector<JNINativeMethod>& functions) {
            "(Ljava/lang/String;Ljava/lang/String;[Ljava/lang/String;ZZLdev/blobstore/Releases$Download;)"
            "Ldev/blobstore/InstalledRelease;",
            &pull_of),
+       function("openRelease", "(Ljava/lang/String;[Ljava/lang/String;JLjava/lang/String;)J", &open_release),
+       function("releaseCache", "(J)J", &cache_of),
+       function("releaseFacts", "(J)[Ljava/lang/String;", &facts_of),
+       function("releaseFiles", "(J)[Ldev/blobstore/InstalledFile;", &files_of),
+       function("followRelease", "(JI)Ldev/blobstore/Followed;", &follow),
        function("gc", "(Ljava/lang/String;J)[J", &gc_of)});
 }
 

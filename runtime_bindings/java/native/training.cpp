@@ -2,6 +2,7 @@
 #include <cstring>
 #include <mutex>
 
+#include <blobstore/mezo.h>
 #include <blobstore/training.h>
 
 #include "convert.h"
@@ -111,6 +112,40 @@ jlong publish(JNIEnv* env, jclass, jlong training, jlong tensors, jboolean stric
   });
 }
 
+MeZOOptions mezo_options(jdouble lr, jdouble eps, jlong seed) {
+  return {lr, eps, static_cast<uint64_t>(seed)};
+}
+
+jlong make_mezo(JNIEnv* env, jclass, jlong cache, jdouble lr, jdouble eps, jlong seed, jobjectArray names) {
+  return guarded(env, [&] {
+    return share(std::make_shared<MeZO>(shared<BlobCache>(cache), mezo_options(lr, eps, seed), to_strings(env, names)));
+  });
+}
+
+jobjectArray mezo_names(JNIEnv* env, jclass, jlong mezo) {
+  return guarded(env, [&] { return to_java(env, object<MeZO>(mezo).names()).give(); });
+}
+
+jlong mezo_steps(JNIEnv*, jclass, jlong mezo) {
+  return static_cast<jlong>(object<MeZO>(mezo).steps());
+}
+
+void mezo_set_steps(JNIEnv*, jclass, jlong mezo, jlong steps) {
+  object<MeZO>(mezo).set_steps(static_cast<uint64_t>(steps));
+}
+
+void mezo_set_options(JNIEnv* env, jclass, jlong mezo, jdouble lr, jdouble eps, jlong seed) {
+  guarded(env, [&] { object<MeZO>(mezo).set_options(mezo_options(lr, eps, seed)); });
+}
+
+jdouble mezo_step(JNIEnv* env, jclass, jlong mezo, jobject loss) {
+  return guarded(env, [&] {
+    const Local<jclass> type(env, env->GetObjectClass(loss));
+    const jmethodID method = checked(env, env->GetMethodID(type.get(), "getAsDouble", "()D"));
+    return object<MeZO>(mezo).step([&] { return checked(env, env->CallDoubleMethod(loss, method)); });
+  });
+}
+
 } // namespace
 
 void add_training(std::vector<JNINativeMethod>& functions) {
@@ -125,7 +160,13 @@ void add_training(std::vector<JNINativeMethod>& functions) {
        function("trainingStep", "(JJ[Ljava/lang/Object;I)[Ljava/lang/Object;", &step),
        function("trainingSave", "(JJLjava/lang/String;[Ljava/lang/String;)J", &save),
        function("trainingLoad", "(JJLjava/lang/String;[Ljava/lang/String;)V", &load_checkpoint),
-       function("trainingPublish", "(JJZZ)J", &publish)});
+       function("trainingPublish", "(JJZZ)J", &publish),
+       function("makeMezo", "(JDDJ[Ljava/lang/String;)J", &make_mezo),
+       function("mezoNames", "(J)[Ljava/lang/String;", &mezo_names),
+       function("mezoSteps", "(J)J", &mezo_steps),
+       function("mezoSetSteps", "(JJ)V", &mezo_set_steps),
+       function("mezoSetOptions", "(JDDJ)V", &mezo_set_options),
+       function("mezoStep", "(JLjava/util/function/DoubleSupplier;)D", &mezo_step)});
 }
 
 } // namespace blobstore::java

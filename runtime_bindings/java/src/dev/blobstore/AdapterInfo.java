@@ -6,9 +6,10 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalDouble;
+import org.jspecify.annotations.Nullable;
 
 /** What an adapter's file says. */
-public final class AdapterInfo {
+public final class AdapterInfo extends Value {
   /** The file. */
   public final String path;
   /** The fingerprint of the foundation that it was made for, if the file records it. */
@@ -24,7 +25,7 @@ public final class AdapterInfo {
 
   AdapterInfo(
       String path,
-      String foundation,
+      @Nullable String foundation,
       boolean hasScale,
       double scale,
       String[] metadata,

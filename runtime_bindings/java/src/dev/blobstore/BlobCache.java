@@ -4,6 +4,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.OptionalLong;
+import org.jspecify.annotations.Nullable;
 
 /**
  * Blobs of any number of {@code .ptd} files in memory: looked up as one map, and changed while programs run on them.
@@ -36,7 +37,7 @@ public final class BlobCache extends NativeObject {
   }
 
   /** Counted or measured, never estimated. */
-  public static final class Stats {
+  public static final class Stats extends Value {
     /** The number of keys, with those of the base. */
     public final long keys;
     /** Address space of this cache in bytes, without its base. */
@@ -66,7 +67,7 @@ public final class BlobCache extends NativeObject {
     }
   }
 
-  private BlobCache(long pointer) {
+  BlobCache(long pointer) {
     super(pointer);
   }
 
@@ -88,7 +89,7 @@ public final class BlobCache extends NativeObject {
    * @param packed where programs on this cache keep packed weights. Null takes that of the base.
    * @throws BlobStoreException FileAccess, InvalidFile, Integrity, KeyConflict, Unsupported; Closed: base or packed.
    */
-  public static BlobCache open(List<String> paths, Mode mode, BlobCache base, PackedStore packed) {
+  public static BlobCache open(List<String> paths, Mode mode, @Nullable BlobCache base, @Nullable PackedStore packed) {
     String[] names = paths.toArray(new String[0]);
     return new BlobCache(both(base, packed, (b, p) -> Native.openCache(names, mode.ordinal(), b, p)));
   }
@@ -223,5 +224,10 @@ public final class BlobCache extends NativeObject {
   /** What is in memory, and what happened. */
   public Stats stats() {
     return new Stats(get(Native::cacheStats));
+  }
+
+  @Override
+  String about() {
+    return name() + ", " + keys().size() + " keys, generation " + generation();
   }
 }

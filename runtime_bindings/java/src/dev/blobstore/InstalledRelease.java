@@ -1,7 +1,7 @@
 package dev.blobstore;
 
 /** A release that is the current one of a folder. */
-public final class InstalledRelease {
+public final class InstalledRelease extends Value {
   /** Its name. */
   public final String name;
   /** Its version. */

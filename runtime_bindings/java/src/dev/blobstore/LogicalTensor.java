@@ -3,7 +3,7 @@ package dev.blobstore;
 import java.util.List;
 
 /** A tensor of a model, as updates take it. */
-public final class LogicalTensor {
+public final class LogicalTensor extends Value {
   /** Its fully qualified name. */
   public final String name;
   /** The type that an update must have. */

@@ -87,4 +87,9 @@ public final class LogicalTensors extends NativeObject {
   public long updateStateDict(String path, boolean strict, boolean finite) {
     return number(tensors -> Native.tensorUpdateFile(tensors, path, strict, finite));
   }
+
+  @Override
+  String about() {
+    return names().size() + " tensors";
+  }
 }

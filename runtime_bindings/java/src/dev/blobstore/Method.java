@@ -1,6 +1,7 @@
 package dev.blobstore;
 
 import java.util.List;
+import org.jspecify.annotations.Nullable;
 
 /**
  * A method that is ready to run. Any thread may call it at any time: calls of one method take turns, other methods run
@@ -36,7 +37,7 @@ public final class Method extends NativeObject {
    * @throws BlobStoreException Input: the inputs do not fit. Execution: the method failed. UnsupportedData: an input is
    *     an object of another class, or a result is larger than a ByteBuffer can be.
    */
-  public Outputs execute(Object... inputs) {
+  public Outputs execute(@Nullable Object... inputs) {
     return executeInto(null, inputs);
   }
 
@@ -50,9 +51,9 @@ public final class Method extends NativeObject {
    * @throws BlobStoreException Layout: a tensor differs from its result; the method has run then. UnsupportedData: a
    *     tensor is read-only. And as {@link #execute}.
    */
-  public Outputs executeInto(Tensor[] results, Object... inputs) {
+  public Outputs executeInto(@Nullable Tensor @Nullable [] results, @Nullable Object... inputs) {
     Object[] given = inputs.clone(); // no other thread exchanges them
-    Tensor[] into = results == null ? null : results.clone();
+    @Nullable Tensor @Nullable [] into = results == null ? null : results.clone();
     for (int i = 0; into != null && i < into.length; ++i) {
       if (into[i] != null && into[i].data.isReadOnly()) {
         throw new BlobStoreException.UnsupportedData("", "the tensor for output " + i + " is read-only", 0);
@@ -64,5 +65,10 @@ public final class Method extends NativeObject {
     } finally {
       handle.release();
     }
+  }
+
+  @Override
+  String about() {
+    return name() + ": " + inputs() + " to " + outputs();
   }
 }

@@ -3,9 +3,9 @@ package dev.blobstore;
 import java.util.List;
 
 /** What a folder lacks of a release. */
-public final class Missing {
+public final class Missing extends Value {
   /** Bytes to fetch into one file. */
-  public static final class Fetch {
+  public static final class Fetch extends Value {
     /** Below the release folder, two folders above that of the index. */
     public final String url;
     /** The value of the header {@code Range}, such as bytes=0-99; empty for all bytes. */

@@ -1,6 +1,8 @@
 package dev.blobstore;
 
 import java.io.IOException;
+import java.util.function.DoubleSupplier;
+import org.jspecify.annotations.Nullable;
 
 /**
  * The functions of libblobstore_jni, which are registered when it is loaded. Each long that stands for an object is a
@@ -9,7 +11,18 @@ import java.io.IOException;
  */
 final class Native {
   static {
-    System.loadLibrary("blobstore_jni");
+    try {
+      System.loadLibrary("blobstore_jni");
+    } catch (UnsatisfiedLinkError error) {
+      throw new UnsatisfiedLinkError(
+          error.getMessage()
+              + ". "
+              + System.mapLibraryName("blobstore_jni")
+              + " must be in a folder of -Djava.library.path="
+              + System.getProperty("java.library.path")
+              + ", and ExecuTorch's libraries beside it or where the system looks; on Android the AAR brings it, for"
+              + " 64-bit ABIs alone. The manual says how it is built: docs/java.md");
+    }
     Runtime.getRuntime().addShutdownHook(new Thread(Native::endFirst, "blobstore-end"));
   }
 
@@ -153,6 +166,17 @@ final class Native {
       Releases.Download download)
       throws IOException;
 
+  static native long openRelease(String directory, String @Nullable [] data, long packed, String executorch);
+
+  static native long releaseCache(long release);
+
+  /** Its name, version, digest and path. */
+  static native String[] releaseFacts(long release);
+
+  static native InstalledFile[] releaseFiles(long release);
+
+  static native Followed followRelease(long release, int adapters);
+
   static native long[] gc(String directory, long keep);
 
   // native/training.cpp
@@ -176,6 +200,18 @@ final class Native {
   static native void trainingLoad(long training, long optimizer, String path, String[] base);
 
   static native long trainingPublish(long training, long tensors, boolean strict, boolean finite);
+
+  static native long makeMezo(long cache, double lr, double eps, long seed, String[] names);
+
+  static native String[] mezoNames(long mezo);
+
+  static native long mezoSteps(long mezo);
+
+  static native void mezoSetSteps(long mezo, long steps);
+
+  static native void mezoSetOptions(long mezo, double lr, double eps, long seed);
+
+  static native double mezoStep(long mezo, DoubleSupplier loss);
 
   // native/requests.cpp
   static native long makeQueue(long[] caches, boolean hasScale, double scale);

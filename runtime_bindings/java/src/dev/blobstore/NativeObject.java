@@ -4,6 +4,7 @@ import java.io.Closeable;
 import java.util.function.LongBinaryOperator;
 import java.util.function.LongFunction;
 import java.util.function.LongUnaryOperator;
+import org.jspecify.annotations.Nullable;
 
 /**
  * An object that has a share in one of the C++ library.
@@ -35,6 +36,23 @@ abstract class NativeObject implements Closeable {
     return handle.closed();
   }
 
+  /** What it is about, for {@link #toString}; may throw {@link BlobStoreException.Closed}. */
+  String about() {
+    return "";
+  }
+
+  /** The name of the class, and what it is about: for logs, so it may change. */
+  @Override
+  public final String toString() {
+    String about;
+    try {
+      about = closed() ? "closed" : about();
+    } catch (BlobStoreException.Closed meanwhile) {
+      about = "closed";
+    }
+    return getClass().getSimpleName() + "(" + about + ")";
+  }
+
   final <T> T get(LongFunction<T> call) {
     long pointer = handle.lease();
     try {
@@ -54,7 +72,7 @@ abstract class NativeObject implements Closeable {
   }
 
   /** Call with two objects, each of which may be null, which is 0. */
-  static long both(NativeObject first, NativeObject second, LongBinaryOperator call) {
+  static long both(@Nullable NativeObject first, @Nullable NativeObject second, LongBinaryOperator call) {
     long one = first == null ? 0 : first.handle.lease();
     try {
       long two = second == null ? 0 : second.handle.lease();

@@ -1,13 +1,16 @@
 package dev.blobstore;
 
+import java.util.Arrays;
+import org.jspecify.annotations.Nullable;
+
 /**
  * What a call returned: tensors, numbers, bools, strings, or null for None and for lists, which cannot be returned. It
  * refers to no native object and needs no {@code close()}.
  */
 public final class Outputs {
-  private final Object[] values;
+  private final @Nullable Object[] values;
 
-  Outputs(Object[] values) {
+  Outputs(@Nullable Object[] values) {
     this.values = values;
   }
 
@@ -17,7 +20,7 @@ public final class Outputs {
   }
 
   /** A {@link Tensor}, {@link Long}, {@link Double}, {@link Boolean}, {@link String} or null. */
-  public Object get(int index) {
+  public @Nullable Object get(int index) {
     return values[index];
   }
 
@@ -44,6 +47,11 @@ public final class Outputs {
   /** The string at an index. @throws BlobStoreException.UnsupportedData it is something else. */
   public String text(int index) {
     return as(String.class, index);
+  }
+
+  @Override
+  public String toString() {
+    return "Outputs" + Arrays.toString(values);
   }
 
   private <T> T as(Class<T> wanted, int index) {

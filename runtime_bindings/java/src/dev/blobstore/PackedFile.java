@@ -1,7 +1,7 @@
 package dev.blobstore;
 
 /** A file of a packed store. */
-public final class PackedFile {
+public final class PackedFile extends Value {
   /** Where it is. */
   public final String path;
   /** Its size in bytes. */

@@ -5,7 +5,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /** What happened through one {@link PackedStore} object in this process. Counted, never estimated. */
-public final class PackedStats {
+public final class PackedStats extends Value {
   /** Delegates whose weights were all in a file. */
   public final long hits;
   /** Files that were written. */

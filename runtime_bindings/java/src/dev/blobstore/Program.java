@@ -2,6 +2,7 @@ package dev.blobstore;
 
 import java.util.List;
 import java.util.Objects;
+import org.jspecify.annotations.Nullable;
 
 /**
  * A {@code .pte} bound to a cache, which it holds. Any thread may call any method at any time; {@link #loadMethod} waits
@@ -24,7 +25,7 @@ public final class Program extends NativeObject {
    * @param packed where packed weights are kept. Null takes that of the cache.
    * @throws BlobStoreException FileAccess, InvalidFile, KeyNotFound, Layout, Program; Closed: cache or packed.
    */
-  public static Program load(String path, BlobCache cache, PackedStore packed) {
+  public static Program load(String path, BlobCache cache, @Nullable PackedStore packed) {
     Objects.requireNonNull(cache, "cache");
     return new Program(both(cache, packed, (c, p) -> Native.loadProgram(path, c, p)));
   }
@@ -67,5 +68,10 @@ public final class Program extends NativeObject {
    */
   public Method loadMethod(String name) {
     return new Method(number(program -> Native.loadMethod(program, name)));
+  }
+
+  @Override
+  String about() {
+    return String.join(", ", methods());
   }
 }

@@ -89,7 +89,7 @@ public final class Releases {
   }
 
   /** What {@link #gc} removed. */
-  public static final class Collected {
+  public static final class Collected extends Value {
     /** The number of releases. */
     public final long releases;
     /** The number of files. */

@@ -2,14 +2,15 @@ package dev.blobstore;
 
 import java.util.Objects;
 import java.util.function.Consumer;
+import org.jspecify.annotations.Nullable;
 
 /** What a request runs with. Each method changes this object and returns it. For one thread at a time. */
 public final class Request {
   String adapter = "";
   double strength = 1;
-  Conversation conversation = null;
-  Stop stop = null;
-  Consumer<String> onToken = null;
+  @Nullable Conversation conversation = null;
+  @Nullable Stop stop = null;
+  @Nullable Consumer<String> onToken = null;
 
   /** The name of an adapter; without it, the foundation alone. */
   public Request adapter(String name) {

@@ -3,6 +3,7 @@ package dev.blobstore;
 import java.util.List;
 import java.util.OptionalDouble;
 import java.util.function.Consumer;
+import org.jspecify.annotations.Nullable;
 
 /**
  * Runners on one foundation, which answer requests, each with the adapter of the request. As many requests run at the same
@@ -77,9 +78,9 @@ public final class Runners extends NativeObject {
    *     request already. Closed: also if this is closed while the request waits. Or what the runner throws.
    */
   public String generate(String prompt, Request request) {
-    Conversation conversation = request.conversation;
-    Stop stop = request.stop;
-    Consumer<String> onToken = request.onToken;
+    @Nullable Conversation conversation = request.conversation;
+    @Nullable Stop stop = request.stop;
+    @Nullable Consumer<String> onToken = request.onToken;
     long turn =
         number(
             queue ->

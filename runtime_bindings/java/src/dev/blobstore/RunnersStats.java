@@ -1,7 +1,7 @@
 package dev.blobstore;
 
 /** Counts since the {@link Runners} were made, and of now. */
-public final class RunnersStats {
+public final class RunnersStats extends Value {
   /** Requests that were finished, also early. */
   public final long answered;
   /** Requests that began and failed. */

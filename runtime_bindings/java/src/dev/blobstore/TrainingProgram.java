@@ -3,6 +3,7 @@ package dev.blobstore;
 import java.util.List;
 import java.util.Objects;
 import java.util.function.LongBinaryOperator;
+import org.jspecify.annotations.Nullable;
 
 /**
  * A method that computes a loss and its gradients. Trains its own copy of the parameters: neither the cache nor other
@@ -60,7 +61,7 @@ public final class TrainingProgram extends NativeObject {
   }
 
   /** As {@link #step(Optimizer, OnNan, Object...)}, and throws if the loss is not finite. */
-  public Outputs step(Optimizer optimizer, Object... inputs) {
+  public Outputs step(Optimizer optimizer, @Nullable Object... inputs) {
     return step(optimizer, OnNan.THROW, inputs);
   }
 
@@ -71,7 +72,7 @@ public final class TrainingProgram extends NativeObject {
    * @return the outputs of the model, the loss first.
    * @throws BlobStoreException NotFiniteLoss, Training; as {@link Method#execute}.
    */
-  public Outputs step(Optimizer optimizer, OnNan onNan, Object... inputs) {
+  public Outputs step(Optimizer optimizer, OnNan onNan, @Nullable Object... inputs) {
     Object[] given = inputs.clone(); // no other thread exchanges them
     long training = handle.lease();
     try {
@@ -96,7 +97,7 @@ public final class TrainingProgram extends NativeObject {
    * @return the size of the file in bytes.
    * @throws BlobStoreException OutputPath, Unsupported, FileAccess, InvalidFile, Integrity. An existing file is unchanged.
    */
-  public long save(String path, Optimizer optimizer, String... base) {
+  public long save(String path, @Nullable Optimizer optimizer, String... base) {
     String[] files = base.clone();
     return with(optimizer, (training, by) -> Native.trainingSave(training, by, path, files));
   }
@@ -108,7 +109,7 @@ public final class TrainingProgram extends NativeObject {
    * @param base as for {@link #save}.
    * @throws BlobStoreException FileAccess, InvalidFile, Integrity, Checkpoint, Unsupported. Nothing was changed.
    */
-  public void restore(String path, Optimizer optimizer, String... base) {
+  public void restore(String path, @Nullable Optimizer optimizer, String... base) {
     String[] files = base.clone();
     with(
         optimizer,
@@ -118,7 +119,7 @@ public final class TrainingProgram extends NativeObject {
         });
   }
 
-  private long with(Optimizer optimizer, LongBinaryOperator call) {
+  private long with(@Nullable Optimizer optimizer, LongBinaryOperator call) {
     long training = handle.lease();
     try {
       if (optimizer == null) {
@@ -150,5 +151,10 @@ public final class TrainingProgram extends NativeObject {
   public long publish(LogicalTensors target, boolean strict, boolean finite) {
     Objects.requireNonNull(target, "target");
     return both(this, target, (from, to) -> Native.trainingPublish(from, to, strict, finite));
+  }
+
+  @Override
+  String about() {
+    return names().size() + " parameters";
   }
 }

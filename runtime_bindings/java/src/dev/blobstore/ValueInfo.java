@@ -2,6 +2,7 @@ package dev.blobstore;
 
 import java.util.Arrays;
 import java.util.Locale;
+import org.jspecify.annotations.Nullable;
 
 /** An input or output of a method. */
 public final class ValueInfo {
@@ -36,7 +37,7 @@ public final class ValueInfo {
   }
 
   /** The element type of a tensor; null for anything else. */
-  public DType dtype() {
+  public @Nullable DType dtype() {
     return kind == Kind.TENSOR ? DType.of(type) : null;
   }
 

@@ -21,6 +21,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalDouble;
 import java.util.Set;
+import java.util.function.DoubleSupplier;
 
 /** {@code Checks FOLDER}, with the files that tests/runtime/test_java.py writes. */
 final class Checks {
@@ -55,7 +56,9 @@ final class Checks {
     check("merge", all::merge);
     check("packed", all::packed);
     check("training", all::training);
+    check("training without gradients", all::mezo);
     check("releases", all::releases);
+    check("names for logs", all::names);
     check("closed", all::closed);
     check("collected", all::collected);
     check("nothing is left", all::nothingIsLeft);
@@ -676,8 +679,59 @@ final class Checks {
     fails(BlobStoreException.Training.class, () -> AdamW.of(-1, 0));
   }
 
+  /** The scores of a serving program come closer to the labels. tests/runtime/test_java.py makes the same steps. */
+  private void mezo() {
+    try (BlobCache cache = xor();
+        Method serve = serve(cache);
+        MeZO optimizer = MeZO.of(cache, 0.05, 1e-2, 7, "hidden.weight")) {
+      same(optimizer.names(), List.of("hidden.weight"));
+      DoubleSupplier loss =
+          () -> {
+            float[] scores = serve.execute(points()).tensor(0).floats();
+            double sum = 0;
+            for (int i = 0; i < scores.length; ++i) {
+              sum += scores[i] * (double) scores[i] * (i + 1);
+            }
+            return sum;
+          };
+      double first = optimizer.step(loss);
+      for (int i = 1; i < 10; ++i) {
+        optimizer.step(loss);
+      }
+      same(optimizer.steps(), 10L);
+      require(loss.getAsDouble() < first, "the loss falls");
+      float[] before = cache.blob("hidden.weight").floats();
+      print("mezo", before);
+      IllegalStateException own = new IllegalStateException("no data");
+      same(fails(IllegalStateException.class, () -> optimizer.step(() -> { throw own; }), "no data"), own);
+      fails(BlobStoreException.NotFiniteLoss.class, () -> optimizer.step(() -> Double.NaN));
+      require(Arrays.equals(before, cache.blob("hidden.weight").floats()), "as before the step");
+      optimizer.setSteps(3);
+      same(optimizer.steps(), 3L);
+      fails(BlobStoreException.Training.class, () -> optimizer.setOptions(-1, 1e-2, 0));
+      fails(NullPointerException.class, () -> optimizer.step(null));
+      fails(BlobStoreException.KeyNotFound.class, () -> MeZO.of(cache, 0.1, 1e-2, 0, "hiden.weight"), "hiden.weight");
+    }
+  }
+
+  private void names() {
+    String cache = folder + "programs/xor.ptd";
+    try (BlobCache xor = xor();
+        Method serve = serve(xor);
+        SGD sgd = SGD.of(0.1, 0)) {
+      same(xor.toString(), "BlobCache(" + cache + ", " + xor.keys().size() + " keys, generation 0)");
+      same(serve.toString(), "Method(forward: " + serve.inputs() + " to " + serve.outputs() + ")");
+      same(sgd.toString(), "SGD()");
+      same(serve.execute(points()).toString(), "Outputs[float32[4, 2]]");
+      require(xor.stats().toString().startsWith("Stats("), "stats");
+      require(xor.stats().toString().contains("dirtyKeys=0"), "stats");
+    }
+  }
+
   private void releases() throws IOException {
     String device = folder + "device";
+    fails(BlobStoreException.Release.class, () -> Release.open(folder + "nowhere"));
+    Release live = null;
     for (String version : List.of("1", "2")) {
       Path release = Path.of(folder, "published", "model", version);
       String index = release.resolve("index.json").toString();
@@ -701,11 +755,17 @@ final class Checks {
       try (BlobCache cache = BlobCache.open(installed.path + "/model.ptd")) {
         print("release " + version, cache.blob("layer0.weight").floats()[5]);
       }
+      live = live == null ? opened(device) : followed(live);
       fails(
           BlobStoreException.Trust.class,
           () -> Releases.missing(index, device, new ReleaseOptions().sha256("0".repeat(64))));
       fails(BlobStoreException.Trust.class, () -> Releases.missing(index, device, new ReleaseOptions().name("other")));
     }
+    Release last = live;
+    last.close();
+    same(last.toString(), "Release(closed)");
+    fails(BlobStoreException.Closed.class, last::follow);
+    fails(BlobStoreException.Closed.class, last.cache()::generation);
     pulls();
     String first = folder + "published/model/1/index.json";
     fails(BlobStoreException.Trust.class, () -> Releases.missing(first, device, new ReleaseOptions()), "1");
@@ -716,6 +776,32 @@ final class Checks {
     fails(BlobStoreException.Release.class, () -> Releases.gc(device, 0));
     fails(BlobStoreException.Release.class, () -> Releases.gc(device, -1));
     fails(BlobStoreException.Release.class, () -> Releases.gc(folder + "nowhere", 1));
+  }
+
+  private Release opened(String device) {
+    Release live = Release.open(device);
+    same(live.toString(), "Release(model 1 in " + live.path() + ")");
+    for (InstalledFile file : live.files()) {
+      print("file", file.name, file.kind, String.join(",", file.data));
+    }
+    fails(BlobStoreException.Release.class, () -> Release.open(device, List.of("no.ptd"), null, ""), "no.ptd");
+    try (Release part = Release.open(device, List.of("xor.ptd"), null, "")) {
+      require(!part.cache().contains("layer0.weight"), "only what was named");
+    }
+    Followed nothing = live.follow();
+    require(nothing.taken && nothing.keys.isEmpty(), "it is the newest");
+    return live;
+  }
+
+  private Release followed(Release live) {
+    same(live.version(), "1");
+    Followed done = live.follow(Release.FollowAdapters.RELEASE);
+    require(done.taken && done.reasons.isEmpty(), done.toString());
+    same(done.version, live.version());
+    same(done.generation, live.cache().generation());
+    print("followed", String.join(",", done.keys));
+    print("followed weight", live.cache().blob("layer0.weight").floats()[5]);
+    return live;
   }
 
   /** With a downloader, from an address that nobody has. */
