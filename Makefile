@@ -87,8 +87,11 @@ mutants: $(VENV)/.runtime ## take guards out of the sources, one by one: the tes
 conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
 	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
 
-dist: $(VENV)/.extra-dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
+dist: $(VENV)/.extra-dist build/kotlin ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12 --android LIBRARY"
 	PYTHONPATH=. $(RUN) packaging/dist.py $(ARGUMENTS)
+
+build/kotlin: # Kotlin's compiler, if there is npm
+	mkdir -p $@ && { npm install --silent --no-audit --no-fund --prefix $@ kotlin-compiler@2.4.20 || true; }
 
 # Not with --quiet, which would take the warnings from --strict.
 site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning is an error

@@ -21,6 +21,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import maven
 import sbom
 
 from tests.helpers import machines
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--pure", action="store_true", help="only the package without native code")
     parser.add_argument("--python", action="append", help="a version such as 3.12; all that there are if not given")
+    parser.add_argument("--android", nargs="*", type=Path, default=[], help="libblobstore_jni.so, one for each ABI")
     options = parser.parse_args()
     out: Path = options.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
@@ -57,6 +59,10 @@ def main() -> None:
         check_wheel(path)
     for version in pythons:
         smoke(version, out, native=not options.pure)
+    if shutil.which("javadoc"):
+        maven.write(out / "maven", options.android)
+    else:
+        say("no Maven repository for Java and Kotlin: there is no JDK")
     if missing := [path.name for path in artifacts(out) if not (out / "sbom" / f"{path.name}.cdx.json").exists()]:
         sys.exit(f"{', '.join(missing)}: no SBOM")
     emulated = []

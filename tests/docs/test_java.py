@@ -42,7 +42,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs javac")
     folder = tmp_path_factory.mktemp("classes")
     sources = [*(LIBRARY / "java" / "src").rglob("*.java"), ROOT / "examples" / "java" / "Device.java"]
-    compiled("javac", "-d", folder, *sources)
+    compiled("javac", "-implicit:none", "-sourcepath", LIBRARY / "java" / "annotations", "-d", folder, *sources)
     return folder
 
 
@@ -65,8 +65,9 @@ def test_java_of_the_page_compiles(classes: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_kotlin_of_the_page_compiles(classes: Path, tmp_path: Path) -> None:
-    if shutil.which("kotlinc") is None:
+    compiler = shutil.which("kotlinc") or shutil.which(ROOT / "build/kotlin/node_modules/kotlin-compiler/bin/kotlinc")
+    if compiler is None:
         pytest.skip("needs kotlinc")
     [code] = [block for block in excerpts("kotlin") if "import" in block]
     (tmp_path / "Classifier.kt").write_text(code, encoding="utf-8")
-    compiled("kotlinc", "-cp", classes, "-d", tmp_path / "kotlin.jar", tmp_path / "Classifier.kt")
+    compiled(compiler, "-cp", classes, "-d", tmp_path / "kotlin.jar", tmp_path / "Classifier.kt")
