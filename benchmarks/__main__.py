@@ -28,6 +28,7 @@ MODULES = (
     "packed",
     "memory",
     "llm",
+    "transformers",
     "fuse",
     "releases",
     "pool",

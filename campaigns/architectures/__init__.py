@@ -1,0 +1,1 @@
+"""`make architectures`: what becomes of each architecture of transformers, in tiny configurations."""

@@ -1,0 +1,81 @@
+"""The results of the campaign, and the table in docs/transformers.md that is made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PAGE", "RESULTS", "failures", "read_results", "table", "write_results", "write_table"]
+
+RESULTS = Path(__file__).parent / "results.json"
+PAGE = Path(__file__).parents[2] / "docs/transformers.md"
+_LEAST = 0.95  # of the parameters of an architecture follow an update
+_TABLE = re.compile(r"(<!-- made by make architectures -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def read_results() -> dict[str, dict[str, Any]]:
+    """What was found, by type; the newest last."""
+    if not RESULTS.exists():
+        return {}
+    return {one["kind"]: one for one in json.loads(RESULTS.read_text(encoding="utf-8"))}
+
+
+def write_results(found: dict[str, dict[str, Any]]) -> None:
+    lines = ",\n".join(json.dumps(one, sort_keys=True) for one in found.values())
+    RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def failures(found: Iterable[dict[str, Any]]) -> list[str]:
+    """What is wrong and ours, a line each."""
+    wrong = []
+    for one in found:
+        if one["result"] == "ours":
+            wrong.append(f"{one['kind']}: {one['message']}")
+        if one["result"] == "works":
+            wrong += [f"{one['kind']}: {name} does not follow, without an error" for name in one["silent"]]
+            if not one["bits"]:
+                wrong.append(f"{one['kind']}: after dedup, other bits")
+            if one["follow"] < _LEAST * one["parameters"]:
+                wrong.append(f"{one['kind']}: only {one['follow']} of {one['parameters']} parameters follow an update")
+    return wrong
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The text between the marks of the page."""
+    by: dict[str, list[dict[str, Any]]] = {}
+    for kind in sorted(found):
+        by.setdefault(found[kind]["result"], []).append(found[kind])
+    works, theirs, untried, ours = (by.get(result, []) for result in ("works", "theirs", "untried", "ours"))
+    lines = [
+        f"Of the types of models that transformers lists, these {len(found)} were run so far: {len(works)} work, {len(theirs)} are "
+        f"refused by transformers' exporter or by ExecuTorch, {len(ours)} fail in blobstore, and {len(untried)} were not tried.",
+        "",
+        "| model | class | parameters | after `dedup`, stock runtime | follow an update | refused by name | silent |",
+        "|---|---|---:|---|---:|---|---:|",
+    ]
+    for one in works:
+        refused = ", ".join(f"`{name}`" for name in one["refused"]) or "none"
+        lines.append(
+            f"| {one['kind']} | {one['class']} | {one['parameters']:,} | {'same bits' if one['bits'] else 'other bits'} | "
+            f"{100 * one['follow'] / one['parameters']:.1f} % | {refused} | {len(one['silent'])} |"
+        )
+    for title, some in (("Refused by transformers' exporter or by ExecuTorch", theirs), ("Failing in blobstore", ours)):
+        if some:
+            lines += ["", "| model | class | message |", "|---|---|---|"]
+            lines[-3:-2] = ["", f"{title}:", ""]
+            lines += [f"| {one['kind']} | {one.get('class', '')} | {_cell(one['message'])} |" for one in some]
+    if untried:
+        lines += ["", "Not tried: " + ", ".join(f"{one['kind']}" for one in untried) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return "`" + text.replace("|", "/").replace("`", "'") + "`"
+
+
+def write_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_TABLE.sub(lambda match: match[1] + table(read_results()) + match[2], page), encoding="utf-8")

@@ -1,0 +1,168 @@
+"""One architecture: exported by transformers, deduplicated, exported by us, updated by name; each compared with its peer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.runtime import Runtime
+from torch.utils import _pytree as trees
+from transformers.exporters.base import ExportedModel
+from transformers.exporters.configs import ExecutorchConfig
+from transformers.exporters.exporter_executorch import ExecutorchExporter
+from transformers.exporters.runners.runner_executorch import ExecutorchModelRunner
+
+from blobstore import dedup_programs
+from blobstore.errors import BlobStoreError
+from blobstore.runtime import BlobCache
+from blobstore.transformers import BlobStoreExporter
+from campaigns.architectures.tiny import tiny
+
+__all__ = ["trial"]
+
+_TOLERANCE = 1e-5
+
+
+def trial(kind: str) -> dict[str, Any]:
+    """What became of an architecture, for `table.py`.
+
+    `result` is `untried` (there are no tiny model and inputs that eager mode takes), `theirs` (transformers' exporter or
+    ExecuTorch refuses it), `ours`, or `works`; the first three have a `message`. Then there are the class of the model, its
+    number of `parameters`, whether `dedup` kept all `bits`, how many parameters `follow` an update by name with the outputs of
+    eager mode, which are `refused`, and which followed in no way and without an error (`silent`).
+    """
+    found: dict[str, Any] = {"kind": kind}
+    try:
+        model, inputs = tiny(kind)
+        with torch.no_grad():
+            expected = _tensors(model(**inputs))
+    except Exception as error:
+        return {**found, "result": "untried", "message": _first_line(error)}
+    found |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            ExecutorchExporter().export(
+                copy.deepcopy(model), copy.deepcopy(inputs), ExecutorchConfig()
+            ).save_pretrained(Path(place, "theirs"))
+            theirs = ExportedModel.from_pretrained(Path(place, "theirs"))
+            outputs = _tensors(theirs(**inputs))
+            if (far := _distance(outputs, expected)) > 100 * _TOLERANCE:
+                raise ValueError(f"its outputs differ from eager mode's by {far:.1g}")
+        except Exception as error:
+            return {**found, "result": "theirs", "message": _first_line(error)}
+        try:
+            found["bits"] = _is_deduplicated(Path(place), inputs, theirs, outputs)
+            BlobStoreExporter().export(copy.deepcopy(model), copy.deepcopy(inputs), ExecutorchConfig()).save_pretrained(
+                Path(place, "ours")
+            )
+            found |= _Updates(model, inputs, Path(place, "ours")).tried()
+        except Exception as error:
+            return {**found, "result": "ours", "message": _first_line(error)}
+    return {**found, "result": "works"}
+
+
+def _is_deduplicated(
+    place: Path, inputs: Mapping[str, Any], theirs: ExportedModel, outputs: list[torch.Tensor]
+) -> bool:
+    """Whether the slim program on the stock runtime returns the same bits."""
+    dedup_programs([place / "theirs/model.pte"], place / "slim")
+    data = place / "slim/shared.ptd"
+    program = Runtime.get().load_program(
+        place / "slim/model.pte", **({"data_path": str(data)} if data.exists() else {})
+    )
+    runner = ExecutorchModelRunner(program, theirs.components["model"].metadata)
+    taken = {name: value for name, value in inputs.items() if name in runner.metadata.kwargs}
+    slim = _tensors(runner(**taken))
+    return len(slim) == len(outputs) and all(torch.equal(*pair) for pair in zip(slim, outputs, strict=True))
+
+
+class _Updates:
+    """Updates of a program, each compared with eager mode on the same weights."""
+
+    def __init__(self, model: torch.nn.Module, inputs: Mapping[str, Any], folder: Path) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.cache = BlobCache(folder / "model.ptd")
+        self.exported = ExportedModel.from_pretrained(folder, cache=self.cache)
+        torch.manual_seed(1)
+        tuned = copy.deepcopy(model)
+        for tensor in {*tuned.parameters(), *tuned.buffers()}:  # each once, however many names it has
+            if tensor.is_floating_point():
+                tensor.data.mul_(1 + 0.3 * torch.rand_like(tensor))
+        self.tuned = tuned.state_dict()
+
+    def tried(self) -> dict[str, Any]:
+        """What followed: first each parameter alone, because in all together one that stays may hide, then all together."""
+        parameters = dict(self.model.named_parameters())
+        kept, before = {name: value.clone() for name, value in self.model.state_dict().items()}, self._eager()
+        if _distance(self._ours(), before) > _TOLERANCE:
+            raise ValueError(f"before any update, outputs differ by {_distance(self._ours(), before):.1g}")
+        refused, silent, follow = [], [], 0
+        for name, parameter in parameters.items():
+            parameter.data.copy_(self.tuned[name])
+            wanted = self._eager()
+            is_accepted = self._update(name)
+            if _distance(self._ours() if is_accepted else before, wanted) <= _TOLERANCE:
+                follow += parameter.numel()
+            else:
+                (silent if is_accepted else refused).append(name)
+            parameter.data.copy_(kept[name])
+            self.cache.revert()
+        self._all(kept, refused)
+        return {"follow": follow, "refused": refused, "silent": silent}
+
+    def _update(self, name: str) -> bool:
+        """Update one parameter; with all others, if it was folded with some of them."""
+        try:
+            self.cache.update({name: self.tuned[name]})
+        except BlobStoreError:
+            try:
+                self.cache.update_state_dict(self.model.state_dict())
+            except BlobStoreError:
+                return False
+        return True
+
+    def _all(self, kept: dict[str, torch.Tensor], refused: list[str]) -> None:
+        """One update of everything, strict unless parameters are refused by name."""
+        tuned = {name: kept[name] if name in refused else value for name, value in self.tuned.items()}
+        self.model.load_state_dict(tuned)
+        self.cache.update_state_dict(tuned, strict=not refused)
+        far = _distance(self._ours(), self._eager())
+        self.model.load_state_dict(kept)
+        if far > _TOLERANCE:
+            raise ValueError(f"after an update of everything, outputs differ by {far:.1g}")
+
+    def _eager(self) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return _tensors(self.model(**self.inputs))
+
+    def _ours(self) -> list[torch.Tensor]:
+        return _tensors(self.exported(**self.inputs))
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in trees.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """The largest difference, relative to the largest number of its tensor if that is above 1."""
+    if [one.shape for one in ours] != [one.shape for one in theirs]:
+        return float("inf")
+    distances = (
+        float((one.double() - other.double()).abs().max() / max(1.0, float(other.double().abs().max())))
+        for one, other in zip(ours, theirs, strict=True)
+        if one.numel()
+    )
+    return max((float("inf") if math.isnan(distance) else distance for distance in distances), default=0.0)
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

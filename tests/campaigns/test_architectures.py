@@ -1,0 +1,57 @@
+"""Twelve families of transformers, each through its exporter and ours; and what the campaign makes of findings (L1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from campaigns.architectures.process import try_one
+from campaigns.architectures.table import PAGE, failures, read_results, table
+
+FAMILIES = (
+    "bert",
+    "distilbert",
+    "electra",
+    "gpt2",
+    "llama",
+    "mistral",
+    "opt",
+    "qwen2",
+    "qwen3",
+    "resnet",
+    "roberta",
+    "vit",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_family(kind: str) -> None:
+    """Deduplicated, it keeps its bits; nothing stays silently as it was, and almost everything follows an update."""
+    found = try_one(kind, seconds=1200)
+    assert found["result"] == "works", found
+    assert failures([found]) == []
+
+
+def test_the_page_has_the_results() -> None:
+    """The table is that of the file, in which nothing is wrong."""
+    found = read_results()
+    assert set(FAMILIES) <= {kind for kind, one in found.items() if one["result"] == "works"}
+    assert table(found) in PAGE.read_text(encoding="utf-8")
+    assert failures(found.values()) == []
+
+
+def test_what_is_wrong_is_said() -> None:
+    fine = {
+        "kind": "a",
+        "class": "A",
+        "result": "works",
+        "parameters": 100,
+        "bits": True,
+        "follow": 95,
+        "refused": [],
+        "silent": [],
+    }
+    assert failures([fine]) == []
+    assert len(failures([{**fine, "follow": 94}, {**fine, "bits": False}, {**fine, "silent": ["w"]}])) == 3
+    assert failures([{"kind": "b", "result": "ours", "message": "it fell"}]) == ["b: it fell"]
+    assert failures([{"kind": "c", "result": "theirs", "message": "no"}]) == []
