@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,3 +137,17 @@ def test_links_of_the_readme_lead_somewhere_and_are_absolute_on_pypi() -> None:
 def test_the_native_readme_has_absolute_links() -> None:
     text = (ROOT / "runtime_bindings" / "README.md").read_text(encoding="utf-8")
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
+
+
+def test_the_demo_installs_what_it_needs_and_says_so(tmp_path: Path) -> None:
+    """On a fresh clone: neither tests nor linters, which are half of what `make install` brings."""
+    done = subprocess.run(
+        [shutil.which("make") or "make", "-n", "demo", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    installed = [line for line in done.stdout.splitlines() if '".[' in line]
+    assert [re.findall(r'"\.\[(.*)\]"', line) for line in installed] == [["demo,build"]]
+    assert "--quiet" not in installed[0]
