@@ -126,23 +126,9 @@ def classes() -> bytes:
         sys.exit("the classes need javac, of a JDK of version 11 or later")
     with tempfile.TemporaryDirectory() as made:
         # CMakeLists.txt has the same options
-        options = (
-            "--release",
-            "11",
-            "-encoding",
-            "UTF-8",
-            "-Xlint:all,-serial",
-            "-Werror",
-            "-implicit:none",
-            "-d",
-            made,
-        )
-        done = subprocess.run(
-            [javac, *options, "-sourcepath", JAVA / "annotations", *sources()],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options = ["--release", "11", "-encoding", "UTF-8", "-Xlint:all,-serial", "-Werror", "-implicit:none"]
+        command = [javac, *options, "-sourcepath", JAVA / "annotations", "-d", made, *sources()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
         manifest = b"Manifest-Version: 1.0\n" + (JAVA / "MANIFEST.MF").read_bytes() + b"\n"

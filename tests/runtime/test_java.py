@@ -262,7 +262,7 @@ def test_training_without_gradients_is_that_of_python(printed: list[list[str]], 
     from examples import xor
 
     cache = BlobCache(folder / "programs" / "xor.ptd")
-    serve = Program(folder / "programs" / "serve.pte", data=cache)["forward"]
+    serve = Program(folder / "programs" / "serve.pte", cache)["forward"]
     optimizer = MeZO(cache, lr=0.05, eps=1e-2, seed=7, names=["hidden.weight"])
 
     def loss() -> float:
