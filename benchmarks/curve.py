@@ -29,6 +29,8 @@ PEERS = ("hf-xet", "borg", "casync")
 AT = (1, 2, 6, 11, 16, 21, 26, 31)
 """After how many versions the other stores are measured, each time anew."""
 
+_LINE = 90  # MB that a label takes
+
 
 def measure(folder: Path) -> dict[str, dict[int, int]]:
     """Bytes after some numbers of versions, by the store."""
@@ -66,22 +68,15 @@ def draw(curves: dict[str, dict[int, int]], path: Path) -> None:
         {"svg.hashsalt": "blobstore", "font.size": 9, "svg.fonttype": "none", "font.family": "sans-serif"}
     )
     figure, panel = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
-    for name, curve in curves.items():
+    room = 0.0  # labels do not overlap
+    for name, curve in sorted(curves.items(), key=lambda item: max(item[1].values())):
         ours = name == "blobstore pool"
-        color, width = ("#3f51b5", 2.6) if ours else ("#8a8f98", 1.4)
+        color, width = ("#3f51b5", 2.6) if ours else ("#6f757e", 1.4)
         panel.plot(list(curve), [nbytes / 1e6 for nbytes in curve.values()], color=color, linewidth=width)
-        last = max(curve)
-        words = f"{name}  {curve[last] / 1e6:,.0f} MB"
+        last = curve[max(curve)] / 1e6
+        room = max(room + _LINE, last)
         weight = "bold" if ours else "normal"
-        panel.annotate(
-            words,
-            (last, curve[last] / 1e6),
-            (5, 0),
-            textcoords="offset points",
-            color=color,
-            va="center",
-            weight=weight,
-        )
+        panel.text(max(curve) + 0.4, room, f"{name}  {last:,.0f} MB", color=color, va="center", weight=weight)
     panel.set(xlabel="versions of a fine-tuned sentence encoder, bfloat16", ylabel="MB on disk", xlim=(1, 31), ylim=0)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(visible=True, axis="y", color="#e4e4e4", linewidth=0.7)

@@ -44,7 +44,9 @@ def report(
             help=".pte, .ptd, .ptn, .safetensors, .gguf and torch.save files, folders of them, or fsspec URLs."
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report-internals.md).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables (docs/report-internals.md).")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a self-contained page.", readable=False)
     ] = None,

@@ -55,7 +55,8 @@ def _report(folder: Path, names: dict[str, Any]) -> None:
 
 
 def _readme(folder: Path, names: dict[str, Any]) -> None:
-    """What the demo leaves, in small."""
+    """What the demo leaves, in small, and a model for a pool."""
+    _pool(folder, names)
     for length in (32, 128, 256):
         models.mlp().write(folder / "demo-output" / "before", f"minilm-{length}")
 
