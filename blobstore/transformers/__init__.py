@@ -23,11 +23,11 @@ from blobstore.core.lazy import usable
 from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
-    from blobstore.transformers.exporter import FORMAT, BlobStoreExporter
+    from blobstore.transformers.exporter import BlobStoreExporter
     from blobstore.transformers.loading import StoredModel, load
     from blobstore.transformers.runner import BlobStoreRunner
 
-__all__ = ["FORMAT", "BlobStoreExporter", "BlobStoreRunner", "StoredModel", "load"]
+__all__ = ["BlobStoreExporter", "BlobStoreRunner", "StoredModel", "load"]
 
 _MODULES = {"BlobStoreRunner": "runner", "StoredModel": "loading", "load": "loading"}
 

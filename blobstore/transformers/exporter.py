@@ -80,7 +80,7 @@ class BlobStoreExporter(theirs.ExecutorchExporter, _Tracing):  # type: ignore[mi
                 f"backend {config.backend!r}: weights can only be changed in programs for XNNPACK; use transformers' own "
                 "ExecutorchExporter for other backends"
             )
-        patches = [
+        patches: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (theirs, "_BACKEND_PREPARE", lambda table: {**table, config.backend: _wrapped(table[config.backend])}),
             (theirs, "_get_backend_config", self._with_data_file),
         ]
@@ -228,7 +228,7 @@ def _origin(node: Node) -> Node:
         first = next(iter(node.target._schema.arguments), None)
         if first is None or first.alias_info is None or not first.alias_info.is_write:
             break
-        node = node.args[0]
+        (node,) = node.all_input_nodes[:1]
     return node
 
 

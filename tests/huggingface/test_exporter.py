@@ -28,8 +28,8 @@ from blobstore.errors import (
 )
 from blobstore.lowering import quiet
 from blobstore.runtime import BlobCache
-from blobstore.transformers import FORMAT, BlobStoreExporter, load
-from blobstore.transformers.exporter import _Tracing
+from blobstore.transformers import BlobStoreExporter, load
+from blobstore.transformers.exporter import FORMAT, _Tracing
 
 PROMPT = torch.tensor([[7, 9, 11, 13, 17, 19]])
 NEW_TOKENS = 8
