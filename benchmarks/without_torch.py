@@ -70,14 +70,14 @@ def rows(folder: Path) -> Iterator[Row]:
         "most memory of a process that runs a small program", f"{mine:.0f} MB, {other:.0f} MB", "less", mine < other
     )
     groups = {
-        "methods of small models": [case for case in cases if not case.attention],
-        "methods that call attention kernels": [case for case in cases if case.attention],
+        "methods through XNNPACK and kernels": [case for case in cases if not case.blas],
+        "methods that multiply matrices outside of XNNPACK": [case for case in cases if case.blas],
         "language models of ExecuTorch's exporter": list(language_models(folder)),
     }
     for what, some in groups.items():
         equal, apart = compared(some, run_blocked(folder, some))
         figure = f"{equal} of {len(some)} equal to the bit" + (f", others within {apart:.0e}" if apart else "")
-        exact = not any(case.attention for case in some)
+        exact = not any(case.blas for case in some)
         yield Row(what, figure, "all" if exact else "≤ 1e-6", equal == len(some) if exact else apart <= 1e-6)
 
 

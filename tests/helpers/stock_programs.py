@@ -26,13 +26,13 @@ class Case:
         name: of the file, without its ending.
         method: that was run.
         outputs: what stock ExecuTorch computed.
-        attention: whether it calls attention kernels, which in ExecuTorch's wheel use torch's library for matrices.
+        blas: whether it multiplies matrices outside of XNNPACK. ExecuTorch's wheel does that with torch's library.
     """
 
     name: str
     method: str
     outputs: list[Any]
-    attention: bool = False
+    blas: bool = False
 
 
 class Attention(nn.Module):
@@ -87,7 +87,7 @@ def attention_inputs(size: int) -> tuple[Tensor, ...]:
 
 
 def _made() -> Iterator[tuple[str, Any, str, Sequence[Any], bool]]:
-    """Name, program, method, inputs, and whether it calls attention kernels."""
+    """Name, program, method, inputs, and whether it multiplies matrices outside of XNNPACK."""
     import executorch.kernels.quantized  # noqa: F401
     from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -107,7 +107,7 @@ def _made() -> Iterator[tuple[str, Any, str, Sequence[Any], bool]]:
     }
     for name, lowered in zoo.items():
         for method in lowered.methods:
-            yield name, lowered.pte, method, lowered.inputs(method), False
+            yield name, lowered.pte, method, lowered.inputs(method), name in {"portable", "views"}
     example = inputs(2, 3, 8, 8)
     for name, config in {"static": {}, "dynamic": {"is_dynamic": True}}.items():
         quantized = pt2e(seeded(nets.Small), example, names=False, is_per_channel=True, **config)
@@ -137,11 +137,11 @@ def write(folder: Path, run: Any) -> list[Case]:
         run: the fixture `stock_run`.
     """
     cases = []
-    for name, program, method, given, attention in _made():
+    for name, program, method, given, blas in _made():
         (folder / f"{name}.pte").write_bytes(program if isinstance(program, bytes) else bytes(program.buffer))
         np.savez(folder / f"{name}-{method}.npz", *(one.detach().numpy() for one in given))
         outputs = [one.numpy().copy() for one in run(folder / f"{name}.pte", given, method=method)]
-        cases.append(Case(name, method, outputs, attention))
+        cases.append(Case(name, method, outputs, blas))
     return cases
 
 
