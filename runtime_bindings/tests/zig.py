@@ -18,9 +18,13 @@ def package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def flags() -> list[str]:
-    """How every source of the library is compiled; warnings are errors."""
-    executorch = package("executorch") / "include"
+def flags(executorch: Path | None = None) -> list[str]:
+    """How every source of the library is compiled; warnings are errors.
+
+    Args:
+        executorch: the folder that ExecuTorch's headers are in; by default that of the installed package.
+    """
+    executorch = executorch or package("executorch") / "include"
     return [
         *("-std=c++17", "-c", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"),
         *("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DBLOBSTORE_ZSTD", "-DBLOBSTORE_ZSTD_BUNDLED"),

@@ -74,3 +74,15 @@ def test_a_folder_without_headers_is_refused(tmp_path: Path) -> None:
         f"{tmp_path}: neither a checkout of bionic, with libc/libc.map.txt, nor an NDK or its sysroot, "
         "with usr/include/aarch64-linux-android"
     )
+
+
+@pytest.mark.long
+def test_without_its_folder_the_run_says_what_it_must_hold(tmp_path: Path) -> None:
+    """`make run-android` names the files of a device, and where they are missing."""
+    from runtime_bindings.tests import run_android
+
+    for given, named in (("", "BIONIC: "), (str(tmp_path), f"{tmp_path}/device: ")):
+        with pytest.raises(SystemExit) as raised:
+            run_android.main(given)
+        assert named in str(raised.value) and "BIONIC holds Android's headers" in str(raised.value)
+        assert "linker64, libc.so, libdl.so, libm.so are not there" in str(raised.value)

@@ -11,6 +11,7 @@
 
 #include "logical/numbers.h"
 #include "os/text.h"
+#include "program/values.h"
 
 namespace blobstore::internal {
 namespace {
@@ -52,14 +53,12 @@ executorch::extension::TensorPtr tensor_over(TensorView view, const std::vector<
     std::memcpy(filling(copy), view.data, view.nbytes);
     view = copy;
   }
-  return executorch::extension::make_tensor_ptr(
-      std::vector<executorch::aten::SizesType>(view.sizes.begin(), view.sizes.end()),
+  return fixed_tensor(
+      {view.sizes.begin(), view.sizes.end()},
       const_cast<uint8_t*>(view.data),
-      std::vector<executorch::aten::DimOrderType>(dim_order.begin(), dim_order.end()),
+      {dim_order.begin(), dim_order.end()},
       {},
       static_cast<executorch::aten::ScalarType>(view.scalar_type),
-      executorch::aten::Device(executorch::aten::DeviceType::CPU),
-      executorch::aten::TensorShapeDynamism::STATIC,
       [owner = std::move(view.owner)](void*) {});
 }
 

@@ -292,14 +292,12 @@ bool LoadedMethod::own(const EtTensor& tensor) const {
 
 /// A tensor over the same memory, which holds the method.
 executorch::extension::TensorPtr LoadedMethod::view_of(const EtTensor& tensor) {
-  return executorch::extension::make_tensor_ptr(
+  return fixed_tensor(
       {tensor.sizes().begin(), tensor.sizes().end()},
       tensor.mutable_data_ptr(),
       {tensor.dim_order().begin(), tensor.dim_order().end()},
       {tensor.strides().begin(), tensor.strides().end()},
       tensor.scalar_type(),
-      executorch::aten::Device(executorch::aten::DeviceType::CPU),
-      executorch::aten::TensorShapeDynamism::STATIC,
       [held = shared_from_this()](void*) {});
 }
 

@@ -65,6 +65,20 @@ std::vector<uint8_t> order_of(const EtTensor& tensor) {
   return order;
 }
 
+using executorch::extension::make_tensor_ptr;
+constexpr auto kStatic = executorch::aten::TensorShapeDynamism::STATIC;
+
+// Vendors still have an ExecuTorch whose tensors have no device.
+template <typename Device, typename Deleter, typename... Others>
+auto make_fixed(int, Deleter& deleter, Others&... others)
+    -> decltype(make_tensor_ptr(others..., Device(executorch::aten::DeviceType::CPU), kStatic, deleter)) {
+  return make_tensor_ptr(std::move(others)..., Device(executorch::aten::DeviceType::CPU), kStatic, std::move(deleter));
+}
+template <typename Device, typename Deleter, typename... Others>
+auto make_fixed(long, Deleter& deleter, Others&... others) {
+  return make_tensor_ptr(std::move(others)..., kStatic, std::move(deleter));
+}
+
 executorch::extension::TensorPtr copy_of(const EtTensor& tensor) {
   const size_t size = tensor.nbytes();
   const std::shared_ptr<void> data(
@@ -75,14 +89,12 @@ executorch::extension::TensorPtr copy_of(const EtTensor& tensor) {
   if (size != 0) {
     std::memcpy(data.get(), tensor.const_data_ptr(), size);
   }
-  return executorch::extension::make_tensor_ptr(
+  return fixed_tensor(
       {tensor.sizes().begin(), tensor.sizes().end()},
       data.get(),
       {tensor.dim_order().begin(), tensor.dim_order().end()},
       {tensor.strides().begin(), tensor.strides().end()},
       tensor.scalar_type(),
-      executorch::aten::Device(executorch::aten::DeviceType::CPU),
-      executorch::aten::TensorShapeDynamism::STATIC,
       [data](void*) {});
 }
 
@@ -141,6 +153,16 @@ bool same_order(const EtTensor& one, const EtTensor& other) {
   const auto b = other.dim_order();
   const bool known = a.data() != nullptr && b.data() != nullptr;
   return (known && std::equal(a.begin(), a.end(), b.begin(), b.end())) || order_of(one) == order_of(other);
+}
+
+executorch::extension::TensorPtr fixed_tensor(
+    std::vector<executorch::aten::SizesType> sizes,
+    void* data,
+    std::vector<executorch::aten::DimOrderType> dim_order,
+    std::vector<executorch::aten::StridesType> strides,
+    executorch::aten::ScalarType type,
+    std::function<void(void*)> deleter) {
+  return make_fixed<executorch::aten::Device>(0, deleter, sizes, data, dim_order, strides, type);
 }
 
 void add_copy(Outputs& outputs, const et::EValue& value) {
