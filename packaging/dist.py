@@ -5,6 +5,9 @@ outside of the source tree. Wheels are built from the source distributions, whic
 
 Wheels for aarch64 are cross-compiled if the compiler is there (g++-aarch64-linux-gnu), with the headers of this machine's
 Pythons, which are the same. Debian's Pythons try those for their versions under qemu (qemu-user-static).
+
+Wheels for Macs are linked by zig to the libraries of ExecuTorch's wheel for Macs. Nothing runs them here; their load
+commands and symbols are checked.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import macos
 import maven
 import sbom
 
@@ -74,6 +78,7 @@ def main() -> None:
     say(f"tried with Python {', '.join(pythons)}")
     if missing := [version for version in PYTHONS if version not in pythons]:
         say(f"not tried with Python {', '.join(missing)}")
+    say(f"linked for {macos.TAG} and not run, with Python {', '.join(pythons)}")
     say(f"tried on {CROSS}, emulated, with Python {', '.join(emulated) or 'none'}")
 
 
@@ -112,9 +117,13 @@ def native_wheels(pythons: list[str], archive: Path, out: Path) -> None:
             python = place / version / "bin" / "python"
             run(str(interpreter(version)), "-m", "venv", place / version)
             run(python, "-m", "pip", "install", *QUIET, *TOOLS)
-            for machine in (platform.machine(), *([CROSS] if cross_compiler() else [])):
+            for machine in (platform.machine(), *([CROSS] if cross_compiler() else []), machines.MAC):
                 built = native_wheel(version, machine, python, source, place / machine)
-                repair(built, machine, out)
+                if machine == machines.MAC:
+                    macos.check(built)
+                    shutil.move(built, out)
+                else:
+                    repair(built, machine, out)
 
 
 def cross_compiler() -> bool:
@@ -125,11 +134,14 @@ def native_wheel(version: str, machine: str, python: Path, source: Path, folder:
     """Build a wheel in a folder, where an earlier one may have been built."""
     options = {
         "executorch_DIR": machines.executorch(machine, "3.11") / "share" / "cmake",
-        "BLOBSTORE_MANYLINUX": "ON",
+        "BLOBSTORE_MANYLINUX": "OFF" if machine == machines.MAC else "ON",
     }
     # not by pip's options, which differ between the Pythons
     told = {"PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]), "SKBUILD_BUILD_DIR": str(folder)}
-    if machine != platform.machine():
+    if machine == machines.MAC:
+        options["CMAKE_TOOLCHAIN_FILE"] = source / "cmake" / "arm64-macos-zig.cmake"
+        told |= macos.environment(version, folder)
+    elif machine != platform.machine():
         options["CMAKE_TOOLCHAIN_FILE"] = source / "cmake" / f"{machine}-linux-gnu.cmake"
         # what Python says of itself, as if it ran on the other machine
         told["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"

@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 _LIBRARIES = (
-    "libexecutorch.so",
-    "libexecutorch_threadpool.so",
-    "libexecutorch_kernels_optimized.so",
-    "libexecutorch_kernels_quantized.so",
-    "libexecutorch_backend_xnnpack.so",
-    "libexecutorch_backend_openvino.so",  # registers itself; the engine is loaded when a program needs it
+    "libexecutorch",
+    "libexecutorch_threadpool",
+    "libexecutorch_kernels_optimized",
+    "libexecutorch_kernels_quantized",
+    "libexecutorch_backend_xnnpack",
+    "libexecutorch_backend_openvino",  # registers itself; the engine is loaded when a program needs it
 )
 
 
@@ -53,7 +53,7 @@ def _import_native() -> Any:
         for folder in spec.submodule_search_locations or () if spec else ():
             for name in _LIBRARIES:
                 # loaded by path, because the two packages need not be installed side by side
-                if (path := Path(folder, "lib", name)).exists():
+                if (path := Path(folder, "lib", name + (".dylib" if sys.platform == "darwin" else ".so"))).exists():
                     ctypes.CDLL(str(path))
         _name_openvino()
         from blobstore_runtime import _native

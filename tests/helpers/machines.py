@@ -9,11 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXECUTORCH = "executorch==1.5.1"
+MAC = "arm64-macos"
 DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}  # a Python and the Debian that has it
 
 
 def executorch(machine: str, version: str) -> Path:
-    """The folder of ExecuTorch's package for a machine such as "aarch64" and a Python such as "3.11"."""
+    """The folder of ExecuTorch's package for a machine such as "aarch64", or a Mac, and a Python such as "3.11"."""
     return packages(machine, version, EXECUTORCH) / "executorch"
 
 
@@ -25,11 +26,13 @@ def packages(machine: str, version: str, *requirements: str) -> Path:
     if done.exists():
         return folder
     wheels = folder.with_name(folder.name + ".wheels")
+    linux = [f"{name}_{machine}" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    platforms = ["macosx_14_0_arm64"] if machine == MAC else linux
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
-            *("--only-binary=:all:", "--python-version", version, "--platform", f"manylinux_2_28_{machine}"),
-            *("--platform", f"manylinux_2_17_{machine}", "--platform", f"manylinux2014_{machine}"),
+            *("--only-binary=:all:", "--python-version", version),
+            *(part for platform in platforms for part in ("--platform", platform)),
             *("--dest", str(wheels), *requirements),
         ],
         check=True,
