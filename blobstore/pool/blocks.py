@@ -22,7 +22,7 @@ _Floats = npt.NDArray[np.float32]
 _Bytes = npt.NDArray[np.uint8]
 
 
-class _Type(NamedTuple):
+class _BlockType(NamedTuple):
     """Of blocks.
 
     Attributes:
@@ -40,11 +40,11 @@ class _Type(NamedTuple):
 
 
 BLOCKS = {
-    "q4_0": _Type(4, has_least=False),
-    "q4_1": _Type(4, has_least=True),
-    "q5_0": _Type(5, has_least=False),
-    "q5_1": _Type(5, has_least=True),
-    "q8_0": _Type(8, has_least=False),
+    "q4_0": _BlockType(4, has_least=False),
+    "q4_1": _BlockType(4, has_least=True),
+    "q5_0": _BlockType(5, has_least=False),
+    "q5_1": _BlockType(5, has_least=True),
+    "q8_0": _BlockType(8, has_least=False),
 }
 """By the names that tables have for the types of tensors."""
 
@@ -66,7 +66,7 @@ def blocked(base: memoryview, name: str) -> memoryview:
     return memoryview(made.reshape(-1))  # type: ignore[arg-type]
 
 
-def _write(made: _Bytes, weights: _Floats, kind: _Type) -> None:
+def _write(made: _Bytes, weights: _Floats, kind: _BlockType) -> None:
     head = 4 if kind.has_least else 2
     steps, numbers = _numbers(weights, kind)
     made[:, :2] = _halves(steps)
@@ -82,7 +82,7 @@ def _write(made: _Bytes, weights: _Floats, kind: _Type) -> None:
     made[:, head:] = (first & 15) | (second & 15) << 4
 
 
-def _numbers(weights: _Floats, kind: _Type) -> tuple[_Floats, _Bytes]:
+def _numbers(weights: _Floats, kind: _BlockType) -> tuple[_Floats, _Bytes]:
     """The step of each block, and its numbers."""
     if kind.bits == 8:
         steps = np.abs(weights).max(axis=1) / np.float32(127)

@@ -29,7 +29,7 @@ _SAMPLED = 1 << 14
 _RECIPE = re.compile(r"float8:(float8e4m3fn|float8e5m2):([1/*]):([1-9][0-9]{0,11})")
 
 
-class _Type(NamedTuple):
+class _Float8Type(NamedTuple):
     """A type.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Type(NamedTuple):
     finite: int
 
 
-FLOAT8 = {"float8e4m3fn": _Type(3, -6, 448.0, 0x7E, 0x7E), "float8e5m2": _Type(2, -14, 57344.0, 0x7C, 0x7B)}
+FLOAT8 = {"float8e4m3fn": _Float8Type(3, -6, 448.0, 0x7E, 0x7E), "float8e5m2": _Float8Type(2, -14, 57344.0, 0x7C, 0x7B)}
 """By the names that tables have for the types of tensors."""
 
 
@@ -110,7 +110,7 @@ def float8_values(data: memoryview, name: str, positions: npt.NDArray[np.int64])
     return np.where(codes > kind.finite, np.float32(0), np.where(numbers > 127, -values, values)).astype(np.float32)
 
 
-def _scaled(weights: _Floats, kind: _Type, rule: str, group: int) -> Iterator[tuple[int, _Floats]]:
+def _scaled(weights: _Floats, kind: _Float8Type, rule: str, group: int) -> Iterator[tuple[int, _Floats]]:
     """Weights piece by piece, as a rule makes them, each with the position of its first one."""
     with np.errstate(all="ignore"):
         if rule == "1":
@@ -126,7 +126,7 @@ def _scaled(weights: _Floats, kind: _Type, rule: str, group: int) -> Iterator[tu
             )
 
 
-def _rounded(weights: _Floats, kind: _Type) -> _Bytes:
+def _rounded(weights: _Floats, kind: _Float8Type) -> _Bytes:
     """Weights as the bytes of a type."""
     with np.errstate(all="ignore"):
         magnitudes = np.abs(weights)

@@ -46,7 +46,7 @@ class _Storage(NamedTuple):
     key: str
 
 
-class _Made:
+class _Inert:
     """What a call would make: its arguments, its state and its items are all that is known of it."""
 
     __slots__ = ("parts",)
@@ -137,7 +137,7 @@ class _Machine:
 
     def build(self) -> None:
         (state,) = self.last(1)
-        if isinstance(self.stack[-1], _Made):
+        if isinstance(self.stack[-1], _Inert):
             self.stack[-1].parts.append(state)
 
     def persistent(self) -> None:
@@ -161,7 +161,7 @@ def _made(function: Any, arguments: Any) -> Any:
             return PickledTensor(storage.key, _DTYPES.get(name.removesuffix("Storage"), name), offset, sizes, strides)
     if function in _OF_A_TENSOR:
         return arguments[0]
-    return _Made(arguments)
+    return _Inert(arguments)
 
 
 _Operation = Callable[[_Machine], None]
@@ -230,7 +230,7 @@ def _named(root: Any, most: int) -> dict[str, PickledTensor]:
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from value.items()
-    elif isinstance(value, _Made):
+    elif isinstance(value, _Inert):
         for part in value.parts:
             yield "", part
     elif isinstance(value, list | tuple):
