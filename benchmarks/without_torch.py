@@ -77,8 +77,7 @@ def rows(folder: Path) -> Iterator[Row]:
     for what, some in groups.items():
         equal, apart = compared(some, run_blocked(folder, some))
         figure = f"{equal} of {len(some)} equal to the bit" + (f", others within {apart:.0e}" if apart else "")
-        exact = not any(case.blas for case in some)
-        yield Row(what, figure, "all" if exact else "≤ 1e-6", equal == len(some) if exact else apart <= 1e-6)
+        yield Row(what, figure, "all", equal == len(some))
 
 
 def compared(cases: list[Case], found: list[list[Any]]) -> tuple[int, float]:
