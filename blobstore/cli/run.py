@@ -60,7 +60,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a program, and print its outputs, times and memory. This needs neither torch nor executorch."""
+    """Run a program without torch, and print its outputs, times and memory. Executorch is not needed either."""
     import numpy as np
 
     from blobstore.runtime import BlobCache, Program
