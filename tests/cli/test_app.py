@@ -652,7 +652,7 @@ def test_import_is_light(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     code = f"""

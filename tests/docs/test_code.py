@@ -154,6 +154,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.night_for(
     "docs/tutorial.md",
     "docs/training.md",
+    "docs/transformers.md",
     "docs/backends.md",
     *(
         f"docs/howto/{name}.md"

@@ -92,6 +92,7 @@ def test_a_whole_fine_tune_is_exchanged_through_a_working_copy(live: Path, stock
     assert llama.text(runner) == stock("a", "one")
 
 
+@pytest.mark.night
 def test_a_working_copy_runs_where_no_cache_is_served(live: Path, stock: Stock, tmp_path: Path) -> None:
     """One file for clients that take one path: foundation and adapter (L1, L4)."""
     make_working_copy(files(live), tmp_path / "one.ptd")

@@ -39,6 +39,7 @@ ALONE = {"ml-dtypes", "hypothesis", "pytest", "optimum-executorch"}
 
 COMMAND_LINES = [
     "dedup m.pte -o slim",
+    "run m.pte",
     "fuse m.pte -o fused.pte",
     "inspect w.ptd m.pte w.safetensors",
     "inspect --json w.ptd",
@@ -290,7 +291,8 @@ def says_what_is_missing(distribution: str, kind: str, how: str, written: str) -
     else:
         right = message.startswith("MissingDependencyError: ")
     extras = re.findall(r"pip install '\.\[(\w+)\]' in the clone", message)
-    itself = f"pip install {distribution}" in message.replace("_", "-")
+    ours = {"executorch-blobstore-runtime": "./runtime-bindings in the clone"}
+    itself = f"pip install {ours.get(distribution, distribution)}" in message.replace("_", "-")
     return bool(right) and (itself or any(distribution in OF_USERS[extra] for extra in extras))
 
 

@@ -40,7 +40,7 @@ from blobstore.core.tensor_file import TensorFile, TensorSlice
 from blobstore.llm import Conversation, Runners, Stop
 from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, LoweredProgram, lower
 from blobstore.pool import Pool, PoolDataMap
-from blobstore.releases import Release, publish, pull
+from blobstore.releases import File, Release, publish, pull
 from blobstore.reporting import Report
 from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction, Updated
 from blobstore.runtime.tensors import LogicalTensors
@@ -191,6 +191,9 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     BlobStore: [lambda at: store_of(open_ptd(at / "weights.ptd")), lambda at: BlobStore()],
     BlobStorePartitioner: [lambda at: BlobStorePartitioner(XnnpackPartitioner(), tag=lambda name: "model")],
     Digest: [lambda at: open_ptd(at / "weights.ptd").digest(KEYS[0])],
+    File: [
+        lambda at: File("a\u202e" * 300, "program", "0" * 64, 2**60, tuple(f"{number}.ptd" for number in range(30)))
+    ],
     LogicalTensors: [lambda at: BlobCache(at / "model.ptd").tensors, lambda at: BlobCache(at / "weights.ptd").tensors],
     MergedAdapter: [
         lambda at: MergedAdapter(

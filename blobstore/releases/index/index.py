@@ -18,6 +18,7 @@ from blobstore.core.constants import INDEX_LIMIT, MOST_FILES, TABLE_LIMIT
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
+from blobstore.core.reprs import line
 
 try:
     import msgspec
@@ -98,6 +99,9 @@ class File(Struct, frozen=True, omit_defaults=True):
     def object(self) -> Object:
         """The contents."""
         return Object(self.sha256, self.size)
+
+    def __repr__(self) -> str:
+        return line("File", self.name, self.kind, f"{self.size} bytes")
 
 
 class Index(Struct, frozen=True, omit_defaults=True, dict=True):

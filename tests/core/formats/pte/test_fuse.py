@@ -99,7 +99,7 @@ def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     check_again(tmp_path / "one.pte")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     """Portable and delegated, with states, conditions and several methods, in one file."""
     paths, methods, lowered = [], {}, {}
