@@ -29,7 +29,7 @@ from tests.releases.server import serving
 pytestmark = pytest.mark.long
 
 RESULTS = {File, Removed, Followed, Published, Pulled, Pushed, Swept}
-INTERNAL = {"wait", "path"}  # of Patience, for the library; and of Published, a path
+INTERNAL = {"wait", "path", "object"}  # of Patience, for the library; of Published and of File, what takes no arguments
 CALLABLES = [
     one
     for one in public_callables(blobstore.releases, results=RESULTS)
