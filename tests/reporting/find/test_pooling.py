@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import blobstore
-from blobstore.core.text import amount
+from blobstore.core.text import amount, size
 from blobstore.reporting import PoolAdvice, Report
 from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.show.html import to_html
@@ -132,9 +132,9 @@ def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
     assert advice.command == "blobstore pool add pool 'my zoo!' --as my-zoo@1"
     text = printed(report)
     assert advice.command in text
-    assert text.index("(estimated from samples)") < text.index(advice.command) < text.index("blobstore delta")
+    assert text.index("estimated from samples, by") < text.index(advice.command) < text.index("blobstore delta")
     page = to_html(report)
-    assert "All 60 files to the bit in about " in page
+    assert f"about {size(advice.bytes)} in a pool" in page and "all 60 files (estimate)" in page
     plain = json.loads(json.dumps(to_json(report)))
     pytest.importorskip("jsonschema").validate(plain, json.loads(SCHEMA.read_text()))
     assert plain["pool"] == {"command": advice.command, "bytes": advice.bytes, "is_bound": False}
