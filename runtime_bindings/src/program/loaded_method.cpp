@@ -250,10 +250,10 @@ void LoadedMethod::set(const std::vector<et::EValue>& inputs, const std::vector<
 }
 
 /// Give callers the inputs that the method changed in a copy of theirs. It returns what it changes, where it changed
-/// it.
+/// it. In the memory of an input that others overlay, there may be anything by now.
 void LoadedMethod::write_back(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
   for (size_t i = 0; i < inputs.size() && i < in_place.size(); ++i) {
-    if (!tensors_[i] || !in_place[i]) {
+    if (!tensors_[i] || !in_place[i] || tensors_[i]->overlaid) {
       continue;
     }
     const EtTensor& tensor = tensors_[i]->tensor;
