@@ -429,7 +429,7 @@ GUARDS = (
         "pool: one at a time compacts a table",
         f"{_POOL}/tables.py",
         "Tables._tidy",
-        'delta.create_write_transaction([], "append", _schema(table), commit_properties=mark)',
+        "self._mark(delta, _TIDY, begun)",
         "None",
         ("tests/pool/test_collecting.py::test_two_that_tidy_at_once_do_not_double_rows",),
     ),

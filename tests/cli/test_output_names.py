@@ -74,7 +74,7 @@ def test_a_folder_that_is_there_may_be_called_so(lowered: Any, tmp_path: Path) -
     assert dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte").data_files
 
 
-@pytest.mark.parametrize("name", ["weights", "weights.bin", "w.PTD"])
+@pytest.mark.parametrize("name", ["weights", "weights.dat", "w.PTD"])
 def test_names_that_say_nothing(name: str, tmp_path: Path) -> None:
     blobstore.save_file({"w": np.zeros(3)}, tmp_path / name)
     assert blobstore.load_file(tmp_path / name)["w"].shape == (3,)
