@@ -10,7 +10,7 @@ import pytest
 from tests.llm.letters import eager
 from tests.runtime.application import ROOT, build
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.night
 
 
 @pytest.fixture(scope="module")

@@ -220,6 +220,7 @@ def test_other_weights_are_stored_as_torchao_quantizes_them(name: str, lowered: 
         assert contents(cache) == contents(BlobCache(tmp_path / str(turn) / "model.ptd"))
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["static per channel", "dynamic per channel", "static, transposed"])
 def test_channels_that_grew_get_other_scales(name: str, lowered: Lowered) -> None:
     """As the quantizer's observer gives them; with static activations, the bias follows (X4)."""
@@ -258,6 +259,7 @@ def test_a_bias_follows_the_scales_of_its_weight(lowered: Lowered) -> None:
     close(run(*IMAGE), eager(*IMAGE), 0)
 
 
+@pytest.mark.night
 def test_scales_in_the_program_clip_what_a_strict_update_refuses(lowered: Lowered) -> None:
     """The result counts what was clipped, for each tensor (X4)."""
     folder, module, _ = lowered("static per tensor")
