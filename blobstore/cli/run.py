@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,8 @@ import typer
 from blobstore.cli import exits
 from blobstore.cli.options import AsJson
 from blobstore.cli.output import counted, plain, print_json, print_table, say
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import FileAccessError, InputError, InvalidFileError, KeyNotFoundError
 from blobstore.core.text import size
 
@@ -28,6 +32,7 @@ R = TypeVar("R")
 _SHOWN = 8
 """Values of an output that a person sees."""
 
+_SHAPES = re.compile(r"(?:[0-9]{1,18}(?:x[0-9]{1,18})*)?(?:,(?:[0-9]{1,18}(?:x[0-9]{1,18})*)?)*")
 _PLAIN: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -68,6 +73,8 @@ def run(
     if inputs is not None and shapes is not None:
         raise typer.BadParameter("the inputs have their own shapes", param_hint="--shapes")
     files = data if data is not None else _beside(program)
+    if output is not None:
+        refuse_inputs([output], [program, *files, *([inputs] if inputs is not None else [])])
     (loaded, forward), load_ms = _timed(lambda: _load(Program, BlobCache, program, files, method))
     given = _read(inputs, forward.inputs) if inputs is not None else _made(forward.inputs, shapes)
     outputs, first_ms = _timed(lambda: forward.execute(*given))
@@ -142,9 +149,7 @@ def _arrays(path: Path) -> dict[str, Any]:
 def _made(wanted: Sequence[ValueInfo], shapes: str | None) -> list[Any]:
     """Inputs for a method: of floating point normally distributed, of integers zeros, which are indices of anything."""
     layouts = [one.layout for one in wanted if one.layout is not None]
-    sizes = _sizes(shapes) if shapes is not None else [layout.sizes for layout in layouts]
-    if len(sizes) != len(layouts):
-        raise InputError(f"--shapes has {counted(sizes, 'shape')}, the method takes {counted(layouts, 'tensor')}")
+    sizes = _sizes(shapes, layouts) if shapes is not None else [layout.sizes for layout in layouts]
     others = [str(one) for one in wanted if one.layout is None and one.kind != "none"]
     if others:
         raise InputError(f"the method takes {', '.join(others)}: give the inputs in a .npz, with scalars for these")
@@ -162,19 +167,24 @@ def _numbers(layout: TensorLayout, shape: tuple[int, ...]) -> Any:
     return (np.zeros(shape) if whole else np.random.default_rng(0).standard_normal(shape, np.float32)).astype(dtype)
 
 
-def _sizes(text: str) -> list[tuple[int, ...]]:
-    try:
-        return [tuple(int(size) for size in shape.split("x") if size) for shape in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"expected shapes such as 1x16,1x8, not {text!r}", param_hint="--shapes") from None
+def _sizes(text: str, layouts: Sequence[TensorLayout]) -> list[tuple[int, ...]]:
+    """The shapes in a text, none of which is larger than the method takes, so that memory is asked for only then."""
+    if not _SHAPES.fullmatch(text):
+        raise typer.BadParameter(f"expected shapes such as 1x16,1x8, not {text!r}", param_hint="--shapes")
+    sizes = [tuple(map(int, shape.split("x"))) if shape else () for shape in text.split(",")]
+    if len(sizes) != len(layouts):
+        raise InputError(f"--shapes has {counted(sizes, 'shape')}, the method takes {counted(layouts, 'tensor')}")
+    for shape, layout in zip(sizes, layouts, strict=True):
+        if len(shape) != len(layout.sizes) or any(map(operator.gt, shape, layout.sizes)):
+            found = "x".join(map(str, shape)) or "a scalar"
+            raise InputError(f"--shapes: the method takes at most {layout}, not {found}")
+    return sizes
 
 
 def _write(path: Path, arrays: Sequence[Any]) -> None:
     import numpy as np
 
-    from blobstore.core.disk.staging import Staging
-
-    with Staging(force=path.suffix == ".npz") as staging, staging.open(path) as file:
+    with Staging() as staging, staging.open(path, kind=Format.NPZ) as file:
         np.savez(file, *arrays)
 
 

@@ -114,9 +114,15 @@ def test_inputs_that_the_command_makes(tmp_path: Path) -> None:
         (("nothing.pte",), 3, "nothing.pte: No such file"),
         (("model.pte", "--shapes", "2x4,1"), 3, "--shapes has 2 shapes, the method takes 1 tensor"),
         (("model.pte", "--shapes", "2xn"), 2, "expected shapes such as 1x16,1x8"),
+        (("model.pte", "--shapes=-1x16"), 2, "expected shapes such as 1x16,1x8"),
+        (("model.pte", "--shapes", "99999999999x16"), 3, "takes at most float[3, 16], not 99999999999x16"),
+        (("model.pte", "--shapes", "16"), 3, "takes at most float[3, 16], not 16"),
+        (("model.pte", "-o", "model.pte"), 3, "model.pte: the output is one of the inputs"),
+        (("model.pte", "-o", "other.pte"), 3, "other.pte: this is the name of a .pte program"),
+        (("model.pte", "-o", "notes.txt"), 3, "notes.txt: this is a file of an unknown format"),
         (("model.pte", "model.pte"), 3, "model.pte: expected a .npz or a .npy"),
         (("model.pte", "--method", "backward"), 3, "no method 'backward'"),
-        (("model.pte", "two.npz"), 3, "two.npz: the method takes 1 input (x: float[1, 16]), found 2"),
+        (("model.pte", "two.npz"), 3, "two.npz: the method takes 1 input (x: float[3, 16]), found 2"),
         (("model.pte", "two.npz", "--shapes", "1x16"), 2, "the inputs have their own shapes"),
     ],
 )
@@ -125,5 +131,8 @@ def test_wrong_moves(
 ) -> None:
     (tmp_path / "model.pte").write_bytes((made[0] / "xnnpack.pte").read_bytes())
     np.savez(tmp_path / "two.npz", np.ones(1), np.ones(1))
+    (tmp_path / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     done = run("run", *arguments, cwd=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert done.returncode == code and message in " ".join(done.stderr.split()), done.stderr

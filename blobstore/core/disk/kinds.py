@@ -18,8 +18,9 @@ __all__ = [
     "check_folder_name",
     "check_replaceable",
     "detect_format",
+    "is_pointer",
     "is_torch_saved",
-    "refuse_pointer",
+    "pointer_error",
     "whole_name",
 ]
 
@@ -30,6 +31,8 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 """What files of `torch.save` are called; other programs use these endings, too."""
 
 _OF_TORCH = re.compile(rb"[^/]+/(?:data\.pkl|data/0)")
+_OF_NUMPY = re.compile(rb"[^/]+\.npy")
+"""First members of zips."""
 
 
 class Format(enum.Enum):
@@ -40,6 +43,8 @@ class Format(enum.Enum):
     SAFETENSORS = "a .safetensors file"
     PTN = "a .ptn package"
     TORCH = "a checkpoint of torch.save"
+    NPZ = "a .npz of arrays"
+    POINTER = "a pointer of Git LFS"
     SHARDS = "an index of .safetensors shards"
     HTML = "an HTML page"
     UNKNOWN = "a file of an unknown format"
@@ -50,9 +55,11 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
 
     Raises:
         FileAccessError: the file cannot be read.
-        InvalidFileError: it is empty.
+        InvalidFileError: it is empty, or a pointer of Git LFS.
     """
     kind = _by_content(path)
+    if kind is Format.POINTER:
+        raise pointer_error(path)
     return by_name(path) if kind is Format.UNKNOWN else kind
 
 
@@ -64,6 +71,7 @@ def by_name(path: str | os.PathLike[str]) -> Format:
         ".safetensors": Format.SAFETENSORS,
         ".ptn": Format.PTN,
         **dict.fromkeys(TORCH_SUFFIXES, Format.TORCH),
+        ".npz": Format.NPZ,
         ".html": Format.HTML,
     }
     path = as_path(path)
@@ -75,10 +83,14 @@ def is_torch_saved(head: bytes, path: str) -> bool:
     return head[:4] == b"PK\3\4" and (_OF_TORCH.match(head[30:]) is not None or path.endswith(TORCH_SUFFIXES))
 
 
-def refuse_pointer(head: bytes, path: str | os.PathLike[str]) -> None:
-    """Raise InvalidFileError for what Git LFS leaves in a clone in place of a file."""
-    if head.startswith(b"version https://git-lfs"):
-        raise InvalidFileError(path, "a pointer of Git LFS in place of the file: fetch it with git lfs pull")
+def is_pointer(head: bytes) -> bool:
+    """Whether a file that begins with `head` is what Git LFS leaves in a clone in place of a file."""
+    return head.startswith(b"version https://git-lfs")
+
+
+def pointer_error(path: str | os.PathLike[str]) -> InvalidFileError:
+    """The error for a pointer of Git LFS that is read."""
+    return InvalidFileError(path, "a pointer of Git LFS in place of the file: fetch it with git lfs pull")
 
 
 def whole_name(name: str) -> str:
@@ -126,7 +138,8 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
 
 def _by_content(path: str | os.PathLike[str]) -> Format:
     head = bytes(map_file(path)[:64])
-    refuse_pointer(head, path)
+    if is_pointer(head):
+        return Format.POINTER
     if head[4:8] == b"FT01":
         return Format.PTD
     if head[4:6] == b"ET":
@@ -138,6 +151,8 @@ def _by_content(path: str | os.PathLike[str]) -> Format:
         return Format.PTN
     if is_torch_saved(head, os.fspath(path)):
         return Format.TORCH
+    if head[:4] == b"PK\3\4" and _OF_NUMPY.match(head[30:]):
+        return Format.NPZ
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return Format.HTML
     return Format.UNKNOWN

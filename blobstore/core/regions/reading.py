@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_torch_saved, refuse_pointer
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_pointer, is_torch_saved, pointer_error
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
@@ -51,7 +51,8 @@ def read_regions(source: RegionSource) -> tuple[str, list[Region], int]:
         MissingDependencyError: it is a .gguf, and the gguf package is not installed.
     """
     head = source.head(64)
-    refuse_pointer(head, source.path)
+    if is_pointer(head):
+        raise pointer_error(source.path)
     if head[4:8] == b"FT01":
         return "ptd", *_ptd(source)
     if head[4:6] == b"ET":

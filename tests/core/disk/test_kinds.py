@@ -3,6 +3,7 @@
 import os
 import stat
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -149,6 +150,22 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path):
         blobstore.load_file(path)
     (problem,) = blobstore.report([tmp_path]).problems
     assert "a pointer of Git LFS" in problem.reason
+
+
+@pytest.mark.parametrize("kind", [Format.PTD, Format.SAFETENSORS, Format.HTML, Format.NPZ])
+def test_a_pointer_of_git_lfs_is_not_replaced(tmp_path, kind):
+    """It is a file of somebody's repository, as is any other that is of another format."""
+    path = tmp_path / "model"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90000000\n")
+    with pytest.raises(OutputPathError, match="this is a pointer of Git LFS and would be replaced"):
+        check_replaceable(path, kind)
+
+
+def test_a_npz_is_replaced_only_by_one(tmp_path):
+    np.savez(tmp_path / "a.npz", np.zeros(3))
+    check_replaceable(tmp_path / "a.npz", Format.NPZ)
+    with pytest.raises(OutputPathError, match="this is a .npz of arrays"):
+        check_replaceable(tmp_path / "a.npz", Format.PTD)
 
 
 def test_the_name_of_a_checkpoint_of_torch_is_that_of_no_other_file(tmp_path):

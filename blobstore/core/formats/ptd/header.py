@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from blobstore.core.disk.kinds import is_pointer
+
 __all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "MARK", "Header", "PtdHeaderError"]
 
 FILE_IDENTIFIER = b"FT01"
@@ -85,7 +87,7 @@ class Header(NamedTuple):
 
 def _other_kind(head: bytes) -> str:
     """What a file that is no .ptd is, of the kinds that are often taken for one, and what to do; empty if unknown."""
-    if head.startswith(b"version https://git-lfs"):
+    if is_pointer(head):
         return ": this is a pointer of Git LFS; git lfs pull fetches the file"
     if head[6:9] == b"\0\0{":  # the length of a JSON object, and its brace
         return ": this is a .safetensors; blobstore convert makes a .ptd of it"
