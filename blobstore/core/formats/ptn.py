@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.formats.pickling import by_path
+from blobstore.core.formats.file_map import FileMap
 from blobstore.core.formats.safetensors import SafetensorsDataMap, parse_json
 from blobstore.core.formats.zips import Member, members_of
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.core.memory.mapped_file import as_path, map_file
 
 __all__ = ["PtnDataMap"]
 
@@ -27,7 +23,7 @@ _TENSORS = ".safetensors"
 _LARGEST = 1 << 24  # bytes of the aliases
 
 
-class PtnDataMap(NamedDataMap):
+class PtnDataMap(FileMap):
     """The tensors of all `.safetensors` of a package, under their names and their aliases.
 
     If tensors of several members have one name, each is `member:name`. Nothing is decompressed: tensors of a member that is
@@ -35,9 +31,7 @@ class PtnDataMap(NamedDataMap):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
-        self.path = as_path(path)
-        self.name = str(self.path)
-        self._data = map_file(path) if data is None else data
+        super().__init__(path, data)
         self.members = members_of(self._data, self.path)
         self._places: dict[str, tuple[SafetensorsDataMap, str, int]] = {}
         maps = [
@@ -74,13 +68,6 @@ class PtnDataMap(NamedDataMap):
         inside, own, _ = self._places[key]
         return inside.dtypes[own]
 
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        return (self.path,)
-
-    def _key_list(self) -> Sequence[str]:
-        return self._keys
-
     def _view(self, key: str) -> memoryview:
         inside, own, _ = self._places[key]
         return inside.get_data(own)
@@ -89,19 +76,10 @@ class PtnDataMap(NamedDataMap):
         inside, own, _ = self._places[key]
         return inside.get_tensor_layout(own)
 
-    def _nbytes(self) -> int:
-        return len(self._data)
-
-    def __reduce__(self) -> Any:
-        """Pickled by path: see `blobstore.core.formats.pickling`."""
-        self._check_open()
-        return by_path(self, PtnDataMap, self._data)
-
     def close(self) -> None:
         super().close()
         for inside, _, _ in self._places.values():
             inside.close()
-        self._data = memoryview(b"")
 
     def _aliases(self) -> dict[str, str]:
         for one in self.members:

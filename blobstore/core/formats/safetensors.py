@@ -11,16 +11,16 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from blobstore.core.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.formats.pickling import by_path
+from blobstore.core.formats.file_map import FileMap
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
-from blobstore.core.memory.mapped_file import as_path, map_file, read_pieces
+from blobstore.core.memory.mapped_file import read_pieces
 
 __all__ = ["CheckpointDataMap", "SafetensorsDataMap", "parse_json", "write_safetensors"]
 
@@ -43,7 +43,7 @@ class CheckpointDataMap(NamedDataMap):
     shapes: dict[str, tuple[int, ...]]
 
 
-class SafetensorsDataMap(CheckpointDataMap):
+class SafetensorsDataMap(FileMap, CheckpointDataMap):
     """The tensors of one .safetensors file.
 
     A tensor that a .ptd cannot describe (complex, sub-byte, or with a size above 2**31-1) is an opaque blob here.
@@ -64,45 +64,10 @@ class SafetensorsDataMap(CheckpointDataMap):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
-        self.path = as_path(path)
-        self.name = str(self.path)
-        self._data = map_file(path) if data is None else data
+        super().__init__(path, data)
         self.metadata, self.dtypes, self.shapes = {}, {}, {}
-        self._ranges: dict[str, tuple[int, int]] = {}
-        self._layouts: dict[str, TensorLayout | None] = {}
         self._read()
         self._keys = list(self._ranges)
-
-    def _key_list(self) -> Sequence[str]:
-        return self._keys
-
-    def _view(self, key: str) -> memoryview:
-        start, end = self._ranges[key]
-        return self._data[start:end]
-
-    def _layout(self, key: str) -> TensorLayout | None:
-        return self._layouts[key]
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        return (self.path,)
-
-    def byte_range(self, key: str) -> tuple[int, int]:
-        """Where a tensor lies in the file: first byte, and first byte behind it."""
-        self.get_tensor_layout(key)
-        return self._ranges[key]
-
-    def _nbytes(self) -> int:
-        return len(self._data)
-
-    def __reduce__(self) -> Any:
-        """Pickled by path: see `blobstore.core.formats.pickling`."""
-        self._check_open()
-        return by_path(self, SafetensorsDataMap, self._data)
-
-    def close(self) -> None:
-        super().close()
-        self._data = memoryview(b"")
 
     def _fail(self, reason: str) -> InvalidFileError:
         return InvalidFileError(self.path, reason)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from blobstore.core.errors import InvalidFileError, LayoutError
-from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.file_map import FileMap
 from blobstore.core.formats.pickled_tensors import PickledTensor, tensors_of
-from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.zips import Member, members_of
 from blobstore.core.memory.dtypes import scalar_type_named
 from blobstore.core.memory.layout import MAX_RANK, TensorLayout
-from blobstore.core.memory.mapped_file import as_path, map_file
 from blobstore.core.memory.tensors import dense_order
 
 __all__ = ["TorchDataMap"]
@@ -28,7 +25,7 @@ _LARGEST = 1 << 26  # bytes of a pickle
 _STORAGE = re.compile(r"(data|constants)/[^/]+")  # constants are those of TorchScript, which another pickle names
 
 
-class TorchDataMap(NamedDataMap):
+class TorchDataMap(FileMap):
     """The tensors of a file of `torch.save`, under the names of its state dict; those in deeper dicts are joined by dots.
 
     Tensors whose elements do not fill a range of the file, such as every second column of another one, are not here. If the
@@ -40,14 +37,10 @@ class TorchDataMap(NamedDataMap):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
-        self.path = as_path(path)
-        self.name = str(self.path)
-        self._data = map_file(path) if data is None else data
+        super().__init__(path, data)
         if bytes(self._data[:4]) != b"PK\3\4":
             raise InvalidFileError(self.path, "not a zip, which torch.save writes since torch 1.6")
         self.members = members_of(self._data, self.path)
-        self._ranges: dict[str, tuple[int, int]] = {}
-        self._layouts: dict[str, TensorLayout] = {}
         inside = {one.name.partition("/")[2]: one for one in self.members}
         if (pickle := inside.get("data.pkl")) is None:
             raise InvalidFileError(self.path, "a zip without data.pkl, so torch.save did not write it")
@@ -62,37 +55,6 @@ class TorchDataMap(NamedDataMap):
     def contents(self) -> Iterator[Member]:
         """The storages of which nothing is known."""
         return (one for one in self._storages.values() if one.name not in self._known)
-
-    def byte_range(self, key: str) -> tuple[int, int]:
-        """Where a tensor lies in the file: first byte, and first byte behind it."""
-        self.get_tensor_layout(key)
-        return self._ranges[key]
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        return (self.path,)
-
-    def _key_list(self) -> Sequence[str]:
-        return self._keys
-
-    def _view(self, key: str) -> memoryview:
-        start, stop = self._ranges[key]
-        return self._data[start:stop]
-
-    def _layout(self, key: str) -> TensorLayout:
-        return self._layouts[key]
-
-    def _nbytes(self) -> int:
-        return len(self._data)
-
-    def __reduce__(self) -> Any:
-        """Pickled by path: see `blobstore.core.formats.pickling`."""
-        self._check_open()
-        return by_path(self, TorchDataMap, self._data)
-
-    def close(self) -> None:
-        super().close()
-        self._data = memoryview(b"")
 
     def _read(self, pickle: Member) -> None:
         if not pickle.is_stored or pickle.stop - pickle.start > _LARGEST:
