@@ -19,9 +19,8 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
-from benchmarks.pool import checkpoints, half
+from benchmarks.pool import versions_in
 from benchmarks.release_peers import COMPRESSING
-from blobstore import save_file
 from blobstore.pool import Pool
 
 OUT = Path(__file__).parents[1] / "docs" / "img" / "pool-curve.svg"
@@ -34,11 +33,7 @@ _LINE = 90  # MB that a label takes
 
 def measure(folder: Path) -> dict[str, dict[int, int]]:
     """Bytes after some numbers of versions, by the store."""
-    versions = []
-    for name, model in checkpoints(folder):
-        (folder / name).mkdir()
-        save_file(half(model), folder / name / "model.ptd")
-        versions.append(folder / name)
+    versions = versions_in(folder)
     copies = accumulate((version / "model.ptd").stat().st_size for version in versions)
     curves = {"copies": dict(enumerate(copies, 1))}
     for peer in PEERS:

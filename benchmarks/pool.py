@@ -72,12 +72,18 @@ def half(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in model.items()}
 
 
-def _series(folder: Path) -> Iterator[Row]:
+def versions_in(folder: Path) -> list[Path]:
+    """A folder for each version of the series, in bfloat16."""
     versions = []
     for name, model in checkpoints(folder):
         (folder / name).mkdir()
         save_file(half(model), folder / name / "model.ptd")
         versions.append(folder / name)
+    return versions
+
+
+def _series(folder: Path) -> Iterator[Row]:
+    versions = versions_in(folder)
     nbytes = sum((version / "model.ptd").stat().st_size for version in versions)
     near: list[float] = []
     taken: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["MalformedError", "hexadecimal", "integer", "items", "member", "share", "text", "texts"]
+__all__ = ["MalformedError", "boolean", "hexadecimal", "integer", "items", "member", "share", "text", "texts"]
 
 _LARGEST = 2**63 - 1
 """No file is larger."""
@@ -39,6 +39,13 @@ def integer(value: Any, largest: int = _LARGEST) -> int:
     """A count or a position: 0 to `largest`."""
     if type(value) is not int or not 0 <= value <= largest:
         raise MalformedError(f"expected an integer from 0 to {largest}, found {_shown(value)}")
+    return value
+
+
+def boolean(value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise MalformedError(f"expected true or false, found {_shown(value)}")
     return value
 
 

@@ -13,7 +13,7 @@ from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
-from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
+from blobstore.reporting.checked import MalformedError, boolean, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.find import Cause, Changes
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, PoolAdvice, Problem, Work
 from blobstore.reporting.view import Report
@@ -147,7 +147,9 @@ def from_json(plain: Any) -> Report:
 def _read_pool(plain: Any) -> PoolAdvice | None:
     if plain is None:
         return None
-    return PoolAdvice(text(member(plain, "command")), integer(member(plain, "bytes")), bool(member(plain, "is_bound")))
+    return PoolAdvice(
+        text(member(plain, "command")), integer(member(plain, "bytes")), boolean(member(plain, "is_bound"))
+    )
 
 
 def _read_file(plain: Any) -> FileReport:

@@ -42,10 +42,10 @@ class Method:
 
     Inputs are torch tensors, arrays, or plain values. The outputs are torch tensors if any input is one, otherwise
     numpy arrays; they own their memory. An input is read in place if it is writable, its dim order is the method's, and
-    the program's memory plan permits it. An input that the method changes, such as a key/value cache, changes in the caller's
-    memory, if that is writable. Calls from
-    several threads take turns and release the interpreter lock; different methods run at the same time. A call sees one
-    generation of the cache.
+    the program's memory plan permits it. An input that the method changes, such as a key/value cache, changes in the
+    caller's memory, if that is writable and the plan lays no other tensor over the input. Calls from several threads take
+    turns and release the interpreter lock; different methods run at the same time. A call sees one generation of the
+    cache.
 
     Calling it raises:
         InputError: the inputs have the wrong number, kind, dtype or shape.

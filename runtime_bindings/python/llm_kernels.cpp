@@ -323,9 +323,9 @@ Tensor& attend(
     Tensor& out) {
   const bool valid = query.valid() && key.valid() && value.valid() && same_shapes(query, key, value);
   ET_KERNEL_CHECK_MSG(context, valid, InvalidArgument, out, "query, keys and values do not fit together");
-  const int64_t keys = mask ? value.positions() : start + query.positions();
-  const bool inside = start >= 0 && keys > 0 && keys <= value.positions();
+  const bool inside = start >= 0 && (mask || start <= value.positions() - query.positions());
   ET_KERNEL_CHECK_MSG(context, inside, InvalidArgument, out, "position %lld", static_cast<long long>(start));
+  const int64_t keys = mask ? value.positions() : start + query.positions();
   const bool one = !mask || (!causal && is_mask(*mask, query.positions(), keys));
   ET_KERNEL_CHECK_MSG(context, one, InvalidArgument, out, "the mask does not fit");
   const bool quantized = query.tensor.scalar_type() == ScalarType::Char;

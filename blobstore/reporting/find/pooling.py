@@ -22,7 +22,6 @@ from blobstore.reporting.read import Engine, stored_share
 
 __all__ = ["advise_pool"]
 
-_FORMATS = {"ptd", "safetensors", "gguf"}
 _LARGEST = 512  # contents of which samples are encoded
 _SMALL = 4096  # a pool compares smaller ones for equality only
 _ROUNDS = 4  # bases of tensors of one name
@@ -30,11 +29,8 @@ _MUCH = 0.8  # of what the commands leave
 _MANY = 4  # commands that one for a pool is better than
 _NARROW = {"half", "bfloat16"}
 _RESERVE = 1 << 20  # of a pool in a folder
-_CONTENT, _PART, _SKETCH = (
-    200,
-    100,
-    256,
-)  # bytes in the tables for a content and a tensor of a file; elements in a sketch
+_CONTENT, _PART = 200, 100  # bytes in the tables for a content, and for a tensor of a file
+_SKETCH = 256  # elements in a sketch
 
 _Shares = dict[Content, float]
 
@@ -67,7 +63,7 @@ def advise_pool(
 def _can_be_added(given: Sequence[str], files: Sequence[FileReport]) -> bool:
     """Whether a pool takes the same files from these paths, most of which are no programs: no URL, and no index of shards."""
     paths = {file.path for file in files}
-    others = sum(file.size if file.format in _FORMATS else -file.size for file in files)
+    others = sum(-file.size if file.format == "pte" else file.size for file in files)
     local = not any(map(is_url, given)) and all(os.path.isdir(path) or path in paths for path in given)  # noqa: PTH112
     return local and others > 0 and len(files) > 1
 

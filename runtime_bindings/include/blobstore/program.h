@@ -57,8 +57,8 @@ struct RunOptions {
   /// How many of the outputs are copied and returned, from the first on.
   size_t results = SIZE_MAX;
   /// For each input, whether the method may use the memory of the tensor in place if its memory plan permits it. A
-  /// method that changes this input changes the caller's memory, also where it had to be copied. Other inputs are
-  /// copied first. Inputs beyond the end are not used in place.
+  /// method that changes this input changes the caller's memory, also where it had to be copied, unless the plan lays
+  /// other tensors over the input. Other inputs are copied first. Inputs beyond the end are not used in place.
   std::vector<bool> in_place;
 };
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 import blobstore
 from blobstore.core.text import amount, size
 from blobstore.reporting import PoolAdvice, Report
+from blobstore.reporting.checked import MalformedError
 from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.show.html import to_html
 from blobstore.reporting.show.lineage import find_lineage
@@ -75,6 +77,16 @@ def _bfloat16(folder: Path) -> None:
         write_safetensors(folder / f"run-{number}.safetensors", [Tensor.bfloat16(k, v) for k, v in moved.items()])
 
 
+def _torch_saved(folder: Path) -> None:
+    """Fine-tunes as training writes them, by `torch.save`."""
+    folder.mkdir()
+    random = np.random.default_rng(7)
+    base = _base(random, 128)
+    for number in range(6):
+        moved = {k: v + (1e-6 * random.standard_normal(v.shape)).astype(np.float32) for k, v in base.items()}
+        torch.save({key: torch.from_numpy(value) for key, value in moved.items()}, folder / f"run-{number}.pt")
+
+
 def _advice(report: Report) -> PoolAdvice:
     assert report.pool is not None
     return report.pool
@@ -97,8 +109,8 @@ def _added(command: str) -> tuple[int, dict[str, bytes]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "most"),
-    [(_sixty, 0.1), (_tuned(1e-6), 0.6), (_tuned(1e-4), 0.75), (_bfloat16, 0.5)],
-    ids=["sixty", "float32", "far", "bfloat16"],
+    [(_sixty, 0.1), (_tuned(1e-6), 0.6), (_tuned(1e-4), 0.75), (_bfloat16, 0.5), (_torch_saved, 0.6)],
+    ids=["sixty", "float32", "far", "bfloat16", "torch"],
 )
 def test_a_pool_takes_what_the_report_says(
     write: Callable[[Path], None], most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +151,8 @@ def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("jsonschema").validate(plain, json.loads(SCHEMA.read_text()))
     assert plain["pool"] == {"command": advice.command, "bytes": advice.bytes, "is_bound": False}
     assert from_json(plain) == report
+    with pytest.raises(MalformedError, match="expected true or false"):
+        from_json({**plain, "pool": {**plain["pool"], "is_bound": "false"}})
     (tmp_path / "pool").mkdir()
     assert _advice(blobstore.report("my zoo!")).command.startswith("blobstore pool add pool-2 ")
 
