@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from blobstore.lowering import lower
 from tests.cli.test_exit_codes import run
 from tests.helpers import stock_programs
 from tests.helpers.stock_programs import BLOCKED, Attention, attention_inputs, run_blocked
@@ -42,6 +44,39 @@ def test_without_torch_the_outputs_are_those_of_executorch(made: tuple[Path, lis
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6, err_msg=case.name)
             else:
                 np.testing.assert_array_equal(found, expected, err_msg=case.name)
+
+
+POSITIONS = """
+import numpy as np
+from blobstore.errors import ExecutionError
+from blobstore.runtime import Program
+given = np.load("inputs.npz").values()
+print(Program("571.pte").method().execute(*given)[0].shape)
+for position in sys.argv[1:]:
+    try:
+        Program(f"{position}.pte").method().execute(*given)
+        print(position, "ran")
+    except ExecutionError:
+        pass
+"""
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("kind", ["apart", "whole"])
+def test_positions_that_no_cache_has(kind: str, tmp_path: Path) -> None:
+    """A program is a file, and may name any."""
+    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+    given, there = attention_inputs(4), struct.pack("<q", 571)
+    program = bytes(lower(Attention(kind, start=571), given).buffer)
+    assert program.count(there) >= 1
+    wrong = [597, 600, 2**63 - 4, 2**63 - 1, -1, -(2**63)]
+    for position in (571, *wrong):
+        (tmp_path / f"{position}.pte").write_bytes(program.replace(there, struct.pack("<q", position)))
+    np.savez(tmp_path / "inputs.npz", *(one.numpy() for one in given))
+    command = [sys.executable, "-W", "error", "-c", BLOCKED + POSITIONS, *map(str, wrong)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "(1, 4, 4, 16)\n"), done.stderr
 
 
 KERNELS = "import executorch.kernels.quantized; from executorch.extension.llm.custom_ops import custom_ops"

@@ -38,14 +38,14 @@ class Case:
 class Attention(nn.Module):
     """What ExecuTorch's exporter makes of attention with a key/value cache: grouped heads, a causal mask or a given one."""
 
-    def __init__(self, kind: str, positions: int = 600) -> None:
+    def __init__(self, kind: str, positions: int = 600, start: int = 3) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.start = kind, start
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, positions, 2, 16))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        ops, start = torch.ops.llama, 3
+        ops, start = torch.ops.llama, self.start
         if self.kind == "whole":
             return ops.sdpa_with_kv_cache(q, k, v, self.keys, self.values, start, q.size(1), None, 0.0, True, None)
         if self.kind == "indices":
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """The same by PyTorch's own attention."""
-        size, start = q.size(1), 3
+        size, start = q.size(1), self.start
         keys, values = torch.zeros(1, 600, 2, 16), torch.zeros(1, 600, 2, 16)
         keys[:, start : start + size], values[:, start : start + size] = k, v
         if self.kind != "indices":
