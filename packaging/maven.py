@@ -47,14 +47,21 @@ def write(out: Path, libraries: Sequence[Path] = ()) -> None:
     sources = {path.relative_to(aar.JAVA / "src").as_posix(): path for path in aar.sources()}
     documentation = javadoc()
     android = "The same for Android, with its native libraries"
+    purpose = "A shared, writable cache of weights for programs of ExecuTorch"
+    classes = aar.classes()
     publish(
-        *(out, "blobstore", "jar", "A shared, writable cache of weights for programs of ExecuTorch", [NULLNESS]),
-        *(sources, documentation, lambda path: path.write_bytes(aar.classes())),
+        out, "blobstore", "jar", purpose, [NULLNESS], sources, documentation, lambda path: path.write_bytes(classes)
     )
     if libraries:
         publish(
-            *(out, "blobstore-android", "aar", android, [NULLNESS]),
-            *(sources, documentation, lambda path: aar.assemble(list(libraries), path)),
+            out,
+            "blobstore-android",
+            "aar",
+            android,
+            [NULLNESS],
+            sources,
+            documentation,
+            lambda path: aar.assemble(list(libraries), path),
         )
     else:
         say("no blobstore-android: no libraries for Android were given")
@@ -62,13 +69,11 @@ def write(out: Path, libraries: Sequence[Path] = ()) -> None:
         say("no blobstore-kotlin: there is no kotlinc")
         return
     publish(
-        *(
-            out,
-            "blobstore-kotlin",
-            "jar",
-            "The same for Kotlin: defaults, and calls that suspend",
-            [CLASSES, COROUTINES],
-        ),
+        out,
+        "blobstore-kotlin",
+        "jar",
+        "The same for Kotlin: defaults, and calls that suspend",
+        [CLASSES, COROUTINES],
         {path.relative_to(aar.JAVA / "kotlin").as_posix(): path for path in kotlin_sources()},
         documentation,
         lambda path: compile_kotlin(compiler, path),
