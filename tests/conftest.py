@@ -33,15 +33,14 @@ if "UNPATCHED_TORCH" not in os.environ:  # a night runs on the torch that users 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases of `slow_for` are slow, those of `night_for` are for the night; tests of the night are long, and so are those on
-    the build with `hooks`, which is compiled for them. Modules with long tests come first, so that no worker is left alone
-    with one at the end."""
+    """Cases of `slow_for` are slow, those of `long_for` are long, and so are tests on the build with `hooks`, which is
+    compiled for them. Modules with long tests come first, so that no worker is left alone with one at the end."""
     for item in items:
-        for mark in ("slow", "night"):
+        for mark in ("slow", "long"):
             marker = item.get_closest_marker(f"{mark}_for")
             if marker is not None and isinstance(item, pytest.Function) and item.callspec.id in marker.args:
                 item.add_marker(mark)
-        if item.get_closest_marker("night") or (isinstance(item, pytest.Function) and "hooks" in item.fixturenames):
+        if isinstance(item, pytest.Function) and "hooks" in item.fixturenames:
             item.add_marker("long")
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)

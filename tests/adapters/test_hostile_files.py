@@ -126,7 +126,7 @@ def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:
     use(folder / "hostile.ptd", folder)
 
 
-@pytest.mark.night
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=150)
 def test_changed_bytes(folder: Path, lowered_once: Any, data: Any) -> None:

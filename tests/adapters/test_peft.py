@@ -182,7 +182,7 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> Non
 
 
 @pytest.mark.slow_for("delegated")
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bool) -> None:
     """Rank 2 and three of seven modules, in a program with rank 4 in all: the rest is zero (L2, L3)."""

@@ -271,7 +271,7 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
     run("report", "--no-cache", "m.ptd", "--html", "page")
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
@@ -652,7 +652,7 @@ def test_import_is_light(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     code = f"""

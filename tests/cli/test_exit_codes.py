@@ -66,7 +66,7 @@ def quiet(done: subprocess.CompletedProcess[str]) -> bool:
 UNREADABLE = ("missing.ptd", "text.txt", "fifo.pte", "dir.ptd")
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, Path], tmp_path: Path) -> None:
     """Also a pipe, which is not waited for."""
     for path in (bad["missing.ptd"], bad["cut.ptd"], bad["text.txt"], bad["fifo.pte"]):

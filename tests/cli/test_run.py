@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, stock_run: Any) -> tuple[Path
     return folder, stock_programs.write(folder, stock_run)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_without_torch_the_outputs_are_those_of_executorch(made: tuple[Path, list[stock_programs.Case]]) -> None:
     """To the bit, unless ExecuTorch uses torch's library for matrices."""
     folder, cases = made
@@ -61,7 +61,7 @@ for position in sys.argv[1:]:
 """
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["apart", "whole"])
 def test_positions_that_no_cache_has(kind: str, tmp_path: Path) -> None:
     """A program is a file, and may name any."""
@@ -89,7 +89,7 @@ for name in ("attention-whole-40", "int8-static-leftovers"):
 """
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 def test_kernels_of_executorch_in_the_same_process(made: tuple[Path, list[stock_programs.Case]], order: str) -> None:
     """Nothing is registered twice, which would end the process; kernels that are there are used."""
@@ -104,7 +104,7 @@ def test_kernels_of_executorch_in_the_same_process(made: tuple[Path, list[stock_
             np.testing.assert_array_equal(np.load(path)["arr_0"], case.outputs[0], err_msg=case.name)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_what_the_command_prints(made: tuple[Path, list[stock_programs.Case]], tmp_path: Path) -> None:
     folder, cases = made
     [case] = [one for one in cases if one.name == "xnnpack"]
@@ -142,7 +142,7 @@ def test_inputs_that_the_command_makes(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

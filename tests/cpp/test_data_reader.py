@@ -73,7 +73,7 @@ def reader(module_runner):
     return module_runner.executable.with_name("data_reader")
 
 
-@pytest.mark.night
+@pytest.mark.long
 @settings(max_examples=60)
 @given(contents)
 def test_what_we_write(reader, contents):

@@ -9,7 +9,7 @@ NOT_FOUND = 0x20
 ACCESS_FAILED = 0x22
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_two_data_files(lowered, module_runner, tmp_path, delegated):
     model = lowered.adapters(delegated=delegated)

@@ -151,7 +151,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow_for("docs/language-models.md", "docs/pool.md", "docs/case-study.md")
-@pytest.mark.night_for(
+@pytest.mark.long_for(
     "docs/tutorial.md",
     "docs/training.md",
     "docs/transformers.md",

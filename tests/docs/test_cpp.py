@@ -92,7 +92,7 @@ def compiled(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_excerpts_compile(tmp_path: Path) -> None:
     """Each as the body of a function; errors name the page and the line."""
     if reason := missing():

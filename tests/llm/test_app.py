@@ -30,7 +30,7 @@ from tests.llm.test_training import LENGTH, RATE, STEPS, module, rotated
 from tests.releases.server import serving
 from tests.runtime.application import build
 
-pytestmark = pytest.mark.night
+pytestmark = pytest.mark.long
 
 EXAMPLES, RUNNERS = ROOT / "examples" / "llm", ROOT / "tests" / "llm" / "runners"
 TEXT = "tobeornottobethat"

@@ -23,7 +23,7 @@ from blobstore.runtime import BlobCache, Program
 from tests.llm import llama
 from tests.llm.llama import Llama
 
-pytestmark = pytest.mark.night
+pytestmark = pytest.mark.long
 
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

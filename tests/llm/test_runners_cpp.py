@@ -10,7 +10,7 @@ import pytest
 from tests.llm.letters import eager
 from tests.runtime.application import ROOT, build
 
-pytestmark = pytest.mark.night
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -233,7 +233,7 @@ def test_peft_trains_the_same_adapter(folder_of_training: Path) -> None:
     assert told == sizes.tell({**sizes.checkpoint(0), **training.named_parameters()})
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_cpp_trains_the_same_adapter(folder_of_training: Path, tmp_path: Path) -> None:
     """To the bit, from the same program; half of the steps in each language are those of one."""
     if reason := native_build.missing():

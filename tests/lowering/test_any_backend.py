@@ -68,7 +68,7 @@ def weight(value: float) -> torch.Tensor:
     return torch.arange(SIZE, dtype=torch.float32) + value
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_updates(files: Path) -> None:
     """Each call has one generation; handles of old ones go (U1)."""
     cache = BlobCache(files / "model.ptd")

@@ -106,7 +106,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.night_for("vision")
+@pytest.mark.long_for("vision")
 @family
 def test_outputs_stay_as_they_are_on_both_runtimes(family: str, old: Path, tmp_path: Path, stock_run: Any) -> None:
     """Bit for bit, and ExecuTorch's own runtime needs nothing of ours."""

@@ -81,7 +81,7 @@ def test_an_equal_method_without_the_other_weights(tmp_path: Path) -> None:
     assert torch.equal(output(one, "second"), output(one, "other"))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_weights_of_one_program_in_a_data_file(tmp_path: Path) -> None:
     """They are compared with those inside the other one; if they are not given, the other's are not taken."""
     m0 = whole(tmp_path, "m0", 0)

@@ -176,7 +176,7 @@ def contents(cache: BlobCache) -> dict[str, bytes]:
     return {key: bytes(cache.get_data(key)) for key in cache}
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMS)
 def test_their_own_weights_change_no_bit(name: str, lowered: Lowered) -> None:
     """In any form that is lowered, given as floats, and strictly; nothing is clipped (X5, X4)."""
@@ -200,7 +200,7 @@ def test_their_own_weights_change_no_bit(name: str, lowered: Lowered) -> None:
 TORCHAO = [name for name, form in FORMS.items() if "bits" in name and "search" not in name]
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("name", TORCHAO)
 def test_other_weights_are_stored_as_torchao_quantizes_them(name: str, lowered: Lowered, tmp_path: Path) -> None:
     """To the bit: the blobs are those of the other model, quantized and lowered anew (X4, U1)."""
@@ -220,7 +220,7 @@ def test_other_weights_are_stored_as_torchao_quantizes_them(name: str, lowered: 
         assert contents(cache) == contents(BlobCache(tmp_path / str(turn) / "model.ptd"))
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["static per channel", "dynamic per channel", "static, transposed"])
 def test_channels_that_grew_get_other_scales(name: str, lowered: Lowered) -> None:
     """As the quantizer's observer gives them; with static activations, the bias follows (X4)."""
@@ -259,7 +259,7 @@ def test_a_bias_follows_the_scales_of_its_weight(lowered: Lowered) -> None:
     close(run(*IMAGE), eager(*IMAGE), 0)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_scales_in_the_program_clip_what_a_strict_update_refuses(lowered: Lowered) -> None:
     """The result counts what was clipped, for each tensor (X4)."""
     folder, module, _ = lowered("static per tensor")

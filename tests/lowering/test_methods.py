@@ -143,7 +143,7 @@ def test_what_two_modules_share_is_one_parameter(tmp_path: Path) -> None:
     assert bytes(cache.get_data("embed.weight")) == before
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("copied", [False, True])
 def test_methods_of_one_module_share_everything(copied: bool, tmp_path: Path) -> None:
     """Even if they were exported from copies, as methods are that were quantized separately (W1)."""
@@ -158,7 +158,7 @@ def test_methods_of_one_module_share_everything(copied: bool, tmp_path: Path) ->
     check(program, {"prefill": module, "decode": module})
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_methods_of_one_module_beside_one_of_another(tmp_path: Path) -> None:
     """Two of the methods share everything, the third nothing (W1, R2)."""
     module, other = seeded(Part, 1), seeded(Part, 2)
@@ -174,7 +174,7 @@ def test_two_methods_of_one_module_beside_one_of_another(tmp_path: Path) -> None
     check(program, modules)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_module_and_a_part_of_it(tmp_path: Path) -> None:
     """A parameter with different names in two methods is stored once (W1)."""
     whole = seeded(Both)
@@ -187,7 +187,7 @@ def test_a_module_and_a_part_of_it(tmp_path: Path) -> None:
     check(program, modules)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_qualified_name_that_another_method_has(tmp_path: Path) -> None:
     """Names are qualified again until they differ (R2)."""
     whole, encoder, decoder = seeded(Both, 1), seeded(Part, 2), seeded(Part, 3)
@@ -205,7 +205,7 @@ def test_a_qualified_name_that_another_method_has(tmp_path: Path) -> None:
         check(program, modules)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_names_do_not_depend_on_the_order_of_methods(tmp_path: Path) -> None:
     """The same methods in another order give the same keys (U3)."""
     whole = seeded(Both)
@@ -215,7 +215,7 @@ def test_names_do_not_depend_on_the_order_of_methods(tmp_path: Path) -> None:
     assert keys(BlobCache(tmp_path / "a" / "model.ptd")) == keys(BlobCache(tmp_path / "b" / "model.ptd"))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_another_fine_tune_is_a_delta(tmp_path: Path) -> None:
     """Keys are made of names and layouts, not of contents, qualified or not (U3, D2)."""
     whole, other = seeded(Both), seeded(Both)

@@ -15,7 +15,7 @@ def _cases():
     yield "counter", {}
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), list(_cases()))
 def test_stock_runtime_matches_eager(lowered, stock_run, name, options):
     model = getattr(lowered, name)(**options)

@@ -102,7 +102,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Methods, Path]:
     return methods, lowered(methods, tmp_path_factory.mktemp("two"))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_methods(two: tuple[Methods, Path], tmp_path: Path) -> None:
     """Outputs are those of the backend's own lowering, before and after updates, and the weights are there once (R1,
     U1, U3)."""
@@ -159,7 +159,7 @@ def test_wrong_updates(
     same(run(program, methods, cache), before)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_programs_share(two: tuple[Methods, Path], tmp_path: Path) -> None:
     """A program of another input length adds nothing to the data file, and follows the same cache (R1, U1)."""
     methods, _ = two
@@ -290,7 +290,7 @@ class Mixed(nn.Module):
         return self.second(x).mean(1)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_backends_in_one_program(tmp_path: Path) -> None:
     """One update reaches the parts of XNNPACK and of OpenVINO in one commit; a refused one reaches neither (U1, B3)."""
 

@@ -57,7 +57,7 @@ def delegates(edge: Any) -> tuple[int, list[str]]:
     )
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.slow_for("static, one by one", "dynamic, then the rest")
 @pytest.mark.parametrize("case", CASES)
 def test_precisions_and_per_op_mode(case: str, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def run_stock(edge: Any, example: tuple[Tensor, ...]) -> Tensor:
         return program.load_method("forward").execute(list(example))[0].clone()
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.slow_for("PT2E")
 @pytest.mark.parametrize("quantized", [False, True], ids=["float", "PT2E"])
 def test_the_examples_of_the_backend_page(quantized: bool, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ KINDS = {
 }
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8(kind: str, tmp_path: Path) -> None:
     """Static and dynamic, per channel and per tensor: an update equals a module with these weights (U1, X1)."""
@@ -114,7 +114,7 @@ def test_int8(kind: str, tmp_path: Path) -> None:
         close(run(*example), eager(*example), tolerance)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
     """A weight as int8, with new scales (U1, X1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
@@ -135,7 +135,7 @@ def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
     assert torch.equal(run(*example), before)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_scales_and_zero_points_that_the_graph_keeps(tmp_path: Path) -> None:
     """Of layers that are not delegated, by the names that torch gave them (U1, X1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
@@ -159,7 +159,7 @@ def test_scales_and_zero_points_that_the_graph_keeps(tmp_path: Path) -> None:
     assert torch.equal(run(*example), before)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
     """So they are refused by name (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
@@ -171,7 +171,7 @@ def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
         cache.update({"first.weight.scale": torch.ones(())})
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> None:
     """The message says to call `restore_names` (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
@@ -258,7 +258,7 @@ FOLDED = {
 }
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FOLDED)
 def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> None:
     """An update folds and quantizes the model's own float weights as lowering did (U1, X1)."""
@@ -285,7 +285,7 @@ def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> Non
         assert not torch.equal(run(*example), before)
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [True, False])
 def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bool, tmp_path: Path) -> None:
     """A bias keeps its name when a normalization is folded into it, so the name proves nothing (U1)."""
@@ -301,7 +301,7 @@ def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bo
     assert torch.equal(run(*example), before)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     """Stored weights that do not follow from the model are refused; the rest can be updated (U1)."""
     module, example = seeded(Folded), inputs(2, 3, 8, 8)
@@ -325,7 +325,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     close(run(*example), eager(*example), 0)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -> None:
     """Numbers that match by chance prove nothing; with other weights, only one of the folds would be right (U1)."""
 
@@ -362,7 +362,7 @@ def test_names_are_restored_with_the_float_model_only(model: object) -> None:
         restore_names(seeded(nets.Small), seeded(nets.Small))  # type: ignore[arg-type]
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> None:
     """In any order (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
@@ -381,7 +381,7 @@ def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> No
         assert bytes(cache.get_data(key)) == expected.numpy().tobytes()
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.slow_for("rows")
 @pytest.mark.parametrize("granularity", [PerGroup(32), PerAxis(0)], ids=["groups", "rows"])
 def test_four_bits(granularity: Granularity, tmp_path: Path) -> None:

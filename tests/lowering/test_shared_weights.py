@@ -272,7 +272,7 @@ DAY = {
 """Each situation, and each quantization that takes less than ten seconds; the night tries all pairs."""
 TABLE = [
     pytest.param(
-        (situation, name), id=f"{situation} {name}", marks=[] if (situation, name) in DAY else pytest.mark.night
+        (situation, name), id=f"{situation} {name}", marks=[] if (situation, name) in DAY else pytest.mark.long
     )
     for situation in SITUATIONS
     for name in QUANTIZATIONS

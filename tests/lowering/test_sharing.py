@@ -33,7 +33,7 @@ def check_decoder(module: Decoder, program: Program, method: str, tokens: int) -
             close(found, expected)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
     """One blob in the file, one packed copy, one update for both methods (W1, U1)."""
     module = Decoder(TINY)

@@ -357,7 +357,7 @@ NEEDED = {
 """Some names, and what each does not come without."""
 
 
-@pytest.mark.night_for("executorch")
+@pytest.mark.long_for("executorch")
 @pytest.mark.parametrize(
     "extra",
     [

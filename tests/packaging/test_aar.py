@@ -101,7 +101,7 @@ def test_an_application_finds_everything(x86_64: Path, arm64: Path, tmp_path: Pa
     subprocess.run(command, check=True)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_the_same_inputs_give_the_same_bytes(x86_64: Path, tmp_path: Path) -> None:
     for name in ("one.aar", "two.aar"):
         assert assemble(tmp_path / name, x86_64).returncode == 0

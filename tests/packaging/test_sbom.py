@@ -77,7 +77,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_published_file_has_its_hashes_and_what_pip_installs_with_it(
     wheel: Path, environment: Path, tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.Monke
         world.check()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is added, the other is an error, at whatever step the other comes."""
     winners = set()
@@ -471,4 +471,4 @@ class Machine(RuleBasedStateMachine):
 
 TestAnySequence = Machine.TestCase
 TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12)
-TestAnySequence = pytest.mark.night(TestAnySequence)
+TestAnySequence = pytest.mark.long(TestAnySequence)

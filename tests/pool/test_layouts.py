@@ -505,7 +505,7 @@ def test_programs_of_xnnpack_take_nearly_nothing_beside_their_checkpoint(lowered
             assert back(pool, f"net@{name}", program, tmp_path / "out")
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_programs_and_their_checkpoint_at_once(lowered: Path, tmp_path: Path) -> None:
     checkpoint = (lowered / "net.safetensors").stat().st_size
     with Pool(tmp_path / "pool", create=True) as pool:

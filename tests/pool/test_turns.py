@@ -29,7 +29,7 @@ def added_again(world: World, turns: Turns, version: str) -> Program:
     return turns.program(lambda: world.add("kept", version, Inline()))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_collections_and_contents_that_are_dropped_and_added_again(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,7 @@ def each_pause(folder: Path, work: Callable[[Path], object], then: Callable[[Pat
     raise AssertionError("there is no end")
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_sweep_beside_a_publisher(releases: Path, tmp_path: Path) -> None:
     """At any moment of publishing what was unused for long."""
     moments = each_pause(
@@ -127,7 +127,7 @@ def test_a_sweep_beside_a_publisher(releases: Path, tmp_path: Path) -> None:
     assert moments > 10
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_publisher_beside_a_sweep(releases: Path, tmp_path: Path) -> None:
     """At any moment of a sweep that removes what was unused for long."""
     moments = each_pause(

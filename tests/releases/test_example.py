@@ -10,7 +10,7 @@ import torch
 from tests.training.test_examples import load
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_ten_versions_reach_a_running_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

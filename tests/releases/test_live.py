@@ -149,7 +149,7 @@ def test_a_closed_release_follows_nothing(live: Any, tmp_path: Path) -> None:
     found.close()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_newer_releases_are_taken(live: Any, tmp_path: Path) -> None:
     """One commit with what differs; changes of the program's own stay (D2)."""
     device = release(tmp_path, "1", weights())
@@ -276,7 +276,7 @@ def test_gc_leaves_an_open_release(live: Any, tmp_path: Path) -> None:
     found.close()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_readers_see_whole_releases(live: Any, tmp_path: Path) -> None:
     """While releases come, everything that is read at once is of one release (D2)."""
     device = release(tmp_path, "0", {key: np.zeros((128, 128), np.float32) for key in weights()})

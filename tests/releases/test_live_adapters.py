@@ -207,7 +207,7 @@ def test_what_was_trained_in_the_cache(opened: Opened, shop: Shop) -> None:
     assert same(opened.held(), {**numbers(1, "m.weight"), **trained})
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_the_adapter_of_the_cache_itself(shop: Shop) -> None:
     """One that the cache was opened on follows with the foundation; what was loaded over it stays whole if it fits."""
     for kind in ("python", "cpp"):

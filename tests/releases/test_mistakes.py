@@ -182,7 +182,7 @@ def test_keys_that_are_removed_and_come_back(tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), tensors)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_hundred_data_files(tmp_path: Path) -> None:
     """Published, changed, pulled and collected; few requests and few open files are needed (F2)."""
     root, device = tmp_path / "releases", tmp_path / "device"
@@ -277,7 +277,7 @@ def test_one_of_many_small_files_changes(tmp_path: Path) -> None:
                 assert (device / "current" / file.name).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_files_that_come_one_by_one(tmp_path: Path) -> None:
     """A new device fetches from few objects, however many releases there were before (F2)."""
     root, folder = tmp_path / "releases", tmp_path / "in"

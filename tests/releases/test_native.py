@@ -818,7 +818,7 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
             assert "ahead of this machine's clock" in str(error) and index["published"] > time.time() + 86400
 
 
-@pytest.mark.night
+@pytest.mark.long
 @given(st.data())
 def test_both_read_the_same_parts_and_ways(
     published: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -147,7 +147,7 @@ class CopyMachine(CacheMachine):
 TestPrivate = CacheMachine.TestCase
 TestCopy = CopyMachine.TestCase
 TestPrivate.settings = TestCopy.settings = settings(max_examples=40, stateful_step_count=20)
-TestPrivate.pytestmark = TestCopy.pytestmark = [pytest.mark.night]
+TestPrivate.pytestmark = TestCopy.pytestmark = [pytest.mark.long]
 
 
 @pytest.fixture(params=["private", "copy", "shared"])

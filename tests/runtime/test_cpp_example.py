@@ -113,7 +113,7 @@ def test_the_life_of_a_device(examples, device):
     assert contents(device) == shipped
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_the_life_of_a_device_in_java(device):
     """The same in Java, compiled as it is started."""
     if reason := native_build.missing_java():

@@ -312,7 +312,7 @@ def test_fields(tmp_path, info, accepted):
     assert check(safetensors_file(tmp_path / "x.safetensors", header, b"ab")) == accepted
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_changed_bytes(tmp_path):
     """N1: truncations, single bytes, and pieces of JSON in other places."""
     path = tmp_path / "x.safetensors"

@@ -57,7 +57,7 @@ def test_each_header_compiles_by_itself(target: str) -> None:
     built(target)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_values_of_programs(folder: Path) -> None:
     """Outputs own their memory, inputs change only if the caller allows it, and wrong ones are refused (N1)."""
     run(built("program_test") / "program_test", folder)

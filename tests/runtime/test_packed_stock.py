@@ -242,7 +242,7 @@ def test_nobody_else_runs_when_it_starts(user: int | None, made: Any, folder: Pa
         assert stock() == model.expected()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_what_cannot_follow_has_no_file(made: Any, folder: Path) -> None:
     """Quantized weights have scales that are unknown here. The stats say so, and a second load builds nothing."""
     model = made(seeded(nets.Small), folder, 2, 3, 8, 8, quantized=True)
@@ -427,7 +427,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_looking_at_files_locks_none(made: Any, folder: Path) -> None:
     """An ExecuTorch that starts at that moment could neither load a locked file nor, as root, leave it as it is (K2)."""
     model = made(seeded(nets.MLP), folder, 2, 16)

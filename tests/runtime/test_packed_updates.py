@@ -91,7 +91,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow_for("static int8", "not packed", "convolutions", "int8 per tensor")
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
     """Outputs are those without a store, and those of a program lowered anew. What can be, is written in place (K3)."""
@@ -165,7 +165,7 @@ def test_a_wrong_shape_in_the_transaction_changes_nothing(mlp: Path, store: Pack
         assert (both.check(), store.stats.written) == (before, written)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     """A program is prepared to write in place, another one on the same cache cannot take the weights (B3, K3)."""
     _, example = KINDS["static int8"](tmp_path / "int8")
@@ -356,7 +356,7 @@ class Tied(nn.Module):
         return result
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_equal_and_tied_weights(tmp_path: Path) -> None:
     """A write reaches all layers of a tied weight, and none that has equal numbers only (K3)."""
     module, example = seeded(Tied), inputs(2, 12)

@@ -110,7 +110,7 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
     assert all(torch.equal(run(x), before) for run in (forward, other, second))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_weights_of_two_methods_are_one(tmp_path):
     """An update changes both methods (W1, U1)."""
     lowered = models.decoder(delegated=False, external=True)

@@ -634,7 +634,7 @@ training.step(optimizer, *batch)
 """
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_after_fork(tmp_path: Path) -> None:
     """A child has its own run; a child that was forked in the middle of a step gets an error."""
     nets.xor().write(tmp_path)
@@ -673,7 +673,7 @@ assert set(codes) == {0}, codes
 """
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)

@@ -67,7 +67,7 @@ def test_skipping_the_check() -> None:
     assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_right_gradients_pass() -> None:
     """Correct gradients up to rounding pass the check."""
     assert lower(nn.GroupNorm(2, 8), nn.GELU()) is not None
@@ -100,7 +100,7 @@ def test_dropout_in_train_cannot_be_compared() -> None:
         lower(nn.Dropout(0.5), train=True)
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layer",
     [

@@ -78,7 +78,7 @@ def eager(module: Training) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return loss, found, {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_two_files_shared_with_inference(module: Training, tmp_path: Path) -> None:
     """A training and an inference program share a frozen file and a trained one (D1, D2)."""
     inference = Block().eval()
@@ -117,7 +117,7 @@ def by_node(node: Any) -> str:
     return "adapter" if node.name.startswith(("p_lora_", "p_head_")) else "foundation"
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["model", None])
 def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None) -> None:
     """ExecuTorch's own training module runs the program, with one data file or none (T1)."""
@@ -171,7 +171,7 @@ def test_the_parts_of_a_language_model(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_what_cannot_train(module: Training) -> None:
     """Each reason is an error that names it."""
 

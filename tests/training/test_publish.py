@@ -83,7 +83,7 @@ def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: 
     close(method(x), nets.Scores(joint.model)(x))
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_int8(tmp_path: Path) -> None:
     """An int8 program quantizes what is published (X1, T2)."""
     joint = nets.convolutions()

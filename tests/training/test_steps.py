@@ -111,7 +111,7 @@ def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(loss, eager_step(eager, theirs, joint.batches[0]), **CLOSE)
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("external", [False, True])
 def test_tensors_are_the_runtimes_memory(external: bool, tmp_path: Path) -> None:
     """They are valid before the first step and always the same, and the program reads what is written to them."""
@@ -411,7 +411,7 @@ def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
         training.save(tmp_path / "lbfgs.ptd", ours)
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_buffers_without_names_are_not_forgotten(tmp_path: Path) -> None:
     """They cannot be saved or restored, and the errors say so."""
     batches = nets.norm().batches

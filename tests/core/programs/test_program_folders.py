@@ -164,7 +164,7 @@ def test_a_blob_that_stays_in_the_program_leaves_the_data_file(lowered, stock_ru
     assert torch.equal(outputs[0], stock_run(tmp_path / "a.pte", model.inputs())[0])
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_several_data_files_are_extended(lowered, module_runner, tmp_path):
     """One for each tag; the programs of both runs load with all of them (R5)."""
     models = {f"tuned{seed}": lowered.adapters(delegated=True, seed=seed) for seed in (1, 2)}
@@ -212,7 +212,7 @@ def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, to
         torch.testing.assert_close(found, model.eager())
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
     """A program on the same data file keeps its weights, although a third file also has all its keys (D1)."""
     models = {"enc": with_tag("enc", 1), "fast": with_tag("enc", 1), "dec": with_tag("dec", 2)}

@@ -151,7 +151,7 @@ def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
 # Data files that are there already
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_path, delegated):
     """The stock C++ Module refuses a key that two files share; these files share none, with and without tags (R5)."""

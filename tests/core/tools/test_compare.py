@@ -174,7 +174,7 @@ def test_shapes_that_a_data_file_cannot_name_are_compared(tmp_path: Path) -> Non
     assert whats(compare_files(tmp_path / "a.safetensors", tmp_path / "b.safetensors")) == {"dtypes"}
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ptd", "pte"])
 def test_no_changed_byte_goes_unnoticed(kind: str, lowered: Any, tmp_path: Path) -> None:
     """If any byte changes, the file is unreadable or different (B5)."""

@@ -271,7 +271,7 @@ def test_padding_and_what_nothing_refers_to(tmp_path: Path) -> None:
     assert kinds(changes.lost)["unreferenced"] == 6400
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_methods_of_a_real_program_that_no_longer_share(lowered: Any, tmp_path: Path) -> None:
     """ExecuTorch stores the weights of two methods once. With another value in the one, and equal again, under another key."""
     shared = lowered.decoder().pte

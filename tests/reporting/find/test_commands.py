@@ -62,7 +62,7 @@ def run_all(commands: Sequence[str], folder: Path) -> set[str]:
     return made
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_every_command_runs_as_printed(lowered: Any, tmp_path: Path) -> None:
     """Programs of equal names in folders of all kinds of names, and checkpoints beside them."""
     decoder, mlp = lowered.decoder().pte, lowered.mlp(delegated=True).pte

@@ -608,7 +608,7 @@ SHOWN = """() => ["map", "map-path", "map-chosen", "map-when", "map-count", "row
     (shown) => shown.hidden ? "" : shown.outerHTML.replace(/ title="[^"]*"/g, "")).join("\\n")"""
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_every_view_has_an_address(zoo: Opened, zoo_page: Path, browser: Any) -> None:
     """A copy of the address shows the same in another window, and the way back leads through the views."""
     page = zoo.page
@@ -816,7 +816,7 @@ def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatc
     opened.context.close()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_any_name_has_an_address(browser: Any, tmp_path: Path) -> None:
     """Names with the signs of addresses and paths, of nothing but dots, and of parts of JavaScript."""
     names = [

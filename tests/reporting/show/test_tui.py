@@ -558,7 +558,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.slow_for("extent1", "extent2", "extent3")
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("extent", [(80, 24), (200, 50), (30, 10), (1, 1)])
 def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple[int, int]) -> None:
     """Control characters, marks of direction and markup are text, wide characters take two cells, long names are cut."""
@@ -682,7 +682,7 @@ def large(files: int, blobs: int) -> Report:
     return Report(tuple(made), tuple(findings))
 
 
-@pytest.mark.parametrize(("files", "blobs"), [(200, 20), pytest.param(10_000, 20, marks=pytest.mark.night)])
+@pytest.mark.parametrize(("files", "blobs"), [(200, 20), pytest.param(10_000, 20, marks=pytest.mark.long)])
 def test_only_what_is_seen_is_made(files: int, blobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of rows on the screen, nodes of files that are open; however many there are."""
     lines, places = [], []
@@ -802,7 +802,7 @@ class Terminal:
         return self.process.wait()
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_it_ends_with_the_exit_codes_of_the_command(tmp_path: Path) -> None:
     """Of a file that cannot be read, of a limit, and 130 after Ctrl-C or its signal; the terminal is as it was."""
     weight = values(1, 60, 50)

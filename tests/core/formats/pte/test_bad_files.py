@@ -73,7 +73,7 @@ def test_old_program_truncated_anywhere():
 
 
 @pytest.mark.slow_for("True")
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("inline", [False, True])
 def test_every_bit_flipped(small, inline):
     data = bytearray(oracle.with_inline_data(models.channels_last().pte) if inline else small)

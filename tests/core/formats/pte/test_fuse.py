@@ -77,7 +77,7 @@ def blobs_of(program: ProgramFile) -> list[tuple[str, bytes]]:
     return [(kind, bytes(program.data[span.start : span.stop])) for kind, span in spans if span.size]
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     """It says the same as before, and has each blob once; ExecuTorch's own reader takes it; it stays as it is."""
@@ -99,7 +99,7 @@ def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     check_again(tmp_path / "one.pte")
 
 
-@pytest.mark.night
+@pytest.mark.long
 def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     """Portable and delegated, with states, conditions and several methods, in one file."""
     paths, methods, lowered = [], {}, {}
@@ -186,7 +186,7 @@ def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: s
 
 
 @pytest.mark.slow_for("True-decoder", "False-decoder")
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("make", [models.mlp, models.decoder, models.adapters], ids=["mlp", "decoder", "adapters"])
 @pytest.mark.parametrize("delegated", [False, True])
 def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, delegated: bool) -> None:
@@ -444,7 +444,7 @@ def weights_of(model: models.Lowered, methods: Collection[str]) -> set[bytes]:
     return {tensor.numpy().tobytes() for tensor in tensors if tensor.nbytes >= 32 and tensor.unique().numel() > 4}
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 @pytest.mark.parametrize("inline", [False, True], ids=["in segments", "in the flatbuffer"])
 def test_methods_that_are_left_out(tmp_path: Path, stock_run: Any, delegated: bool, inline: bool) -> None:

@@ -34,7 +34,7 @@ def _add_everywhere(node, tables):
 SAFE = {"execution_plan", "chains", "val_type", "sizes", "processed", "op_index", "instructions", "memory_id"}
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("make", [models.mlp, models.counter, programs.branches, models.decoder])
 def test_unknown_fields_survive(make, slim, stock_run, later_executorch):
     model = make()

@@ -31,7 +31,7 @@ def _check_runs(model, target, ptd, stock_run):
         assert all(left.equal(right) for left, right in zip(before, after, strict=True))
 
 
-@pytest.mark.night
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_constants_leave_the_flatbuffer(slim, stock_run, name):
     model = CASES[name]()
