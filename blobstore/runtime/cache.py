@@ -145,12 +145,24 @@ class BlobCache(NamedDataMap):
         self.mode = mode
         self.base = base
         self.packed: PackedStore | None = as_packed(packed) or (base.packed if base is not None else None)
-        self._native: Any = native.BlobCache.open(
+        opened = native.BlobCache.open(
             [native_path(path) for path in self.paths],
             mode,
             base._native if base is not None else None,
             self.packed._native if self.packed is not None else None,
         )
+        self._hold(opened)
+
+    @classmethod
+    def _around(cls, opened: Any, paths: Sequence[Path], packed: PackedStore | None) -> BlobCache:
+        """The object for a cache that the native library opened on files, in mode "private"."""
+        cache = cls.__new__(cls)
+        cache.paths, cache.mode, cache.base, cache.packed = tuple(paths), "private", None, packed
+        cache._hold(opened)
+        return cache
+
+    def _hold(self, opened: Any) -> None:
+        self._native = opened
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
         self._maps = [map_file(path) for path in self.paths]  # so that `files` reads these files, not later ones

@@ -13,7 +13,7 @@ _OS = "runtime_bindings/src/os"
 _NATIVE = "tests/releases/test_native.py"
 _HOSTILE = (f"{_NATIVE}::test_a_hostile_index_is_refused",)
 _WAYS = (f"{_NATIVE}::test_hostile_ways_are_refused",)
-_DECODED = (f"{_NATIVE}::test_both_decode_the_same_bytes", "releases_test")
+_DECODED = (f"{_NATIVE}::test_both_decode_the_same_bytes", "codec_test")
 _NAMES = (f"{_NATIVE}::test_names_lead_into_the_folder", *_HOSTILE)
 _WRONG = (f"{_NATIVE}::test_nothing_wrong_is_committed", "tests/releases/test_native_trust.py")
 _ORDER = ("tests/runtime/test_native_order.py",)
@@ -60,7 +60,7 @@ GUARDS = (
         "check_successor",
         "index_.published < old->published && !accept_older",
         "false",
-        (f"{_NATIVE}::test_plans_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
+        (f"{_NATIVE}::test_ranges_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
     ),
     Guard(
         "C++: a list of parts has the digest that the index says",

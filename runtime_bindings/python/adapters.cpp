@@ -164,49 +164,6 @@ nb::tuple combine(const nb::list& rows, const std::optional<nb::bytes>& like) {
   return nb::make_tuple(made.scale, tensors);
 }
 
-/// @param changes, held rows of a key and its bytes. @param before, after names and paths.
-/// @returns the generation, the keys that were committed, why nothing was, the release's adapters that were exchanged,
-///   and the adapters that do not fit.
-nb::tuple commit_release(
-    nb::handle tensors,
-    const nb::list& changes,
-    const nb::list& held,
-    bool release,
-    const std::vector<std::pair<std::string, nb::bytes>>& before,
-    const std::vector<std::pair<std::string, nb::bytes>>& after) {
-  internal::ReleaseCommit commit;
-  commit.cache = tensors_on_cache(tensors).cache();
-  commit.choice = release ? FollowAdapters::Release : FollowAdapters::Keep;
-  commit.generation = commit.cache->generation();
-  Buffers buffers;
-  for (const nb::handle item : changes) {
-    const nb::tuple row = nb::cast<nb::tuple>(item);
-    const Py_buffer& bytes = buffers.take(row[1]);
-    commit.changes.emplace_back(nb::cast<std::string>(row[0]), bytes.buf, static_cast<size_t>(bytes.len));
-  }
-  for (const nb::handle item : held) {
-    const nb::tuple row = nb::cast<nb::tuple>(item);
-    const Py_buffer& bytes = buffers.take(row[1]);
-    commit.held.emplace(
-        nb::cast<std::string>(row[0]), internal::ReleaseCommit::Bytes{bytes.buf, static_cast<size_t>(bytes.len)});
-  }
-  for (const auto& [name, path] : before) {
-    commit.before.emplace(name, to_string(path));
-  }
-  for (const auto& [name, path] : after) {
-    commit.after.emplace(name, to_string(path));
-  }
-  {
-    const WithoutInterpreter without;
-    internal::commit_release(commit);
-  }
-  nb::list keys;
-  for (const Change& change : commit.changes) {
-    keys.append(change.key);
-  }
-  return nb::make_tuple(commit.generation, keys, commit.reasons, commit.adapters, commit.unfit);
-}
-
 } // namespace
 
 void add_adapters(nb::module_& module) {
@@ -301,7 +258,6 @@ void add_adapters(nb::module_& module) {
       },
       "tensors"_a,
       "strengths"_a);
-  module.def("commit_release", &commit_release, "tensors"_a, "changes"_a, "held"_a, "release"_a, "before"_a, "after"_a);
   module.def("combine_adapters", &combine, "adapters"_a, "like"_a.none());
   module.def(
       "merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a, "tied"_a);

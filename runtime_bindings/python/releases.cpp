@@ -100,18 +100,18 @@ nb::tuple gc_of(const nb::bytes& directory, uint64_t keep) {
 }
 
 std::shared_ptr<Release> open_of(
-    const nb::bytes& directory, const std::optional<std::vector<std::string>>& data, const std::string& executorch) {
-  OpenOptions options;
-  options.data = data;
-  options.executorch = executorch;
+    const nb::bytes& directory,
+    const std::optional<std::vector<std::string>>& data,
+    std::shared_ptr<PackedStore> packed) {
+  const OpenOptions options{data, std::move(packed), /*executorch=*/""}; // Python compares it
   const std::string folder = to_string(directory);
   const WithoutInterpreter release;
   return Release::open(folder, options);
 }
 
 /// (version, sha256, taken, keys, reasons, files, generation, adapters, unfit)
-nb::tuple follow_of(Release& live, const std::string& adapters) {
-  const FollowAdapters choice = adapters == "release" ? FollowAdapters::Release : FollowAdapters::Keep;
+nb::tuple follow_of(Release& live, bool newer_adapters) {
+  const FollowAdapters choice = newer_adapters ? FollowAdapters::Release : FollowAdapters::Keep;
   Followed done;
   {
     const WithoutInterpreter release;
@@ -181,22 +181,10 @@ void add_releases(nb::module_& module) {
       "plain"_a = false);
   module.def("collect_releases", &gc_of, "directory"_a, "keep"_a = 1);
   nb::class_<Release>(module, "Release")
-      .def_static("open", &open_of, "directory"_a, "data"_a = nb::none(), "executorch"_a = "1.5")
-      .def_prop_ro("name", &Release::name)
-      .def_prop_ro("version", &Release::version)
+      .def_static("open", &open_of, "directory"_a, "data"_a.none(), "packed"_a.none())
       .def_prop_ro("sha256", &Release::sha256)
-      .def_prop_ro("path", [](const Release& live) { return to_bytes(live.path()); })
-      .def_prop_ro(
-          "files",
-          [](const Release& live) {
-            nb::list found;
-            for (const InstalledFile& file : live.files()) {
-              found.append(nb::make_tuple(file.name, file.kind, file.data));
-            }
-            return found;
-          })
       .def_prop_ro("cache", &Release::cache)
-      .def("follow", &follow_of, "adapters"_a = "keep")
+      .def("follow", &follow_of, "newer_adapters"_a)
       .def("close", &Release::close);
   module.def("decoded", &decoded_of, "encoding"_a, "size"_a, "stored"_a, "base"_a = nb::bytes(""));
 }

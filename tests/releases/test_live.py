@@ -1,17 +1,10 @@
-"""A release in a running program: newer files win, and newer releases are taken in one commit (F1, F3, D2).
-
-Each test is about Python's `Release` and about that of the C++ library.
-"""
+"""A release in a running program: newer files win, and newer releases are taken in one commit (F1, F3, D2)."""
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,96 +13,10 @@ import pytest
 from blobstore import save_file
 from blobstore.adapters import save_adapter
 from blobstore.errors import ClosedError, IntegrityError, ReleaseError
-from blobstore.releases import Followed, Release, gc, publish, pull
+from blobstore.releases import Release, gc, publish, pull
 from blobstore.runtime import BlobCache
-from blobstore.runtime.native import layout_of, native
 from tests.helpers.waiting import give_way
 from tests.releases.models import Weights, inputs, same, weights
-
-
-class NativeCache:
-    """What the tests ask of a cache, of one of the C++ library's."""
-
-    def __init__(self, cache: Any) -> None:
-        self._native = cache
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._native.keys())
-
-    def numpy(self, key: str) -> np.ndarray:
-        layout = layout_of(self._native.layout(key))
-        assert layout is not None and layout.dim_order == tuple(range(len(layout.sizes)))
-        kind = {"FLOAT": np.float32, "INT": np.int32}[layout.scalar_type.name]
-        return np.asarray(self._native.view(key)).view(kind).reshape(layout.sizes)
-
-    def update(self, tensors: Weights) -> None:
-        self._native.update([(key, array, None, False) for key, array in tensors.items()])
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        reading = native.Reading(self._native)
-        reading.enter()
-        try:
-            yield
-        finally:
-            reading.leave()
-
-    @property
-    def paths(self) -> list[str]:
-        return os.fsdecode(self._native.name).split(" + ")
-
-    @property
-    def dirty(self) -> tuple[str, ...]:
-        return tuple(self._native.dirty())
-
-    @property
-    def generation(self) -> int:
-        return int(self._native.generation)
-
-
-class NativeRelease:
-    """The C++ library's release, in Python's words."""
-
-    def __init__(self, release: Any) -> None:
-        self._native = release
-        self.cache = NativeCache(release.cache)
-
-    @classmethod
-    def open(cls, directory: Path, *, data: Iterable[str] | None = None) -> NativeRelease:
-        return cls(native.Release.open(os.fsencode(directory), None if data is None else list(data)))
-
-    @property
-    def version(self) -> str:
-        return str(self._native.version)
-
-    @property
-    def path(self) -> Path:
-        return Path(os.fsdecode(self._native.path))
-
-    def files(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=name, kind=kind, data=tuple(data)) for name, kind, data in self._native.files]
-
-    def follow(self, adapters: str = "keep") -> Followed:
-        version, sha256, taken, keys, reasons, files, generation, *others = self._native.follow(adapters)
-        assert not taken or sha256 == self._native.sha256
-        return Followed(
-            version, sha256, taken, tuple(keys), tuple(reasons), tuple(files), generation, *map(tuple, others)
-        )
-
-    def close(self) -> None:
-        self._native.close()
-
-    def __enter__(self) -> NativeRelease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@pytest.fixture(params=[Release, NativeRelease], ids=["python", "cpp"])
-def live(request: pytest.FixtureRequest) -> Any:
-    """The class of releases."""
-    return request.param
 
 
 def release(place: Path, version: str, tensors: Weights, **options: Any) -> Path:
@@ -119,7 +26,7 @@ def release(place: Path, version: str, tensors: Weights, **options: Any) -> Path
     return place / "device"
 
 
-def held(cache: BlobCache | NativeCache) -> Weights:
+def held(cache: BlobCache) -> Weights:
     return {key: cache.numpy(key).copy() for key in cache}
 
 
@@ -127,20 +34,20 @@ def with_layer(tensors: Weights, layer: int, value: float) -> Weights:
     return {**tensors, f"layer{layer}.weight": np.full((128, 128), value, np.float32)}
 
 
-def test_the_cache_maps_the_files(live: Any, tmp_path: Path) -> None:
+def test_the_cache_maps_the_files(tmp_path: Path) -> None:
     """Programs and tokenizers lie beside them (F1)."""
     release(tmp_path, "1", weights())
     device = release(tmp_path, "2", with_layer(weights(), 2, 7))
-    with live.open(device) as found:
+    with Release.open(device) as found:
         assert (found.version, len(found.cache.paths), found.cache.dirty) == ("2", 1, ())
         assert same(held(found.cache), with_layer(weights(), 2, 7))
         assert (found.path / "tokenizer/0.json").is_file()
 
 
-def test_a_closed_release_follows_nothing(live: Any, tmp_path: Path) -> None:
+def test_a_closed_release_follows_nothing(tmp_path: Path) -> None:
     """Whether or not there is a newer one, the message names the release's folder."""
     device = release(tmp_path, "1", weights())
-    with live.open(device) as found:
+    with Release.open(device) as found:
         pass
     for version in ("2", "3"):
         with pytest.raises(ClosedError, match="device: the release is closed$"):
@@ -150,10 +57,10 @@ def test_a_closed_release_follows_nothing(live: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_newer_releases_are_taken(live: Any, tmp_path: Path) -> None:
+def test_newer_releases_are_taken(tmp_path: Path) -> None:
     """One commit with what differs; changes of the program's own stay (D2)."""
     device = release(tmp_path, "1", weights())
-    with live.open(device) as found:
+    with Release.open(device) as found:
         assert found.follow().keys == () and found.cache.generation == 0
         tensors = with_layer(weights(), 2, 7)
         found.cache.update({"layer0.weight": np.zeros((128, 128), np.float32)})
@@ -175,11 +82,11 @@ def test_newer_releases_are_taken(live: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_equal_is_not_read(live: Any, tmp_path: Path) -> None:
+def test_what_is_equal_is_not_read(tmp_path: Path) -> None:
     """Equal contents are known by the digests of the release: a switch costs what changed (D2)."""
     many = {f"layer{number}": np.full(1 << 20, number, np.float32) for number in range(16)}
     device = release(tmp_path, "1", {**many, "small": np.zeros(64, np.float32)})
-    with live.open(device) as found:
+    with Release.open(device) as found:
         release(tmp_path, "2", {**many, "small": np.ones(64, np.float32)})
         before = page_faults()
         assert found.follow().keys == ("small",)
@@ -192,7 +99,7 @@ def page_faults() -> int:
 
 
 @pytest.mark.long
-def test_more_than_blobs_must_be_opened_again(live: Any, tmp_path: Path) -> None:
+def test_more_than_blobs_must_be_opened_again(tmp_path: Path) -> None:
     """It says why, and nothing changes until then; other files are named (D2)."""
     device = release(tmp_path, "1", weights())
     changes: list[tuple[Weights, str]] = [
@@ -201,13 +108,13 @@ def test_more_than_blobs_must_be_opened_again(live: Any, tmp_path: Path) -> None
         ({**weights(), "layer0.weight": np.ones((128, 64), np.float32)}, "'layer0.weight' has another layout"),
         ({**weights(), "layer0.weight": np.ones((128, 128), np.int32)}, "'layer0.weight' has another layout"),
     ]
-    with live.open(device) as found:
+    with Release.open(device) as found:
         for number, (tensors, reason) in enumerate(changes, 2):
             release(tmp_path, str(number), with_layer(tensors, 5, 5))
             done = found.follow()
             assert not done.taken and reason in " ".join(done.reasons)
             assert (found.version, found.cache.generation) == ("1", 0)
-            with live.open(device) as again:
+            with Release.open(device) as again:
                 assert same(held(again.cache), with_layer(tensors, 5, 5))
         (tmp_path / "in/tokenizer/0.json").write_text("other")
         publish(tmp_path / "in", tmp_path / "r", name="a", version="8")
@@ -223,7 +130,7 @@ def test_more_than_blobs_must_be_opened_again(live: Any, tmp_path: Path) -> None
         assert found.follow().reasons == ("the data file 'second.ptd' is new",)
 
 
-def test_adapters_that_change_are_named(live: Any, tmp_path: Path) -> None:
+def test_adapters_that_change_are_named(tmp_path: Path) -> None:
     """They must be loaded again, but for those in the cache's own files, which follow (D2)."""
     foundation = inputs(tmp_path / "in", weights()) / "model.ptd"
     german = tmp_path / "in/german.ptd"
@@ -234,7 +141,7 @@ def test_adapters_that_change_are_named(live: Any, tmp_path: Path) -> None:
         return release(tmp_path, version, weights())
 
     device = adapted("1", 1)
-    with live.open(device) as found, live.open(device, data=["model.ptd", "german.ptd"]) as own:
+    with Release.open(device) as found, Release.open(device, data=["model.ptd", "german.ptd"]) as own:
         adapted("2", 2)
         done = found.follow()
         assert (done.taken, done.keys, done.files, found.version) == (True, (), ("german.ptd",), "2")
@@ -248,23 +155,23 @@ def test_adapters_that_change_are_named(live: Any, tmp_path: Path) -> None:
         assert own.follow().reasons == ("the data file 'german.ptd' is gone",)
 
 
-def test_data_files_are_chosen(live: Any, tmp_path: Path) -> None:
+def test_data_files_are_chosen(tmp_path: Path) -> None:
     """Two models with the same names are two caches (F1)."""
     save_file({"layer0.weight": np.zeros(3, np.float32)}, inputs(tmp_path / "in", weights()) / "second.ptd")
     device = release(tmp_path, "1", weights())
     with pytest.raises(ReleaseError, match="other contents in another data file"):
-        live.open(device)
-    with live.open(device, data=["second.ptd"]) as found:
+        Release.open(device)
+    with Release.open(device, data=["second.ptd"]) as found:
         assert list(found.cache) == ["layer0.weight"]
     with pytest.raises(ReleaseError, match="no data file 'third"):
-        live.open(device, data=["third.ptd"])
+        Release.open(device, data=["third.ptd"])
     with pytest.raises(ReleaseError, match="no release"):
-        live.open(tmp_path / "nowhere")
+        Release.open(tmp_path / "nowhere")
 
 
-def test_gc_leaves_an_open_release(live: Any, tmp_path: Path) -> None:
+def test_gc_leaves_an_open_release(tmp_path: Path) -> None:
     """Its programs and tokenizers are read when they are needed (F3)."""
-    found = live.open(release(tmp_path, "1", weights()))
+    found = Release.open(release(tmp_path, "1", weights()))
     device = release(tmp_path, "2", with_layer(weights(), 1, 1))
     # another open file of the folder counts as another process
     assert gc(device).in_use == 1
@@ -277,12 +184,12 @@ def test_gc_leaves_an_open_release(live: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_readers_see_whole_releases(live: Any, tmp_path: Path) -> None:
+def test_readers_see_whole_releases(tmp_path: Path) -> None:
     """While releases come, everything that is read at once is of one release (D2)."""
     device = release(tmp_path, "0", {key: np.zeros((128, 128), np.float32) for key in weights()})
     seen: set[float] = set()
     torn: list[set[float]] = []
-    with live.open(device) as found:
+    with Release.open(device) as found:
         stop = threading.Event()
 
         def read() -> None:
@@ -307,13 +214,13 @@ def test_readers_see_whole_releases(live: Any, tmp_path: Path) -> None:
     assert torn == [] and len(seen) > 1
 
 
-def test_files_are_told_apart(live: Any, tmp_path: Path) -> None:
+def test_files_are_told_apart(tmp_path: Path) -> None:
     """The library says what each file of a release is, so that no application guesses by names (F1)."""
     inputs(tmp_path / "in", weights(), files=1)
     save_file({"x": np.ones(3, np.float32)}, tmp_path / "in/second.ptd")
     publish(tmp_path / "in", tmp_path / "r", name="a", version="1")
     pull(tmp_path / "r/a/1", tmp_path / "device")
-    with live.open(tmp_path / "device") as found:
+    with Release.open(tmp_path / "device") as found:
         kinds = {"model.ptd": "data", "second.ptd": "data", "tokenizer/0.json": "other"}
         assert {file.name: (file.kind, file.data) for file in found.files()} == {
             name: (kind, ()) for name, kind in kinds.items()
@@ -321,10 +228,10 @@ def test_files_are_told_apart(live: Any, tmp_path: Path) -> None:
         assert set(found.cache) == {*weights(), "x"}
 
 
-def test_damage_is_found_before_anything_changes(live: Any, tmp_path: Path) -> None:
+def test_damage_is_found_before_anything_changes(tmp_path: Path) -> None:
     """A damaged index of the newer release is an error, and the old weights stay (F3, B5)."""
     device = release(tmp_path, "1", weights())
-    with live.open(device) as found:
+    with Release.open(device) as found:
         release(tmp_path, "2", with_layer(weights(), 2, 7))
         index = device / "indexes" / f"{(device / 'current').readlink().name}.json"
         good = index.read_bytes()
@@ -336,10 +243,10 @@ def test_damage_is_found_before_anything_changes(live: Any, tmp_path: Path) -> N
         assert found.follow().taken and found.version == "2"
 
 
-def test_a_list_of_parts_that_was_changed_is_not_believed(live: Any, tmp_path: Path) -> None:
+def test_a_list_of_parts_that_was_changed_is_not_believed(tmp_path: Path) -> None:
     """It says which blobs are equal, and is whole otherwise; the old weights stay (F3, B5)."""
     device = release(tmp_path, "1", weights())
-    with live.open(device) as found:
+    with Release.open(device) as found:
         old = {path.name for path in (device / "files").iterdir()}
         release(tmp_path, "2", with_layer(weights(), 2, 7))
         [parts] = [
@@ -353,21 +260,3 @@ def test_a_list_of_parts_that_was_changed_is_not_believed(live: Any, tmp_path: P
         parts.write_bytes(good)
         assert (found.version, found.cache.generation) == ("1", 0) and same(held(found.cache), weights())
         assert found.follow().taken and found.version == "2"
-
-
-def test_programs_need_an_executorch(tmp_path: Path) -> None:
-    """The C++ library compares the version that the application gives it (F3)."""
-    from tests.helpers import models
-
-    models.mlp(external=True).write(inputs(tmp_path / "in", weights()))
-    publish(tmp_path / "in", tmp_path / "r", name="a", version="1")
-    pull(tmp_path / "r/a/1", tmp_path / "device")
-    directory = os.fsencode(tmp_path / "device")
-    with pytest.raises(ReleaseError, match=r"the programs of a 1 need ExecuTorch 1\.5, this device has 1\.4"):
-        native.Release.open(directory, ["model.ptd"], "1.4")
-    opened = native.Release.open(directory, ["model.ptd"])
-    takes = {name: data for name, kind, data in opened.files if kind == "program"}
-    assert list(takes.values()) == [["_default_external_constant.ptd"]]
-    with Release.open(tmp_path / "device", data=["model.ptd"]) as python:
-        assert takes == {file.name: list(file.data) for file in python.files() if file.kind == "program"}
-    opened.close()

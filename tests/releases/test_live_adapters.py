@@ -1,15 +1,12 @@
-"""Newer releases and the adapters that are loaded above their foundation: both together, or what does not fit is named.
-
-Each test is about Python's `Release` and about that of the C++ library (L5, D2).
-"""
+"""Newer releases and the adapters that are loaded above their foundation: both together, or what does not fit is named (L5, D2)."""
 
 from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +14,9 @@ import pytest
 from blobstore import save_file
 from blobstore.adapters import load_adapter, load_adapters, save_adapter, set_adapter_strength
 from blobstore.errors import AdapterError, UnsupportedDataError
-from blobstore.releases import Followed, Release, publish, pull
+from blobstore.releases import Release, publish, pull
 from blobstore.runtime import BlobCache
 from blobstore.runtime.native import native
-from tests.releases.test_live import NativeRelease
 
 SHAPES = {"m.weight": (7, 5), "m.lora_a": (2, 5), "m.lora_b": (7, 2)}
 LORA = ("m.lora_a", "m.lora_b")
@@ -32,27 +28,8 @@ def numbers(seed: int, *names: str) -> Tensors:
     return {name: generator.standard_normal(SHAPES[name], np.float32) for name in names}
 
 
-class Opened:
-    """A release that is open, and the calls of adapters on it."""
-
-    def __init__(self, kind: str, device: Path, **options: Any) -> None:
-        self.release = Release.open(device, **options) if kind == "python" else NativeRelease.open(device, **options)
-        self._tensors = native.Tensors(self.release.cache._native)
-
-    def load(self, path: Path, strength: float = 1) -> None:
-        native.load_adapter(self._tensors, bytes(path), None, strength)
-
-    def strength(self, strength: float) -> None:
-        native.set_adapter_strength(self._tensors, strength)
-
-    def follow(self, adapters: Any = "keep") -> Followed:
-        return self.release.follow(adapters)
-
-    def held(self) -> Tensors:
-        return {name: self.release.cache.numpy(name).copy() for name in SHAPES}
-
-    def update(self, tensors: Tensors) -> None:
-        self.release.cache.update(tensors)
+def held(release: Release) -> Tensors:
+    return {name: release.cache.numpy(name).copy() for name in SHAPES}
 
 
 class Shop:
@@ -89,96 +66,95 @@ def shop(tmp_path: Path) -> Shop:
     return made
 
 
-@pytest.fixture(params=["python", "cpp"])
-def opened(request: pytest.FixtureRequest, shop: Shop) -> Any:
+@pytest.fixture
+def opened(shop: Shop) -> Iterator[Release]:
     """The first version, open."""
-    made = Opened(request.param, shop.device)
-    yield made
-    made.release.close()
+    with Release.open(shop.device) as release:
+        yield release
 
 
 def same(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_an_adapter_of_the_foundation_before(opened: Opened, shop: Shop) -> None:
+def test_an_adapter_of_the_foundation_before(opened: Release, shop: Shop) -> None:
     """The verdict after a follow is that of opening again; going back, it is the other one."""
     mine = shop.own("mine.ptd")
     shop.release("2", foundation=2, adapter=12)
     assert opened.follow().taken
-    again = Opened("python", shop.device)
+    again = Release.open(shop.device)
     for one in (opened, again):
         with pytest.raises(AdapterError, match=r"mine\.ptd: made for foundation"):
-            one.load(mine)
-        one.load(opened.release.path / "left.ptd")
-    again.release.close()
+            load_adapter(one.cache, mine)
+        load_adapter(one.cache, opened.path / "left.ptd")
+    again.close()
     shop.pull("1")
-    opened.strength(0)
+    set_adapter_strength(opened.cache, 0)
     assert opened.follow().taken
     with pytest.raises(AdapterError, match="made for foundation"):
-        opened.strength(1)
-    opened.load(mine)
+        set_adapter_strength(opened.cache, 1)
+    load_adapter(opened.cache, mine)
 
 
-def test_a_new_foundation_is_not_put_under_an_old_adapter(opened: Opened, shop: Shop) -> None:
+def test_a_new_foundation_is_not_put_under_an_old_adapter(opened: Release, shop: Shop) -> None:
     """Nothing changes, and the file is named; turned off, or exchanged for one that fits, it is in nobody's way."""
     mine = shop.own("mine.ptd")
-    opened.load(mine, 0.5)
-    before = opened.held()
+    load_adapter(opened.cache, mine, strength=0.5)
+    before = held(opened)
     shop.release("2", foundation=2, adapter=12)
     for adapters in ("keep", "release"):
         done = opened.follow(adapters)
         assert (done.taken, done.keys, done.unfit, done.adapters) == (False, (), (str(mine),), ())
         assert any("mine.ptd was made for foundation" in reason for reason in done.reasons)
-        assert same(opened.held(), before) and opened.release.version == "1"
-    opened.strength(0)
+        assert same(held(opened), before) and opened.version == "1"
+    set_adapter_strength(opened.cache, 0)
     done = opened.follow()
     assert (done.taken, done.keys, done.unfit) == (True, ("m.weight",), ())
     with pytest.raises(AdapterError, match=r"mine\.ptd: made for foundation"):
-        opened.strength(0.5)
-    assert same(opened.held(), {**before, **numbers(2, "m.weight"), "m.lora_b": np.zeros((7, 2), np.float32)})
+        set_adapter_strength(opened.cache, 0.5)
+    assert same(held(opened), {**before, **numbers(2, "m.weight"), "m.lora_b": np.zeros((7, 2), np.float32)})
 
 
-def test_both_in_one_commit(opened: Opened, shop: Shop) -> None:
+def test_both_in_one_commit(opened: Release, shop: Shop) -> None:
     """The release's own adapter comes with its foundation, under its name, with its strength and for its scale."""
-    opened.load(opened.release.path / "left.ptd")
-    opened.strength(0.5)
+    load_adapter(opened.cache, opened.path / "left.ptd")
+    set_adapter_strength(opened.cache, 0.5)
     shop.release("2", foundation=2, adapter=12, scale=2)
-    generation = opened.release.cache.generation
+    generation = opened.cache.generation
     assert not opened.follow().taken
     done = opened.follow("release")
     assert (done.taken, done.adapters, done.unfit, done.files) == (True, ("left.ptd",), (), ("up.ptd",))
-    assert done.generation == opened.release.cache.generation == generation + 1
+    assert done.generation == opened.cache.generation == generation + 1
     assert set(done.keys) == set(SHAPES)
     wanted = {**numbers(2, "m.weight"), **numbers(12, *LORA)}
-    assert same(opened.held(), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2 * 0.5)})
-    opened.strength(1)
-    assert same(opened.held(), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2)})
+    assert same(held(opened), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2 * 0.5)})
+    set_adapter_strength(opened.cache, 1)
+    assert same(held(opened), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2)})
 
 
-def test_a_newer_adapter_on_the_same_foundation(opened: Opened, shop: Shop) -> None:
+def test_a_newer_adapter_on_the_same_foundation(opened: Release, shop: Shop) -> None:
     """It is taken if the caller wants the release's; what fits stays otherwise."""
-    opened.load(opened.release.path / "left.ptd")
+    load_adapter(opened.cache, opened.path / "left.ptd")
     shop.release("2", foundation=1, adapter=12)
     done = opened.follow()
     assert (done.taken, done.keys, done.files, done.adapters) == (True, (), ("left.ptd", "up.ptd"), ())
-    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(11, *LORA)})
+    assert same(held(opened), {**numbers(1, "m.weight"), **numbers(11, *LORA)})
     shop.release("3", foundation=1, adapter=13)
-    opened.load(opened.release.path / "left.ptd")
+    load_adapter(opened.cache, opened.path / "left.ptd")
     done = opened.follow("release")
     assert (done.taken, set(done.keys), done.adapters) == (True, set(LORA), ("left.ptd",))
-    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(13, *LORA)})
+    assert same(held(opened), {**numbers(1, "m.weight"), **numbers(13, *LORA)})
     mine = shop.own("mine.ptd")
-    opened.load(mine)
+    load_adapter(opened.cache, mine)
     shop.release("4", foundation=1, adapter=14)
     assert opened.follow("release").taken
-    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(50, *LORA)})
+    assert same(held(opened), {**numbers(1, "m.weight"), **numbers(50, *LORA)})
 
 
-def test_the_release_has_it_no_more(opened: Opened, shop: Shop) -> None:
+def test_the_release_has_it_no_more(opened: Release, shop: Shop) -> None:
     """What cannot be exchanged must fit."""
-    opened.load(opened.release.path / "left.ptd")
-    left = opened.release.path / "left.ptd"
+    load_adapter(opened.cache, opened.path / "left.ptd")
+    left = opened.path / "left.ptd"
     save_file(numbers(2, "m.weight"), shop.inputs / "foundation.ptd")
     (shop.inputs / "left.ptd").unlink()
     publish(shop.inputs, shop.folder / "r", name="a", version="2")
@@ -186,55 +162,49 @@ def test_the_release_has_it_no_more(opened: Opened, shop: Shop) -> None:
     done = opened.follow("release")
     assert (done.taken, done.unfit) == (False, (str(left),))
     # the release's up.ptd is still that for the foundation before
-    opened.load(opened.release.path / "up.ptd")
+    load_adapter(opened.cache, opened.path / "up.ptd")
     done = opened.follow("release")
     assert not done.taken and "up.ptd" in " ".join(done.reasons)
-    assert same(opened.held(), {**numbers(1, "m.weight"), **numbers(111, *LORA)})
+    assert same(held(opened), {**numbers(1, "m.weight"), **numbers(111, *LORA)})
 
 
-def test_what_was_trained_in_the_cache(opened: Opened, shop: Shop) -> None:
+def test_what_was_trained_in_the_cache(opened: Release, shop: Shop) -> None:
     """Tensors of an adapter that no file has belong to the foundation that they were trained on."""
     trained = numbers(60, *LORA)
-    opened.load(opened.release.path / "left.ptd")
-    opened.update(trained)
+    load_adapter(opened.cache, opened.path / "left.ptd")
+    opened.cache.update(trained)
     shop.release("2", foundation=2, adapter=12)
     for adapters in ("keep", "release"):
         done = opened.follow(adapters)
         assert not done.taken and "was trained or changed there" in " ".join(done.reasons)
-    assert same(opened.held(), {**numbers(1, "m.weight"), **trained})
+    assert same(held(opened), {**numbers(1, "m.weight"), **trained})
     shop.release("3", foundation=1, adapter=12)
     assert opened.follow().taken  # nothing moves below it
-    assert same(opened.held(), {**numbers(1, "m.weight"), **trained})
+    assert same(held(opened), {**numbers(1, "m.weight"), **trained})
 
 
 @pytest.mark.long
 def test_the_adapter_of_the_cache_itself(shop: Shop) -> None:
     """One that the cache was opened on follows with the foundation; what was loaded over it stays whole if it fits."""
-    for kind in ("python", "cpp"):
-        shop.release(f"{kind}1", foundation=1, adapter=11)
-        opened = Opened(kind, shop.device, data=["foundation.ptd", "left.ptd"])
+    with Release.open(shop.device, data=["foundation.ptd", "left.ptd"]) as opened:
         for foundation in (2, 3, 4):
-            shop.release(f"{kind}{foundation}", foundation, adapter=12)
+            shop.release(str(foundation), foundation, adapter=12)
             done = opened.follow()
             assert (done.taken, done.files) == (True, ("up.ptd",))
-            assert same(opened.held(), {**numbers(foundation, "m.weight"), **numbers(12, *LORA)})
+            assert same(held(opened), {**numbers(foundation, "m.weight"), **numbers(12, *LORA)})
         mine = shop.own("mine.ptd")
-        opened.load(mine)
-        shop.release(f"{kind}5", foundation=4, adapter=15)
+        load_adapter(opened.cache, mine)
+        shop.release("5", foundation=4, adapter=15)
         assert opened.follow().taken
-        assert same(opened.held(), {**numbers(4, "m.weight"), **numbers(50, *LORA)})
-        shop.release(f"{kind}6", foundation=6, adapter=16)
+        assert same(held(opened), {**numbers(4, "m.weight"), **numbers(50, *LORA)})
+        shop.release("6", foundation=6, adapter=16)
         assert opened.follow().unfit == (str(mine),)
-        opened.release.close()
 
 
-def test_layers_above_the_release(opened: Opened, shop: Shop) -> None:
+def test_layers_above_the_release(opened: Release, shop: Shop) -> None:
     """Each has an adapter of its own; all must fit, or be off."""
-    base = opened.release.cache
-    if not isinstance(base, BlobCache):
-        pytest.skip("Python makes the layers")
     mine = shop.own("mine.ptd")
-    layers = [BlobCache(shop.inputs / "adapter.ptd", base=base) for _ in range(3)]
+    layers = [BlobCache(shop.inputs / "adapter.ptd", base=opened.cache) for _ in range(3)]
     load_adapter(layers[0], mine)
     load_adapters(layers[1], [])
     shop.release("2", foundation=2, adapter=12)
@@ -248,7 +218,7 @@ def test_layers_above_the_release(opened: Opened, shop: Shop) -> None:
     for layer in layers:
         with pytest.raises(AdapterError, match="made for foundation"):
             load_adapter(layer, mine)
-        load_adapter(layer, opened.release.path / "left.ptd")
+        load_adapter(layer, opened.path / "left.ptd")
 
 
 def test_requests_above_the_release(shop: Shop) -> None:
@@ -273,7 +243,7 @@ def test_requests_above_the_release(shop: Shop) -> None:
         queue.close()
 
 
-def test_folders_of_peft(opened: Opened, shop: Shop, tmp_path: Path) -> None:
+def test_folders_of_peft(shop: Shop, tmp_path: Path) -> None:
     """They do not say what they were made for, so a new foundation is not put under them."""
     from tests.adapters.nets import write_peft  # torch
 
@@ -284,14 +254,12 @@ def test_folders_of_peft(opened: Opened, shop: Shop, tmp_path: Path) -> None:
     )
     shop.release("1.1", foundation=1, adapter=11)
     peft = write_peft(tmp_path / "peft", {"m.lora_a.weight": torch.ones(2, 5), "m.lora_b.weight": torch.ones(7, 2)})
-    kind = "python" if isinstance(opened.release, Release) else "cpp"
-    mine = Opened(kind, shop.device)
-    native.load_adapter(mine._tensors, bytes(peft), 1.5, 1)
-    shop.release("2", foundation=2, adapter=12)
-    done = mine.follow()
-    assert (done.taken, done.unfit) == (False, (str(peft),))
-    assert "does not record its foundation" in " ".join(done.reasons)
-    mine.release.close()
+    with Release.open(shop.device) as mine:
+        load_adapter(mine.cache, peft, program_scale=1.5)
+        shop.release("2", foundation=2, adapter=12)
+        done = mine.follow()
+        assert (done.taken, done.unfit) == (False, (str(peft),))
+        assert "does not record its foundation" in " ".join(done.reasons)
 
 
 def seeds_in(cache: BlobCache) -> tuple[int, int | None]:

@@ -162,7 +162,13 @@ def test_many_threads_at_once() -> None:
         assert all(threads.map(there_and_back, range(64)))
 
 
-@pytest.mark.parametrize("encoding", ["raw", "planes:3", "", "near:u1:2:"])
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        *("raw", "", "planes", "planes:", "planes:0", "planes:3", "planes:10", "planes:2:2", "zstd"),
+        *("near", "near:f2", "near:f1:0", "near:f3:2", "near:f2:3", "near:f2:", "near:u1:1", "near:2:2", "near:u1:2:"),
+    ],
+)
 def test_other_encodings_are_errors(encoding: str) -> None:
     with pytest.raises(ValueError, match="no encoding of chunks"):
         native.split_chunk(b"1234", encoding, None)
