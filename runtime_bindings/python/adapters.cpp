@@ -56,7 +56,7 @@ class PythonTensors {
 };
 
 /// The members of each NamedTensor.
-nb::list to_python(const std::vector<NamedTensor>& tensors) {
+nb::list to_list(const std::vector<NamedTensor>& tensors) {
   nb::list rows;
   for (const NamedTensor& one : tensors) {
     rows.append(
@@ -71,7 +71,7 @@ nb::list to_python(const std::vector<NamedTensor>& tensors) {
   return rows;
 }
 
-nb::list to_python(const std::vector<Error>& errors) {
+nb::list to_list(const std::vector<Error>& errors) {
   nb::list list;
   for (const Error& error : errors) {
     list.append(to_exception(error));
@@ -102,13 +102,13 @@ nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
     nbytes = internal::content_size(foundation);
     tensors = internal::named_tensors(internal::Index(foundation));
   }
-  return nb::make_tuple(fingerprint, keys, nbytes, to_python(tensors));
+  return nb::make_tuple(fingerprint, keys, nbytes, to_list(tensors));
 }
 
 /// What is wrong with tensors that are to become an adapter.
 nb::list adapter_problems(const nb::list& rows, const nb::bytes& path) {
   const PythonTensors tensors(rows);
-  return to_python(internal::adapter_problems(to_string(path), tensors.views()));
+  return to_list(internal::adapter_problems(to_string(path), tensors.views()));
 }
 
 /// @param source the path of an adapter, or rows of tensors.
@@ -179,7 +179,7 @@ void add_adapters(nb::module_& module) {
       .def_prop_ro("foundation", &Adapter::foundation)
       .def_prop_ro("scale", &Adapter::scale)
       .def_prop_ro("metadata", &Adapter::metadata)
-      .def_prop_ro("tensors", [](const Adapter& adapter) { return to_python(adapter.tensors()); })
+      .def_prop_ro("tensors", [](const Adapter& adapter) { return to_list(adapter.tensors()); })
       .def_prop_ro(
           "pairs",
           [](const Adapter& adapter) {
@@ -190,8 +190,8 @@ void add_adapters(nb::module_& module) {
             return rows;
           })
       .def_prop_ro("nbytes", [](const Adapter& adapter) { return AdapterAccess::impl(adapter).nbytes(); })
-      .def("unpaired", [](const Adapter& adapter) { return to_python(AdapterAccess::impl(adapter).unpaired); })
-      .def("problems", [](const Adapter& adapter) { return to_python(adapter.problems()); })
+      .def("unpaired", [](const Adapter& adapter) { return to_list(AdapterAccess::impl(adapter).unpaired); })
+      .def("problems", [](const Adapter& adapter) { return to_list(adapter.problems()); })
       .def(
           "file",
           [](const std::shared_ptr<Adapter>& adapter) {

@@ -25,7 +25,7 @@ nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key)
 }
 
 /// @param changes a list of (key, buffer, layout or None, whether to check the layout).
-uint64_t update(BlobCache& cache, const nb::list& changes) {
+uint64_t update_blobs(BlobCache& cache, const nb::list& changes) {
   Buffers buffers;
   std::vector<Change> native;
   std::vector<std::optional<Layout>> layouts;
@@ -147,7 +147,7 @@ void add_cache(nb::module_& module) {
             const auto digest = cache.recorded_digest(key);
             return digest ? nb::object(to_bytes(*digest)) : nb::none();
           })
-      .def("update", &update, "changes"_a)
+      .def("update", &update_blobs, "changes"_a)
       .def(
           "load",
           [](BlobCache& cache, const nb::bytes& path) {

@@ -13,7 +13,7 @@ namespace {
 using namespace nb::literals;
 
 /// The members of each PackedFile.
-nb::list to_python(const std::vector<PackedFile>& files) {
+nb::list to_list(const std::vector<PackedFile>& files) {
   nb::list rows;
   for (const PackedFile& file : files) {
     rows.append(
@@ -31,7 +31,7 @@ nb::list to_python(const std::vector<PackedFile>& files) {
 }
 
 /// The members of PackedStats; reasons and heap bytes come last.
-nb::tuple stats(const PackedStore& store) {
+nb::tuple stats_of_store(const PackedStore& store) {
   const PackedStats found = store.stats();
   nb::list reasons;
   for (const auto& [reason, count] : found.reasons) {
@@ -57,7 +57,7 @@ nb::list files(const PackedStore& store) {
     const WithoutInterpreter release;
     found = (store.*function)();
   }
-  return to_python(found);
+  return to_list(found);
 }
 
 } // namespace
@@ -78,7 +78,7 @@ void add_packed(nb::module_& module) {
           "verify"_a,
           "read_ahead"_a)
       .def_prop_ro("folder", [](const PackedStore& store) { return to_bytes(store.folder()); })
-      .def("stats", &stats)
+      .def("stats", &stats_of_store)
       .def("list", &files<&PackedStore::list>)
       .def("verify", &files<&PackedStore::verify>)
       .def("gc", &files<&PackedStore::gc>);

@@ -255,7 +255,7 @@ nb::tuple update(const Tensors& tensors, const nb::list& values, nb::handle item
   return commit(tensors, given, finite, strict);
 }
 
-nb::tuple value(const Tensors& tensors, const std::string& name) {
+nb::tuple value_of(const Tensors& tensors, const std::string& name) {
   tensors.check_open();
   const TensorView found = tensors.run([&] { return tensors.updates().value(name); });
   return nb::make_tuple(
@@ -336,7 +336,7 @@ void add_tensors(nb::module_& module) {
           "names",
           [](const Tensors& tensors) {
             Names names;
-            for (const Tensor* tensor : tensors.index().tensors()) {
+            for (const internal::Tensor* tensor : tensors.index().tensors()) {
               names.push_back(tensor->names.front());
             }
             return to_strs(names);
@@ -366,7 +366,7 @@ void add_tensors(nb::module_& module) {
           },
           "items"_a,
           "finite"_a)
-      .def("value", &value, "name"_a, "Bytes, scalar type and sizes.")
+      .def("value", &value_of, "name"_a, "Bytes, scalar type and sizes.")
       .def(
           "choose",
           [](const Tensors& tensors, const nb::list& items, bool strict) {
