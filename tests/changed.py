@@ -6,6 +6,7 @@ docs/architecture.md says which tests each room has. Those of the rooms above ru
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def different(commit: str) -> list[str]:
 def tests_of(files: Iterable[str]) -> list[str]:
     """What pytest is to run for some files: folders and modules, none of which lies in another one."""
     rooms = tests_of_rooms()
-    users = _users(rooms)
+    users = _users()
     wanted: set[str] = set()
     for file in files:
         if file.startswith("tests/"):
@@ -50,6 +51,7 @@ def tests_of(files: Iterable[str]) -> list[str]:
     return sorted(test for test in there if not any(test != folder and test.startswith(folder) for folder in folders))
 
 
+@functools.cache
 def tests_of_rooms() -> dict[str, list[str]]:
     """Each room, as a path from the root of the project, with its tests, as paths below `tests/`."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
@@ -88,9 +90,10 @@ def _above(room: str, users: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def _users(rooms: Iterable[str]) -> dict[str, set[str]]:
+@functools.cache
+def _users() -> dict[str, set[str]]:
     """Each room with those that import or include something of it."""
-    known = sorted(rooms, key=len, reverse=True)
+    known = sorted(tests_of_rooms(), key=len, reverse=True)
 
     def room_of(path: str) -> str | None:
         return next((room for room in known if path == room or (room.endswith("/") and path.startswith(room))), None)

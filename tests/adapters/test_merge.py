@@ -49,6 +49,7 @@ def test_merge_and_undo(plain: Any, alpha: float) -> None:
         handle.undo()
 
 
+@pytest.mark.long
 def test_tensors_without_a_file(plain: Any) -> None:
     """Tensors may have PEFT's names and be numpy arrays; `names` maps a module to its weight (L2)."""
     cache, method = open_plain(plain)

@@ -298,6 +298,7 @@ def test_what_does_not_follow_is_refused(from_memory: bool, mode: Any, data: str
     close(ours(*TOKENS), module(*TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("from_memory", [False, True])
 def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lowered: Any, tmp_path: Path) -> None:
     """What only ExecuTorch's own runtime has, in memory of its own, is never reported as changed (U1, B3)."""

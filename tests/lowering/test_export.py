@@ -111,6 +111,7 @@ def test_partitioners_that_are_no_function_are_refused_before_the_export(monkeyp
             lower({"forward": (nn.Identity().eval(), inputs(1))}, partitioners=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_options_reach_executorch(tmp_path: Path) -> None:
     """`external_constants` by itself, the others in an `ExecutorchBackendConfig`."""
     write(lower({"forward": (seeded(nets.MLP), inputs(3, 16))}, partitioners=list, external_constants=True), tmp_path)
@@ -219,6 +220,7 @@ def test_what_is_no_model(model: Any, args: Any, message: str) -> None:
         lower(model, args)
 
 
+@pytest.mark.long
 def test_two_models_in_one_folder(tmp_path: Path) -> None:
     """A strict update asks for the tensors of the programs that are loaded, not for those of their neighbours (W1)."""
 

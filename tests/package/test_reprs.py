@@ -55,6 +55,7 @@ LONGEST, LONGEST_OF_FIELDS = 120, 200
 HOSTILE = "\x1b[31m\u202e<script>\n<b>"
 MANY = 10_000
 KEYS = [f"{HOSTILE}.{number}" for number in range(MANY)]
+PATHS = [Path(key) for key in KEYS]
 
 
 def public_classes() -> dict[str, type]:
@@ -95,14 +96,14 @@ def filled(annotation: str, *, large: bool) -> Any:
         "str": HOSTILE * 1000 if large else "",
         "Path": Path(HOSTILE * 1000 if large else ""),
         "tuple": tuple(KEYS) if large else (),
-        "list": [Path(key) for key in KEYS] if large else [],
+        "list": PATHS if large else [],
         "dict": dict.fromkeys(KEYS, 1) if large else {},
         "Mapping": dict.fromkeys(KEYS, 1) if large else {},
         "TensorLayout": TensorLayout(ScalarType.FLOAT8E4M3FNUZ, (1,) * 15 + (2**30,), (15, *range(15))),
         "FindingKind": blobstore.reporting.FindingKind.DUPLICATE_METHODS,
         "RegionKind": blobstore.reporting.RegionKind.UNREFERENCED,
         "ScalarType": ScalarType.FLOAT,
-    }.get(kind, SimpleNamespace(paths=[Path(key) for key in KEYS]))  # a FoundationInfo, or what nothing takes
+    }.get(kind, SimpleNamespace(paths=PATHS))  # a FoundationInfo, or what nothing takes
 
 
 def record(cls: type, *, large: bool) -> Any:

@@ -274,6 +274,7 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
         assert bool(versions) == (looked.index("events") >= step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
     where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool

@@ -75,6 +75,7 @@ def add(pool: Pool, path: Path, version: str, tensors: dict[str, torch.Tensor]) 
     return added.stored_bytes - (added.new_bytes - sum(t.nbytes for t in tensors.values()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_quantized_weights_take_nearly_nothing(tmp_path: Path, form: str) -> None:
     """And come back, also through the base that they are quantized from."""
@@ -180,7 +181,7 @@ def reference(row: npt.NDArray[np.float32], rule: str) -> list[int]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("group", "scale"), [(32, 1), (96, 1e-3), (1 << 19, 1)])
+@pytest.mark.parametrize(("group", "scale"), [(32, 1), (96, 1e-3), pytest.param(1 << 19, 1, marks=pytest.mark.long)])
 def test_recipes_do_what_they_say(rule: str, group: int, scale: float) -> None:
     """Also over the edges of the pieces in which the work is done."""
     random = np.random.default_rng(1)

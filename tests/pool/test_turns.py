@@ -191,6 +191,7 @@ def test_rows_that_lead_nowhere_come_between_two_looks(tmp_path: Path, monkeypat
     assert versions(place) == {"old", "new", "late"}
 
 
+@pytest.mark.long
 def test_a_copy_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection that made it makes another one, and needs the old pack until then; if it dies, the next one does."""
     for dies in (True, False):

@@ -232,6 +232,7 @@ def test_two_publishers_of_one_version(
     check(releases, "latest", tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("lost", ["files", "ways", "the ways of another index"])
 def test_a_publisher_that_was_killed_before_it_looked_again(

@@ -238,6 +238,7 @@ def test_nginx_sends_several_ranges(scattered: tuple[Path, Any], tmp_path: Path)
     assert done.requests < 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("refusal", [200, 400, 416, 431])
 def test_a_server_without_several_ranges(
@@ -346,6 +347,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_a_server_that_fails_at_several_ranges_is_asked_for_single_ones(
     scattered: tuple[Path, Any], tmp_path: Path, failure: Any

@@ -45,6 +45,7 @@ def nbytes(releases: Path) -> int:
     )
 
 
+@pytest.mark.long
 def test_forms_of_older_releases_go(releases: Path, tmp_path: Path) -> None:
     """At first they wait for devices that looked them up; all releases stay whole (F3)."""
     before = nbytes(releases)

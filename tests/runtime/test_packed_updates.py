@@ -645,6 +645,7 @@ def test_forks_while_another_thread_updates_and_loads(mlp: Path, store: PackedSt
     )
 
 
+@pytest.mark.long
 def test_memory_of_an_update(large: Path, tmp_path: Path) -> None:
     """One layer of several: its blob and its packed weights become memory of the process; a revert gives it back (N4)."""
     store = PackedStore(tmp_path / "packed")

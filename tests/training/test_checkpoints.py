@@ -461,6 +461,7 @@ def test_malformed_lists(change: dict[str, Any], tmp_path: Path) -> None:
     assert same(state(training, optimizer), before)
 
 
+@pytest.mark.long
 def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
     """The program, its data files and the bases are refused as targets."""
     joint = nets.lora()
@@ -711,6 +712,7 @@ def test_wrong_paths_and_caches(tmp_path: Path) -> None:
     training.load(tmp_path / "bytes.ptd")
 
 
+@pytest.mark.long
 def test_optimizers_with_named_parameters(tmp_path: Path) -> None:
     """An optimizer over (name, parameter) pairs keeps its names when its state is restored."""
     joint = nets.norm()

@@ -83,6 +83,7 @@ def test_steps_are_those_of_eager(make: Callable[[], nets.Joint], optimizer: str
     assert set(training.named_parameters()) == {n for n, p in eager.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.long
 def test_xor_is_learned(tmp_path: Path) -> None:
     """The flow of ExecuTorch's training example (T1)."""
     joint = nets.xor()
@@ -189,6 +190,7 @@ def test_frozen_weights_are_shared_with_the_cache(tmp_path: Path) -> None:
     assert "base.0.weight" not in training.named_parameters()
 
 
+@pytest.mark.long
 def test_two_trainings_on_one_cache_are_independent(tmp_path: Path) -> None:
     """A step of one changes neither the other nor the cache."""
     joint = nets.lora()
@@ -365,6 +367,7 @@ class Failing(torch.optim.SGD):
         raise RuntimeError("no step today")
 
 
+@pytest.mark.long
 def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
     """The buffers are restored, and here the parameters are unchanged too."""
     joint = nets.norm()

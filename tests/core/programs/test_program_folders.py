@@ -269,7 +269,7 @@ def test_whoever_has_the_old_data_file_open_keeps_it(lowered, tmp_path):
     with open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
         before = {key: bytes(data) for key, data in data_map.views()}
         views = dict(data_map.views())
-        dedup_programs([write(lowered.decoder(), tmp_path / "b.pte")], tmp_path / "out")
+        dedup_programs([write(lowered.mlp(seed=1), tmp_path / "b.pte")], tmp_path / "out")
         assert {key: bytes(view) for key, view in views.items()} == before
 
 

@@ -102,6 +102,7 @@ def test_the_folders_of_a_path(path: str, expected: list[str]) -> None:
 # -------------------------------------------------------------------------------------------- names of tensors
 
 
+@pytest.mark.long
 def test_contents_are_shown_under_their_names_in_a_checkpoint(zoo_report: Report, zoo_folder: Path) -> None:
     """In the one that the caller names, or in a file of the report; keys stay what the file has."""
     names: dict[str, set[str]] = {}

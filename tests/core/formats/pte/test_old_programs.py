@@ -118,6 +118,7 @@ def test_before_there_was_a_constant_segment(slim, stock_run):
     _check_runs(model, target, ptd, stock_run)
 
 
+@pytest.mark.long
 def test_inline_payloads_stay_and_run(slim, stock_run):
     """A delegate's payload lies inside the flatbuffer, beside constants that leave it."""
     model = models.mlp(delegated=True)

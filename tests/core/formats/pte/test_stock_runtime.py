@@ -40,6 +40,7 @@ def test_every_second_moved(check_same_outputs, name, parity):
     assert len(kept) + len(set(moves.values())) == next(turn)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_moved_is_the_same_file(slim, name):
     pte = CASES[name]().pte
