@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
     from blobstore.core.formats.opening import open_any
     from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
-    from blobstore.core.formats.pte import PteDataMap, open_pte
+    from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
     from blobstore.core.memory.digest import Digest
     from blobstore.core.memory.layout import ScalarType, TensorLayout
     from blobstore.core.memory.tensors import FileSlice
@@ -107,7 +107,7 @@ _HOME = {
     "MergedDataMap": "core.formats.data_map",
     "NamedDataMap": "core.formats.data_map",
     "PtdDataMap": "core.formats.ptd.reader",
-    "PteDataMap": "core.formats.pte",
+    "PteDataMap": "core.formats.pte.data_map",
     "ScalarType": "core.memory.layout",
     "StoreStats": "core.store",
     "TensorLayout": "core.memory.layout",
@@ -116,7 +116,7 @@ _HOME = {
     "load_file": "core.files",
     "open_any": "core.formats.opening",
     "open_ptd": "core.formats.ptd.reader",
-    "open_pte": "core.formats.pte",
+    "open_pte": "core.formats.pte.data_map",
     "report": "reporting",
     "safe_open": "core.tensor_file",
     "save_file": "core.files",

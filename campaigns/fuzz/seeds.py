@@ -22,7 +22,7 @@ from blobstore.core.disk.journal import Journal, Move, identity
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.payload import MAGIC as PAYLOAD_MAGIC
 from blobstore.core.formats.payload import split, wrap
-from blobstore.core.formats.pte import read_program
+from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
 from blobstore.releases import publish, pull, push

@@ -16,8 +16,9 @@ from blobstore.core.errors import BlobStoreError, UnsupportedDataError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.payload import split
-from blobstore.core.formats.pte import ProgramFile, Rewrite
 from blobstore.core.formats.pte.data_map import open_pte
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.logical.records import records_key
 from blobstore.reporting import report

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from blobstore import open_ptd, save_file
 from blobstore.cli.app import app
-from blobstore.core.formats.pte import read_program
+from blobstore.core.formats.pte.program import read_program
 from tests.helpers import models
 
 

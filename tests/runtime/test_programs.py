@@ -153,7 +153,7 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
     """A blob of the cache takes precedence over an embedded one with the same key."""
     lowered = models.mlp(delegated=True)
     pte = lowered.write(tmp_path)
-    from blobstore.core.formats.pte import PteDataMap
+    from blobstore.core.formats.pte.data_map import PteDataMap
     from blobstore.core.formats.pte.program import read_program
 
     embedded = PteDataMap(read_program(pte))

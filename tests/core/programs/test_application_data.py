@@ -13,7 +13,7 @@ from executorch.exir._serialize._program import serialize_pte_binary
 
 import blobstore
 from blobstore import dedup_programs, open_ptd, report
-from blobstore.core.formats.pte import read_program
+from blobstore.core.formats.pte.program import read_program
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import KeyConflictError, KeyNotFoundError, UnsupportedDataError
 from blobstore.runtime import BlobCache, Program

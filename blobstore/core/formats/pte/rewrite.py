@@ -15,7 +15,6 @@ A table that must be changed is refused if it has fields that a later ExecuTorch
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -23,8 +22,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from blobstore.core.disk.kinds import Format
-from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
 from blobstore.core.formats.flatbuffer import Span, Table
@@ -34,35 +31,26 @@ from blobstore.core.formats.pte.parts import NamedBlob, Offsets, Segment, Tensor
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.formats.pte.schema import TensorDataLocation
 from blobstore.core.memory.buffers import same_bytes
-from blobstore.core.memory.mapped_file import as_path, read_pieces
+from blobstore.core.memory.mapped_file import read_pieces
 
-__all__ = ["Rewrite", "write_slim"]
-
-
-def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mapping[Movable, str]) -> None:
-    """Write `program` without the weights in `moves`; the file appears at its path when it is complete.
-
-    Args:
-        program: the program.
-        path: the file to write.
-        moves: the weights that leave (from `program.movable()`), each with its key in the data file.
-
-    Raises:
-        UnsupportedProgramError: something in the program would be lost.
-        InvalidKeyError: a key is empty or holds a NUL.
-        KeyConflictError: two different contents, or layouts, were given one key.
-        OutputPathError: `path` is the program itself, or a file that is not a program.
-        FileAccessError: writing failed; an old file at `path` is still there.
-    """
-    refuse_inputs([as_path(path)], [program.path])
-    rewrite = Rewrite(program, moves)
-    with Staging() as staging, staging.open(path, kind=Format.PTE) as file:
-        rewrite.write(file)
+__all__ = ["Rewrite"]
 
 
 class Rewrite:
-    """A program of `nbytes` bytes as it will be written. The constructor raises all errors (see `write_slim`), before a
-    byte is."""
+    """A program as it will be written, without the weights in `moves`.
+
+    Args:
+        program: the program.
+        moves: the weights that leave (from `program.movable()`), each with its key in the data file.
+
+    Attributes:
+        nbytes: the size of the file.
+
+    Raises:
+        UnsupportedProgramError: something in the program would be lost.
+        InvalidKeyError: a key is empty, holds a NUL or is not valid Unicode.
+        KeyConflictError: two different contents, or layouts, were given one key.
+    """
 
     def __init__(self, program: ProgramFile, moves: Mapping[Movable, str]) -> None:
         self._program = program

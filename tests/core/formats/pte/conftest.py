@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from blobstore.core.formats.pte import Movable, read_program, write_slim
+from blobstore.core.formats.pte.program import Movable, read_program
+from blobstore.core.formats.pte.rewrite import Rewrite
 from tests.core.formats.pte.oracle import write_ptd
 from tests.helpers.schemas import EXECUTORCH_SCHEMA
 
@@ -26,7 +27,9 @@ def slim(tmp_path: Path) -> Callable[..., tuple[Path, Path | None, Mapping[Movab
         path.write_bytes(pte)
         program = read_program(path)
         moves = {item: item.key for item in program.movable() if choose(item)}
-        write_slim(program, target, moves)
+        rewrite = Rewrite(program, moves)
+        with target.open("wb") as file:
+            rewrite.write(file)
         entries = [(key, bytes(item.data), item.layout) for item, key in moves.items()]
         return target, write_ptd(tmp_path / "shared.ptd", entries) if moves else None, moves
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore.core.formats.pte import ProgramFile, Rewrite, open_pte, read_program
+from blobstore.core.formats.pte.data_map import open_pte
+from blobstore.core.formats.pte.program import ProgramFile, read_program
+from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
 from tests.core.formats.pte import oracle
 from tests.helpers import models

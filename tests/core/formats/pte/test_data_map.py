@@ -2,7 +2,8 @@
 
 import pytest
 
-from blobstore.core.formats.pte import content_key, open_pte
+from blobstore.core.formats.pte.data_map import open_pte
+from blobstore.core.formats.pte.program import content_key
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.errors import KeyConflictError
 from blobstore.testing.contract import NamedDataMapContract

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from blobstore import dedup_programs, open_ptd
 from blobstore.core.disk.kinds import Format, detect_format
-from blobstore.core.formats.pte import ProgramFile, read_program
 from blobstore.core.formats.pte.description import describe
 from blobstore.core.formats.pte.fuse import FusedBlob, FusedProgram, Fusion, _Contents
+from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import (

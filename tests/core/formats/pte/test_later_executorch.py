@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from blobstore.core.formats.pte import ProgramFile
+from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.errors import UnsupportedProgramError
 from tests.core.formats.pte import oracle, programs
 from tests.helpers import models

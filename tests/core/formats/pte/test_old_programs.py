@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blobstore.core.formats.pte import ProgramFile, read_program
+from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.errors import UnsupportedProgramError
 from tests.core.formats.pte import oracle, programs
 from tests.helpers import models

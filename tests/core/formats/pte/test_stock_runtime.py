@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore.core.formats.pte import ProgramFile, read_program
+from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from tests.core.formats.pte import oracle, programs
 from tests.helpers import models

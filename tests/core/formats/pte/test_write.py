@@ -1,22 +1,14 @@
-"""Writing a program: what is refused, what a failure leaves behind, and the bytes of the file."""
+"""Writing a program: what is refused, and the bytes of the file."""
 
-import errno
 import io
-import resource
-import signal
 
 import pytest
 
-from blobstore.core.formats.pte import ProgramFile, Rewrite, content_key, read_program, write_slim
+from blobstore.core.formats.pte.program import ProgramFile, content_key, read_program
+from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.errors import (
-    FileAccessError,
-    InvalidKeyError,
-    KeyConflictError,
-    OutputPathError,
-    UnsupportedProgramError,
-)
+from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from tests.core.formats.pte import oracle
 
 
@@ -122,10 +114,10 @@ def test_blob_that_a_kept_key_shares_stays(program):
 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "\ud800"])
-def test_impossible_key(program, key, tmp_path):
+def test_impossible_key(program, key):
     item = next(program.movable())
     with pytest.raises(InvalidKeyError):
-        write_slim(program, tmp_path / "slim.pte", {item: key})
+        Rewrite(program, {item: key})
 
 
 def test_other_key_for_something_with_a_name(program):
@@ -165,57 +157,6 @@ def test_bytes_that_belong_to_no_segment(program, where, tmp_path):
 def test_zeros_behind_the_last_segment(program):
     padded = ProgramFile("padded.pte", memoryview(bytes(program.data) + bytes(5000)))
     assert Rewrite(padded, {}).nbytes == len(program.data)
-
-
-@pytest.mark.parametrize("alias", ["same", "symlink", "hardlink", "dots"])
-def test_output_is_the_input(program, alias, tmp_path):
-    path = tmp_path / "model.pte"
-    target = {
-        "same": path,
-        "symlink": tmp_path / "link.pte",
-        "hardlink": tmp_path / "hard.pte",
-        "dots": tmp_path / "x" / ".." / "model.pte",
-    }[alias]
-    (tmp_path / "x").mkdir()
-    if alias == "symlink":
-        target.symlink_to(path)
-    if alias == "hardlink":
-        target.hardlink_to(path)
-    with pytest.raises(OutputPathError):
-        write_slim(program, target, _moves(program))
-    assert path.read_bytes() == oracle.one_of_everything()
-
-
-def test_replaces_an_old_file(program, tmp_path):
-    target = tmp_path / "slim.pte"
-    target.write_bytes(oracle.one_of_everything())
-    write_slim(program, target, _moves(program))
-    assert not read_program(target).named_data
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "slim.pte"]
-
-
-def test_folder_is_missing(program, tmp_path):
-    with pytest.raises(FileAccessError) as caught:
-        write_slim(program, tmp_path / "none" / "slim.pte", {})
-    assert caught.value.errno == errno.ENOENT
-
-
-def test_full_disk_leaves_the_old_file(tmp_path):
-    path, target = tmp_path / "model.pte", tmp_path / "slim.pte"
-    path.write_bytes(oracle.serialize([oracle.tensor(1, [1 << 20])], [b"x" * (4 << 20)]))
-    target.write_bytes(oracle.one_of_everything())
-    program = read_program(path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    try:
-        with pytest.raises(FileAccessError, match=r"slim\.pte"):
-            write_slim(program, target, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert target.read_bytes() == oracle.one_of_everything()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "slim.pte"]
 
 
 def test_a_tensor_at_the_beginning_of_one_that_leaves(slim):
