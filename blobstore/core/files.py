@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.sharded import ShardedDataMap
-from blobstore.core.memory.tensors import AnyTensor, Array, bytes_of, to_framework
+from blobstore.core.memory.tensors import AnyTensor, Array, bytes_of, check_by_name, to_framework
 from blobstore.core.store import BlobStore
 from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
 
@@ -54,8 +53,7 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 
 def _store(tensors: Mapping[str, Any]) -> BlobStore:
-    if not isinstance(tensors, Mapping):
-        raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")
+    check_by_name(tensors)
     store = BlobStore()
     for key, tensor in tensors.items():
         store.add(key, tensor)

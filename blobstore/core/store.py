@@ -26,7 +26,6 @@ from blobstore.core.errors import (
     IntegrityError,
     InvalidAlignmentError,
     InvalidFileError,
-    InvalidKeyError,
     InvalidTagError,
     KeyConflictError,
     KeyNotFoundError,
@@ -35,7 +34,7 @@ from blobstore.core.errors import (
     UnsupportedDataError,
 )
 from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
-from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
+from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, check_key, suggest
 from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError, peek_metadata
 from blobstore.core.formats.ptd.reader import open_ptd
@@ -53,7 +52,6 @@ __all__ = [
     "DEFAULT_TAG",
     "BlobStore",
     "StoreStats",
-    "check_key",
     "check_tag",
     "file_name",
     "nbytes",
@@ -486,18 +484,6 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
         except (AttributeError, UnicodeEncodeError):
             raise UnsupportedDataError(f"metadata must map str to str, got {text!r}") from None
     return {key: text for key, text in metadata.items() if key != WORKING_COPY}
-
-
-def check_key(key: str) -> None:
-    """Raise InvalidKeyError unless a key is text that a file can have as a key."""
-    if not isinstance(key, str) or not key:
-        raise InvalidKeyError(f"a key must be a non-empty string, got {key!r}")
-    if "\0" in key:
-        raise InvalidKeyError(f"key {key!r} contains a NUL character")
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidKeyError(f"key {key!r} is not valid Unicode: {error.reason}") from None
 
 
 def _check_alignment(key: str, alignment: int) -> None:

@@ -131,7 +131,7 @@ class TensorFile(Generic[_Tensor]):
         """
         self._map.get_data(name)  # raises what there is to raise
         (view,) = self._views([name])
-        return self._place(self._whole(name, view))
+        return self._tensor(name, view)
 
     def get_tensors(self, *, tied: bool = False) -> dict[str, _Tensor]:
         """All tensors by name.
@@ -144,7 +144,7 @@ class TensorFile(Generic[_Tensor]):
         """
         names = self.keys()
         views = [self._map.get_data(name) for name in names] if tied else self._views(names)
-        return {name: self._place(self._whole(name, view)) for name, view in zip(names, views, strict=True)}
+        return {name: self._tensor(name, view) for name, view in zip(names, views, strict=True)}
 
     def get_slice(self, name: str) -> TensorSlice[_Tensor]:
         """A tensor of which only those parts are read that are indexed.
@@ -223,9 +223,9 @@ class TensorFile(Generic[_Tensor]):
         start = np.frombuffer(view, np.uint8).ctypes.data - self._base if len(view) else 0
         return start, start + len(view)
 
-    def _whole(self, name: str, view: memoryview) -> _Tensor:
-        """A tensor over its bytes, on the CPU."""
-        return cast(_Tensor, to_framework(self.framework, view, self._layout(name)))
+    def _tensor(self, name: str, view: memoryview) -> _Tensor:
+        """A tensor of these bytes on the device that was asked for."""
+        return cast(_Tensor, _place(to_framework(self.framework, view, self._layout(name)), self.device))
 
     def _layout(self, name: str) -> TensorLayout | None:
         layout = self._map.get_tensor_layout(name)
@@ -235,10 +235,6 @@ class TensorFile(Generic[_Tensor]):
                 "tensor of a .ptd can be"
             )
         return layout
-
-    def _place(self, tensor: _Tensor) -> _Tensor:
-        """A tensor on the device that was asked for."""
-        return cast(_Tensor, _place(tensor, self.device))
 
 
 class TensorSlice(Generic[_Tensor]):

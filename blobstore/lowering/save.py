@@ -23,7 +23,7 @@ from blobstore.core.programs.namespaces import namespaces
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DedupResult
 from blobstore.core.programs.run import run
-from blobstore.core.programs.targets import DataInput, ProgramInput
+from blobstore.core.programs.targets import Given, ProgramJob
 from blobstore.core.store import check_tag, file_name
 
 if TYPE_CHECKING:
@@ -130,19 +130,14 @@ def _save(
         if one_file and len(tagged) == 1:
             # Small constants that no tag was asked for would need a second file, which a cache would have to be given.
             options = replace(options, data_name=tagged.pop())
-        namespace = namespaces({name: one.data for name, one in written.items()})
+        stores = namespaces({name: one.data for name, one in written.items()})
+        jobs = [ProgramJob(one.program, directory / places[name], stores[name]) for name, one in written.items()]
+        given = [
+            Given(data_map, data_map.path.name, stores[name]) for name, one in written.items() for data_map in one.data
+        ]
+        inputs = [path for one in written.values() for path in one.files]
         try:
-            result = run(
-                [ProgramInput(one.program, places[name], namespace[name]) for name, one in written.items()],
-                [
-                    DataInput(data_map, data_map.path.name, namespace[name])
-                    for name, one in written.items()
-                    for data_map in one.data
-                ],
-                directory,
-                [path for one in written.values() for path in one.files],
-                options,
-            )
+            result = run(jobs, given, directory, inputs, options)
         except KeyConflictError as error:  # the user knows the programs by name, not these files
             message = str(error)
             for name, one in written.items():

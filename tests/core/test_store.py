@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -20,44 +19,14 @@ from blobstore.errors import (
     DataChangedError,
     FileAccessError,
     InvalidAlignmentError,
-    InvalidFileError,
     InvalidKeyError,
     InvalidTagError,
     KeyConflictError,
     KeyNotFoundError,
-    LayoutError,
     OutputPathError,
     UnsupportedDataError,
 )
 from blobstore.testing import strategies
-
-TORCH_DTYPES = {
-    torch.uint8: ScalarType.BYTE,
-    torch.int8: ScalarType.CHAR,
-    torch.int16: ScalarType.SHORT,
-    torch.int32: ScalarType.INT,
-    torch.int64: ScalarType.LONG,
-    torch.float16: ScalarType.HALF,
-    torch.float32: ScalarType.FLOAT,
-    torch.float64: ScalarType.DOUBLE,
-    torch.complex32: ScalarType.COMPLEX32,
-    torch.complex64: ScalarType.COMPLEX64,
-    torch.complex128: ScalarType.COMPLEX128,
-    torch.bool: ScalarType.BOOL,
-    torch.bfloat16: ScalarType.BFLOAT16,
-    torch.bits1x8: ScalarType.BITS1X8,
-    torch.bits2x4: ScalarType.BITS2X4,
-    torch.bits4x2: ScalarType.BITS4X2,
-    torch.bits8: ScalarType.BITS8,
-    torch.bits16: ScalarType.BITS16,
-    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
-    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
-    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
-    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
-    torch.uint16: ScalarType.UINT16,
-    torch.uint32: ScalarType.UINT32,
-    torch.uint64: ScalarType.UINT64,
-}
 
 
 def only_entry(data, **options):
@@ -75,123 +44,12 @@ def sizes_of(path):
 # What add accepts
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_every_torch_dtype(dtype):
-    """Bytes and layout are those of the tensor (R4)."""
-    raw = torch.arange(96, dtype=torch.uint8)
-    tensor = raw.view(dtype).reshape(2, -1)
-    entry = only_entry(tensor)
-    assert entry.layout == TensorLayout(TORCH_DTYPES[dtype], tuple(tensor.shape))
-    assert bytes(entry.data) == bytes(range(96))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *("u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "?", "<u2", "<u4", "<u8", "<c8"),
-        *("bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-    ],
-    ids=str,
-)
-def test_every_numpy_dtype(dtype):
-    """The same for arrays, with the dtypes of ml_dtypes (R4)."""
-    dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
-    array = np.arange(48, dtype=np.uint8).view(dtype).reshape(2, -1)
-    entry = only_entry(array)
-    assert entry.layout.sizes == array.shape
-    assert entry.layout.scalar_type.itemsize == array.itemsize
-    assert bytes(entry.data) == bytes(range(48))
-
-
 @pytest.mark.parametrize("scalar_type", ScalarType, ids=lambda t: t.name)
 def test_every_scalar_type_by_layout(scalar_type):
     """Bytes can be given any scalar type (R4)."""
     layout = TensorLayout(scalar_type, (2, 3))
     entry = only_entry(bytes(range(layout.nbytes)), layout=layout)
     assert entry.layout.scalar_type is scalar_type
-
-
-def test_big_endian_array_is_stored_little_endian():
-    assert bytes(only_entry(np.array([1, 2], ">i4")).data) == b"\1\0\0\0\2\0\0\0"
-
-
-def test_no_copy_on_add():
-    """The store keeps views of the memory that is added."""
-    tensor, array, raw = torch.zeros(1000), np.zeros((10, 20)).T, bytearray(10)
-    for data, address in [
-        (tensor, tensor.data_ptr()),
-        (tensor[5:9], tensor[5:9].data_ptr()),
-        (torch.nn.Parameter(tensor), tensor.data_ptr()),
-        (tensor.reshape(10, 100).t(), tensor.data_ptr()),
-        (array, array.ctypes.data),
-        (raw, np.frombuffer(raw, np.uint8).ctypes.data),
-    ]:
-        assert np.frombuffer(only_entry(data).data, np.uint8).ctypes.data == address
-
-
-@pytest.mark.parametrize(
-    ("tensor", "dim_order"),
-    [
-        (torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
-        (torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), (0, 2, 3, 4, 1)),
-        (torch.zeros(4, 6).t(), (1, 0)),
-        (torch.zeros(2, 3, 4).permute(2, 0, 1), (1, 2, 0)),
-        (torch.zeros(5, 1).t(), (0, 1)),
-        (torch.zeros(2, 3, 1, 1).to(memory_format=torch.channels_last), (0, 1, 2, 3)),
-    ],
-)
-def test_dense_permutations_keep_their_memory(tensor, dim_order):
-    """Any order of dimensions is described by its dim order, without a copy (R4)."""
-    tensor = tensor.clone(memory_format=torch.preserve_format).copy_(torch.arange(tensor.numel()).view(tensor.shape))
-    entry = only_entry(tensor)
-    assert entry.layout.dim_order == dim_order
-    in_memory = tensor.permute(dim_order).contiguous().flatten()
-    assert np.array_equal(np.frombuffer(entry.data, np.float32), in_memory.numpy())
-    assert np.frombuffer(entry.data, np.uint8).ctypes.data == tensor.data_ptr()
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12.0)[::2],
-        torch.arange(12.0).reshape(3, 4)[:, 1:3],
-        torch.arange(3.0).expand(4, 3),
-        torch.arange(3.0).reshape(3, 1).expand(3, 4),
-        torch.arange(12.0).as_strided((3, 3), (1, 2)),
-    ],
-)
-def test_other_strides_are_made_contiguous(tensor):
-    """Their memory has gaps, so they are copied (R4)."""
-    for data in (tensor, tensor.numpy()):
-        entry = only_entry(data)
-        assert entry.layout.is_contiguous
-        assert np.array_equal(np.frombuffer(entry.data, np.float32).reshape(tensor.shape), tensor.numpy())
-
-
-def test_negative_strides():
-    entry = only_entry(np.arange(6, dtype=np.int32)[::-1])
-    assert np.frombuffer(entry.data, np.int32).tolist() == [5, 4, 3, 2, 1, 0]
-
-
-def test_scalars_and_empty_tensors():
-    assert only_entry(torch.tensor(1.0)).layout == TensorLayout(ScalarType.FLOAT, ())
-    assert only_entry(np.float32(1)).layout == TensorLayout(ScalarType.FLOAT, ())
-    for empty in (torch.empty(0, 3), np.empty((0, 3), np.float32), torch.empty(3, 0).t()):
-        assert only_entry(empty).layout == TensorLayout(ScalarType.FLOAT, (0, 3))
-        assert len(only_entry(empty).data) == 0
-
-
-def test_tensors_with_history_or_a_pending_negation():
-    assert bytes(only_entry(torch.ones(2, requires_grad=True) * 1).data) == np.ones(2, np.float32).tobytes()
-    pending = torch.tensor([1 + 2j]).conj().imag
-    assert pending.is_neg()
-    assert np.frombuffer(only_entry(pending).data, np.float32).tolist() == [-2.0]
-
-
-def test_a_buffer_of_big_endian_numbers_is_refused():
-    """Its bytes would be other numbers, wherever they are taken for a tensor."""
-    with pytest.raises(UnsupportedDataError, match="big-endian"):
-        BlobStore().add("a", memoryview(np.arange(4, dtype=">f4")))
 
 
 def test_opaque_buffers():
@@ -203,42 +61,20 @@ def test_opaque_buffers():
     assert len(only_entry(memoryview(np.ones((2, 0)))).data) == 0
 
 
-def test_file_slices(tmp_path):
-    """A part of a file is a blob; one beyond its end is an error (R1)."""
-    path = tmp_path / "weights.bin"
-    path.write_bytes(bytes(range(200)))
-    layout = TensorLayout(ScalarType.FLOAT, (2, 5))
-    assert bytes(only_entry(FileSlice(path, 20, 40), layout=layout).data) == bytes(range(20, 60))
-    assert bytes(only_entry(FileSlice(path, 190)).data) == bytes(range(190, 200))
-    for offset, nbytes in [(190, 11), (-1, 2), (0, -1), (201, None)]:
-        with pytest.raises(InvalidFileError, match=r"weights\.bin: .* 200 bytes"):
-            only_entry(FileSlice(path, offset, nbytes))
-    with pytest.raises(FileAccessError, match="missing"):
-        only_entry(FileSlice(tmp_path / "missing"))
-
-
 # What add refuses; the store is as before
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (torch.zeros(2, dtype=torch.float8_e8m0fnu), "e8m0"),
-        (torch.zeros(2, 2).to_sparse(), "sparse"),
-        (torch.zeros(2, device="meta"), "meta"),
-        (np.array(["a"]), "dtype"),
-        (np.array([object()]), "object"),
         (np.zeros(2, [("a", "i4")]), "no counterpart"),
-        ([1, 2], "list"),
-        ("text", "str"),
         (None, "NoneType"),
-        (memoryview(b"abcdef")[::2], "contiguous"),
     ],
 )
 def test_unsupported_data(data, reason):
     """The error names the key and the reason."""
     store = BlobStore()
-    with pytest.raises(UnsupportedDataError, match=reason):
+    with pytest.raises(UnsupportedDataError, match=f"'x'.*{reason}"):
         store.add("x", data)
     assert len(store) == 0
 
@@ -269,25 +105,6 @@ def test_bad_alignments(alignment):
 def test_bad_tags(tag):
     with pytest.raises(InvalidTagError):
         BlobStore().add("k", b"", tag=tag)
-
-
-def test_layout_must_agree():
-    """With the size of the bytes, or with the tensor itself (R4)."""
-    layout = TensorLayout(ScalarType.FLOAT, (2,))
-    with pytest.raises(LayoutError, match=r"takes 8 bytes, the data has 7"):
-        only_entry(b"1234567", layout=layout)
-    with pytest.raises(LayoutError, match="not float"):
-        only_entry(torch.zeros(2, dtype=torch.int32), layout=layout)
-    assert only_entry(torch.zeros(2), layout=layout).layout == layout
-
-
-@pytest.mark.parametrize(
-    ("sizes", "order"),
-    [((-1,), (0,)), ((2**31,), (0,)), ((1, 1), (0,)), ((1, 1), (1, 1)), ((2**31 - 1,) * 3, None)],
-)
-def test_impossible_layouts(sizes, order):
-    with pytest.raises(LayoutError):
-        TensorLayout(ScalarType.FLOAT, sizes, order)
 
 
 def test_one_key_two_contents():

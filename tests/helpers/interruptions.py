@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from blobstore import BlobStore, BlobStoreError, dedup_programs
+from blobstore import BlobStoreError
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import Staging
 
@@ -82,15 +82,6 @@ def kills(folder: Path, template: Path, work: Callable[[Path], Any], code: int =
         yield place
 
 
-def state(folder: Path) -> dict[str, str]:
-    """The files that users see."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes().hex()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".blobstore-")
-    }
-
-
 def left(folder: Path) -> list[str]:
     """The hidden files."""
     return [path.name for path in folder.rglob(".blobstore-*")]
@@ -109,7 +100,7 @@ def _template(folder: Path) -> Path:
     return template
 
 
-def _write_group(place: Path, last: str = "d") -> None:
+def _write_group(place: Path) -> None:
     with Staging(folder=place / "out") as group:
         for name, again in (
             ("out/a", False),
@@ -117,7 +108,7 @@ def _write_group(place: Path, last: str = "d") -> None:
             ("elsewhere/b", False),
             ("out/c", False),
             ("out/below/twice", True),
-            (f"out/{last}", False),
+            ("out/d", False),
         ):
             with group.open(place / name, again=again) as file:
                 file.write(f"new {name} {again}".encode())
@@ -144,20 +135,16 @@ def _fails(place: Path) -> None:
 
 
 def group(folder: Path) -> Any:
-    template = _template(folder)
-    return [_seen(place, "out") for place in kills(folder / "kill", template, _write_group)]
+    return [_seen(place, "out") for place in kills(folder / "kill", _template(folder), _write_group)]
 
 
 def group_elsewhere(folder: Path) -> Any:
     """The group is found from another of its folders."""
-    template = _template(folder)
-    places = kills(folder / "kill", template, _write_group)
-    return [_seen(place, "elsewhere") for place in places]
+    return [_seen(place, "elsewhere") for place in kills(folder / "kill", _template(folder), _write_group)]
 
 
 def group_undone(folder: Path) -> Any:
-    template = _template(folder)
-    return [_seen(place, "out") for place in kills(folder / "kill", template, _fails, code=1)]
+    return [_seen(place, "out") for place in kills(folder / "kill", _template(folder), _fails, code=1)]
 
 
 def _seen(place: Path, first: str) -> Any:
@@ -170,7 +157,11 @@ def _seen(place: Path, first: str) -> Any:
 
 
 def _whole(place: Path) -> str:
-    found = {name: bytes.fromhex(data).decode().split()[0] for name, data in state(place).items()}
+    found = {
+        str(path.relative_to(place)): path.read_text().split()[0]
+        for path in place.rglob("*")
+        if path.is_file() and not path.name.startswith(".blobstore-")
+    }
     new = {"out/a": "new", "out/below/twice": "new", "elsewhere/b": "new", "out/c": "new", "out/d": "new"}
     old = {"out/a": "old", "out/below/twice": "old", "elsewhere/b": "old"}
     return "old" if found == old else "new" if found == new else "mixed"
@@ -195,47 +186,7 @@ def recovery(folder: Path) -> Any:
     return found
 
 
-# A folder of programs, and data files with several tags. FOLDER contains the inputs `in` and the `template`.
-
-
-def programs(folder: Path) -> Any:
-    """Programs with a replaced name and pruned keys; another process extends the folder, which is then all new."""
-
-    def write(place: Path) -> None:
-        dedup_programs([folder / "in"], place, prune=True)
-
-    found = []
-    for place in kills(folder / "kill", folder / "template", write):
-        shutil.copytree(place, folder / "seen" / place.name)
-        dedup_programs([folder / "other"], place)
-        found.append((place.name, left(place)))
-    return found
-
-
-def tags(folder: Path) -> Any:
-    def write(place: Path, value: int) -> None:
-        store = BlobStore()
-        for tag in ("x", "y", "z"):
-            store.add(f"{tag}.weight", bytes([value]) * 1000, tag=tag)
-        store.write(place)
-
-    (folder / "template").mkdir()
-    write(folder / "template", 1)
-    old = state(folder / "template")
-    shutil.copytree(folder / "template", folder / "new")
-    write(folder / "new", 2)
-    known = {"old": old, "new": state(folder / "new")}
-    found = []
-    for place in kills(folder / "kill", folder / "template", lambda place: write(place, 2)):
-        before = next((name for name, one in known.items() if one == state(place)), "mixed")
-        BlobStore().write_ptd(place / "other.ptd")
-        (place / "other.ptd").unlink()
-        after = next((name for name, one in known.items() if one == state(place)), "mixed")
-        found.append((before, after, left(place)))
-    return found
-
-
-JOBS = {job.__name__: job for job in (group, group_elsewhere, group_undone, recovery, programs, tags)}
+JOBS = {job.__name__: job for job in (group, group_elsewhere, group_undone, recovery)}
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,8 @@ from typing import Any
 
 import executorch
 
+from blobstore.core.formats.flatbuffer import Kind, TableType, Union, Vector
+
 SCHEMA = Path(__file__).parents[2] / "schema"
 EXECUTORCH_SCHEMA = Path(next(iter(executorch.__path__)), "schema", "program.fbs")
 
@@ -23,6 +25,18 @@ _FLATC = Path(next(iter(executorch.__path__)), "data", "bin", "flatc")
 def flatc(*arguments: Any) -> None:
     """Run the schema compiler of the executorch wheel."""
     subprocess.run([str(_FLATC), *map(str, arguments)], check=True, capture_output=True)
+
+
+def tables_below(kind: Kind, found: dict[str, TableType] | None = None) -> dict[str, TableType]:
+    """All types of tables that a type refers to, by name, itself among them."""
+    found = {} if found is None else found
+    if isinstance(kind, TableType) and kind.name not in found:
+        found[kind.name] = kind
+        for field in kind.fields.values():
+            tables_below(field, found)
+    for inner in [kind.of] if isinstance(kind, Vector) else kind.members if isinstance(kind, Union) else []:
+        tables_below(inner, found)
+    return found
 
 
 def _generated() -> Path:

@@ -17,7 +17,7 @@ from torch import nn
 
 from blobstore import BlobStore
 from blobstore.adapters import foundation_fingerprint
-from blobstore.core.memory.dtypes import dtype_name
+from blobstore.core.memory.dtypes import torch_dtype
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.lowering.export import quiet
 from blobstore.releases import publish
@@ -164,7 +164,7 @@ def test_the_dtypes_have_the_numbers_of_executorch(printed: list[list[str]]) -> 
     assert [(int(number), int(size)) for number, _, size in lines] == [(t.value, t.itemsize) for t in ScalarType]
     for number, name, _ in lines:
         if not name.startswith("Q"):  # torch has a name of its own for these
-            assert name.lower() == dtype_name(ScalarType(int(number)))
+            assert f"torch.{name.lower()}" == str(torch_dtype(ScalarType(int(number))))
 
 
 def test_a_program_runs_and_follows_updates(printed: list[list[str]]) -> None:

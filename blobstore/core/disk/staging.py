@@ -102,8 +102,8 @@ class Staging:
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
         if self._dry_run:
             self._tried.add(place)
+            check_writable(place.parent, target)
             with named(target):
-                check_writable(place.parent)
                 yield cast(BinaryIO, _Nowhere())
             return
         with named(target):
@@ -337,17 +337,18 @@ class _Nowhere(io.RawIOBase):
         return nbytes
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, target: Path) -> None:
     """Check that files can be made in a folder, or if it is missing, that it can be made.
 
     Raises:
-        OSError: they cannot.
+        FileAccessError: they cannot; it names `target`.
     """
-    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path) or path == path.parent)
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+    with named(target):
+        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path) or path == path.parent)
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Collection[Path]) -> None:

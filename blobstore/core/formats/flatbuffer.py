@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 from blobstore.core.errors import InvalidFileError
@@ -34,7 +34,7 @@ __all__ = [
     "Span",
     "Struct",
 ]
-__all__ += ["Table", "TableType", "Union", "Vector", "reachable", "walk"]
+__all__ += ["Table", "TableType", "Union", "Vector", "Walk"]
 
 _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
@@ -346,69 +346,50 @@ class Table:
         return of_field
 
 
-def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None) -> set[str]:
-    """Read everything reachable from `root`, each object once.
+class Walk:
+    """Everything that some tables of one buffer refer to, each object read once, these tables among them.
 
     Args:
-        root: where to begin.
+        roots: the tables.
         reference: called as (place, target, is_vtable) for every reference, if given.
+        without: the places of references that are not followed; that of a reference to a vtable is the place of its table.
 
-    Returns:
-        The names of types with unknown fields, and of unions with unknown members. Whatever these refer to was not read.
+    Attributes:
+        spans: the objects, in the order of the buffer.
+        unknown: the names of types with unknown fields, and of unions with unknown members. Whatever these refer to was not
+            read.
 
     Raises:
         InvalidFileError: an object is out of bounds, is not valid text, overlaps another one (several references to one
             object are fine), or is referred to too often.
     """
-    objects = _Walk(root.buffer, reference)
-    objects.read_all([root])
-    return objects.unknown
-
-
-def reachable(
-    roots: Sequence[Table], reference: Callable[[int, int, bool], None], without: Collection[int]
-) -> list[Span]:
-    """The objects that some tables of one buffer need, these tables among them, in the order of the buffer.
-
-    `reference` is called as by `walk`. References at the places `without` are not followed; the place of a reference to a
-    vtable is that of its table.
-    """
-    roots[0].buffer.renew()
-    objects = _Walk(roots[0].buffer, reference, without)
-    return objects.read_all(roots)
-
-
-class _Walk:
-    """The objects that were met, and those that are still to be read."""
 
     def __init__(
         self,
-        buffer: Buffer,
-        reference: Callable[[int, int, bool], None] | None,
+        roots: Sequence[Table],
+        reference: Callable[[int, int, bool], None] = lambda place, target, to_vtable: None,
         without: Collection[int] = frozenset(),
     ) -> None:
         self.unknown: set[str] = set()
         self._stack: list[Table] = []
-        self._buffer = buffer
-        self._reference = reference or (lambda place, target, to_vtable: None)
+        self._buffer = roots[0].buffer
+        self._buffer.renew()
+        self._reference = reference
         self._without = without
         self._objects: dict[int, tuple[int, object]] = {}
         self._distinct: set[tuple[int, TableType]] = set()
-
-    def read_all(self, roots: Iterable[Table]) -> list[Span]:
-        """Read some tables and everything that they refer to; the places of all objects, in order."""
         for root in roots:
-            self.visit(root)
+            self._visit(root)
         while self._stack:
-            self.read(self._stack.pop())
-        return self._without_overlaps()
+            self._read(self._stack.pop())
+        self.spans = self._without_overlaps()
 
-    def visit(self, table: Table) -> None:
+    def _visit(self, table: Table) -> None:
         """Read a table later, unless it was met before."""
         if self._is_new(table.position, table.position + table.shape.size, table.kind):
             self._stack.append(table)
 
-    def read(self, table: Table) -> None:
+    def _read(self, table: Table) -> None:
         """Check a table and its vtable, and everything that its fields refer to directly."""
         if table.position not in self._without:
             self._is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
@@ -439,11 +420,11 @@ class _Walk:
             self._buffer.string(target, field)
             self._is_new(target, self._buffer.vector(target, 1, field).stop + 1, kind)
         elif isinstance(kind, TableType):
-            self.visit(Table(self._buffer, target, kind))
+            self._visit(Table(self._buffer, target, kind))
         elif isinstance(kind, Union):
             member = table.union(field)
             if member is not None:
-                self.visit(member)
+                self._visit(member)
             elif table.scalar(kind.tag):
                 self.unknown.add(f"{table.kind.name}.{field}")
         elif isinstance(kind, Vector):
@@ -453,7 +434,7 @@ class _Walk:
                 for element in range(span.start, span.stop, 4):
                     position = self._buffer.target(element, field)
                     self._reference(element, position, False)
-                    self.visit(Table(self._buffer, position, kind.of))
+                    self._visit(Table(self._buffer, position, kind.of))
 
     def _is_new(self, start: int, stop: int, kind: object) -> bool:
         known = self._objects.get(start)

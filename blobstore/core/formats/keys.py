@@ -7,8 +7,18 @@ from collections.abc import Collection
 
 from blobstore.core.constants import KEY_PREFIX, OF_PROGRAMS_KEY
 from blobstore.core.constants import WORKING_COPY_KEY as WORKING_COPY
+from blobstore.core.errors import InvalidKeyError
 
-__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "WORKING_COPY", "is_content_key", "near", "prefix_apart", "suggest"]
+__all__ = [
+    "KEY_PREFIX",
+    "OF_PROGRAMS",
+    "WORKING_COPY",
+    "check_key",
+    "is_content_key",
+    "near",
+    "prefix_apart",
+    "suggest",
+]
 
 OF_PROGRAMS = {OF_PROGRAMS_KEY: "1"}
 """Metadata of the data files that are written together with programs, so that their keys belong to programs."""
@@ -17,6 +27,21 @@ _CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")
 
 _MOST = 5000
 """Of more keys only those that contain the name are looked at: comparing texts takes microseconds each."""
+
+
+def check_key(key: str, where: str = "", what: str = "key") -> None:
+    """Raise InvalidKeyError unless a key is text that a file can have as a key.
+
+    The message begins with `where`, such as "model.pte: ", and calls it `what`.
+    """
+    if not isinstance(key, str) or not key:
+        raise InvalidKeyError(f"{where}a {what} must be a non-empty string, got {key!r}")
+    if "\0" in key:
+        raise InvalidKeyError(f"{where}{what} {key!r} contains a NUL character")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(f"{where}{what} {key!r} is not valid Unicode: {error.reason}") from None
 
 
 def is_content_key(key: str) -> bool:

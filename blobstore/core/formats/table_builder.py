@@ -74,7 +74,7 @@ class TableBuilder(flatbuffers.Builder):  # type: ignore[misc]
         self.raw(data)
         return int(self.EndVector())
 
-    def raw(self, data: bytes) -> None:
+    def raw(self, data: bytes | bytearray) -> None:
         """Put bytes in front of what was written, for which there must be room."""
         self.head -= len(data)
         self.Bytes[self.head : self.head + len(data)] = data

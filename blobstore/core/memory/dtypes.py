@@ -17,7 +17,6 @@ __all__ = [
     "FLOATS",
     "NUMBERS",
     "SAFETENSORS",
-    "dtype_name",
     "native_dtype",
     "numpy_dtype",
     "scalar_type_named",
@@ -109,11 +108,6 @@ SAFETENSORS: Mapping[str, ScalarType] = {
 def scalar_type_named(dtype: Any) -> ScalarType | None:
     """The scalar type of a torch or numpy dtype, or of its name; None if a .ptd cannot name it."""
     return _SCALAR_TYPES.get(str(dtype).removeprefix("torch."))
-
-
-def dtype_name(scalar_type: ScalarType) -> str | None:
-    """What torch and numpy call a scalar type; None if neither has it."""
-    return _NAMES.get(scalar_type)
 
 
 def native_dtype(scalar_type: ScalarType) -> np.dtype[Any] | None:

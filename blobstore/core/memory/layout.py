@@ -28,77 +28,50 @@ MAX_NBYTES = 2**63 - 1
 
 
 class ScalarType(enum.IntEnum):
-    """The element types that ExecuTorch knows, and so a .ptd can name."""
+    """The element types that ExecuTorch knows, and so a .ptd can name: each with its number and its size.
 
-    BYTE = 0
-    CHAR = 1
-    SHORT = 2
-    INT = 3
-    LONG = 4
-    HALF = 5
-    FLOAT = 6
-    DOUBLE = 7
-    COMPLEX32 = 8
-    COMPLEX64 = 9
-    COMPLEX128 = 10
-    BOOL = 11
-    QINT8 = 12
-    QUINT8 = 13
-    QINT32 = 14
-    BFLOAT16 = 15
-    QUINT4X2 = 16
-    QUINT2X4 = 17
-    BITS1X8 = 18
-    BITS2X4 = 19
-    BITS4X2 = 20
-    BITS8 = 21
-    BITS16 = 22
-    FLOAT8E5M2 = 23
-    FLOAT8E4M3FN = 24
-    FLOAT8E5M2FNUZ = 25
-    FLOAT8E4M3FNUZ = 26
-    UINT16 = 27
-    UINT32 = 28
-    UINT64 = 29
+    Attributes:
+        itemsize: bytes of one element, as ExecuTorch counts them (the types that pack several numbers take one byte).
+    """
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element, as ExecuTorch counts them (the types that pack several numbers take one byte)."""
-        return ITEMSIZE[self]
+    itemsize: int
 
+    def __new__(cls, number: int, itemsize: int = 0) -> ScalarType:  # a call finds a member by its number alone
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.itemsize = itemsize
+        return kind
 
-ITEMSIZE: dict[int, int] = {
-    ScalarType.BYTE: 1,
-    ScalarType.CHAR: 1,
-    ScalarType.SHORT: 2,
-    ScalarType.INT: 4,
-    ScalarType.LONG: 8,
-    ScalarType.HALF: 2,
-    ScalarType.FLOAT: 4,
-    ScalarType.DOUBLE: 8,
-    ScalarType.COMPLEX32: 4,
-    ScalarType.COMPLEX64: 8,
-    ScalarType.COMPLEX128: 16,
-    ScalarType.BOOL: 1,
-    ScalarType.QINT8: 1,
-    ScalarType.QUINT8: 1,
-    ScalarType.QINT32: 4,
-    ScalarType.BFLOAT16: 2,
-    ScalarType.QUINT4X2: 1,
-    ScalarType.QUINT2X4: 1,
-    ScalarType.BITS1X8: 1,
-    ScalarType.BITS2X4: 1,
-    ScalarType.BITS4X2: 1,
-    ScalarType.BITS8: 1,
-    ScalarType.BITS16: 2,
-    ScalarType.FLOAT8E5M2: 1,
-    ScalarType.FLOAT8E4M3FN: 1,
-    ScalarType.FLOAT8E5M2FNUZ: 1,
-    ScalarType.FLOAT8E4M3FNUZ: 1,
-    ScalarType.UINT16: 2,
-    ScalarType.UINT32: 4,
-    ScalarType.UINT64: 8,
-}
+    BYTE = 0, 1
+    CHAR = 1, 1
+    SHORT = 2, 2
+    INT = 3, 4
+    LONG = 4, 8
+    HALF = 5, 2
+    FLOAT = 6, 4
+    DOUBLE = 7, 8
+    COMPLEX32 = 8, 4
+    COMPLEX64 = 9, 8
+    COMPLEX128 = 10, 16
+    BOOL = 11, 1
+    QINT8 = 12, 1
+    QUINT8 = 13, 1
+    QINT32 = 14, 4
+    BFLOAT16 = 15, 2
+    QUINT4X2 = 16, 1
+    QUINT2X4 = 17, 1
+    BITS1X8 = 18, 1
+    BITS2X4 = 19, 1
+    BITS4X2 = 20, 1
+    BITS8 = 21, 1
+    BITS16 = 22, 2
+    FLOAT8E5M2 = 23, 1
+    FLOAT8E4M3FN = 24, 1
+    FLOAT8E5M2FNUZ = 25, 1
+    FLOAT8E4M3FNUZ = 26, 1
+    UINT16 = 27, 2
+    UINT32 = 28, 4
+    UINT64 = 29, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +144,16 @@ def in_words(layout: TensorLayout) -> tuple[str, str]:
     return layout.scalar_type.name.lower(), f"{sizes}{order}"
 
 
-def layout_nbytes(scalar_type: int, sizes: Sequence[int]) -> int:
+def layout_nbytes(scalar_type: ScalarType, sizes: Sequence[int]) -> int:
     """Bytes that a tensor of these sizes takes, computed without overflow."""
-    nbytes = ITEMSIZE[scalar_type]
+    nbytes = scalar_type.itemsize
     for size in sizes:
         nbytes *= size
     return nbytes
 
 
-def layout_problem(scalar_type: int, sizes: Sequence[int], dim_order: Sequence[int]) -> str | None:
+def layout_problem(scalar_type: ScalarType, sizes: Sequence[int], dim_order: Sequence[int]) -> str | None:
     """Why a layout is impossible, or None."""
-    if scalar_type not in ITEMSIZE:
-        return f"unknown scalar type {scalar_type}"
     if len(sizes) > MAX_RANK:
         return f"{len(sizes)} dimensions, at most {MAX_RANK} are possible"
     for size in sizes:

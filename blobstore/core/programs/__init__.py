@@ -26,7 +26,8 @@ from blobstore.core.programs.inputs import checkpoints_beside, expand, output_pl
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.run import run
-from blobstore.core.programs.targets import DataInput, ProgramInput
+from blobstore.core.programs.targets import Given, ProgramJob
+from blobstore.core.store import BlobStore
 
 __all__ = ["DATA_NAME", "DataResult", "DedupResult", "KeyResult", "ProgramResult", "data_files", "dedup_programs"]
 
@@ -109,13 +110,13 @@ def dedup_programs(
         if names_beside and names is None:
             known = [*(path for path, _ in files), directory / options.data_name]
             options = replace(options, names_beside=_open_beside([path for path, _ in programs], known))
-        return run(
-            [ProgramInput(read_program(path), place) for (path, _), place in zip(programs, places, strict=True)],
-            [DataInput(open_ptd(path, verify=True), options.data_name) for path in data],
-            directory,
-            [path for path, _ in files],
-            options,
-        )
+        store = BlobStore()
+        jobs = [
+            ProgramJob(read_program(path), directory / place, store)
+            for (path, _), place in zip(programs, places, strict=True)
+        ]
+        given_data = [Given(open_ptd(path, verify=True), options.data_name, store) for path in data]
+        return run(jobs, given_data, directory, [path for path, _ in files], options)
 
 
 def _open_beside(programs: Iterable[Path], known: Iterable[Path]) -> list[NamedDataMap]:

@@ -11,7 +11,6 @@ from blobstore.core.disk.kinds import check_folder_name
 from blobstore.core.disk.locks import exclusive
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import check_writable
-from blobstore.core.errors import FileAccessError
 from blobstore.core.memory.mapped_file import named
 
 __all__ = ["output_folder"]
@@ -26,10 +25,7 @@ def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
     """
     check_folder_name(directory)
     if dry_run:
-        try:
-            check_writable(directory)
-        except OSError as error:
-            raise FileAccessError(directory, error) from None
+        check_writable(directory, directory)
         yield
         return
     with named(directory), folders([directory]), exclusive(directory):

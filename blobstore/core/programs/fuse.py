@@ -20,7 +20,7 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.delegate_keys import keys_of
 from blobstore.core.formats.flatbuffer import Span
-from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.keys import KEY_PREFIX, check_key
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.description import describe
 from blobstore.core.formats.pte.fuse import FusedBlob, FusedProgram, Fusion
@@ -29,7 +29,6 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import delegated_keys, named_by, weights_among
 from blobstore.core.reprs import count, fields_line, line
-from blobstore.core.store import check_key
 from blobstore.core.text import size
 
 __all__ = ["FuseResult", "FusedMethod", "fuse_programs"]

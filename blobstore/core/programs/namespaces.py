@@ -8,12 +8,13 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.groups import Groups
 from blobstore.core.memory.digest import Digest
 from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.store import BlobStore
 
 __all__ = ["namespaces"]
 
 
-def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, int]:
-    """The number of each program's namespace, of its data files. In one namespace a key has one content, in one file.
+def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, BlobStore]:
+    """The store of each program's namespace, by its data files. In one namespace a key has one content, in one file.
 
     All programs have the same namespace, unless a key of several programs is in different files or has different contents.
     Then programs share a namespace if they have a file in common.
@@ -26,9 +27,9 @@ def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, int]:
         for key in data_map
     )
     if all(by_key.setdefault(key, what) == what for key, what in contents):
-        return dict.fromkeys(data, 0)
+        return dict.fromkeys(data, BlobStore())
     groups = Groups(data)
     first: dict[str, str] = {}
     for name, maps in data.items():
         groups.join([name, *(first.setdefault(data_map.path.name, name) for data_map in maps)])
-    return {name: number for number, group in enumerate(groups.members()) for name in group}
+    return {name: store for group in groups.members() for store in [BlobStore()] for name in group}

@@ -27,15 +27,15 @@ from blobstore.core.programs.options import Options
 from blobstore.core.programs.planning import MovePlan, NamesByContent, clash_with, has, names_by_content
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.series import APPENDED_TO, Series
-from blobstore.core.programs.targets import DataInput, Given, ProgramInput, ProgramJob, Slim, Targets
+from blobstore.core.programs.targets import Given, ProgramJob, Slim, Targets
 from blobstore.core.store import BlobStore, nbytes
 
 __all__ = ["run"]
 
 
 def run(
-    programs: Sequence[ProgramInput],
-    data: Sequence[DataInput],
+    jobs: Sequence[ProgramJob],
+    given: Sequence[Given],
     directory: Path,
     inputs: Sequence[Path],
     options: Options,
@@ -45,8 +45,8 @@ def run(
     What leaves a program goes to the file `options.data_name`, unless a file of the program's own namespace has its key.
 
     Args:
-        programs: the programs.
-        data: the data files that they take already.
+        jobs: the programs.
+        given: the data files that they take already.
         directory: the folder.
         inputs: the files that all these were read from.
         options: the user's options.
@@ -54,11 +54,7 @@ def run(
     Raises:
         As `dedup_programs`.
     """
-    stores = {
-        number: BlobStore() for number in [*(one.namespace for one in programs), *(one.namespace for one in data)]
-    }
-    targets = Targets.of(data, stores, directory, options)
-    jobs = [ProgramJob(one.program, directory / one.place, stores[one.namespace]) for one in programs]
+    targets = Targets.of(jobs, given, directory, options)
     outputs = [job.output for job in jobs]
     _check_outputs(outputs, targets, inputs, options)
     found = find(directory, targets.tags, outputs, force=options.force)

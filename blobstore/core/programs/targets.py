@@ -15,26 +15,7 @@ from blobstore.core.programs.options import Options
 from blobstore.core.programs.series import Series
 from blobstore.core.store import BlobStore, file_name
 
-__all__ = ["DataInput", "Given", "ProgramInput", "ProgramJob", "Slim", "Targets"]
-
-
-@dataclass(frozen=True)
-class ProgramInput:
-    """A program as it is, its path below the folder, and the number of its namespace of keys."""
-
-    program: ProgramFile
-    place: Path
-    namespace: int = 0
-
-
-@dataclass(frozen=True)
-class DataInput:
-    """A data file that the programs take already, the file that its contents go to, and the number of the namespace of its
-    keys."""
-
-    data_map: PtdDataMap
-    tag: str
-    namespace: int = 0
+__all__ = ["Given", "ProgramJob", "Slim", "Targets"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,8 @@ class Slim:
 
 @dataclass(frozen=True)
 class Given:
-    """A data file that the programs take already, with the name of the file that it goes to and the store of its namespace."""
+    """A data file that the programs take already, with the tag or the name of the file that it goes to, and the store of its
+    namespace."""
 
     data_map: PtdDataMap
     tag: str
@@ -92,26 +74,18 @@ class Targets:
     earlier: Mapping[str, PtdDataMap]
 
     @classmethod
-    def of(
-        cls, data: Sequence[DataInput], stores: Mapping[int, BlobStore], directory: Path, options: Options
-    ) -> Targets:
-        """Those of a run with a store for each namespace."""
+    def of(cls, jobs: Sequence[ProgramJob], given: Sequence[Given], directory: Path, options: Options) -> Targets:
+        """Those of a run."""
         data_name, earlier = file_name(options.data_name), dict[str, PtdDataMap]()
         if options.append:
             series = Series(directory, data_name, force=options.force)
             earlier, data_name = series.by_key(), series.next_name()
-        given = [
-            Given(
-                one.data_map,
-                data_name if one.tag == options.data_name else file_name(one.tag),
-                stores[one.namespace],
-            )
-            for one in data
-        ]
+        given = [replace(one, tag=data_name if one.tag == options.data_name else file_name(one.tag)) for one in given]
         home = {one.tag: one.store for one in given}
         # Programs of one namespace can find a key in any of their files, so one store keeps each blob of them once.
         # With several, what is shared belongs to none of them.
-        home.setdefault(data_name, next(iter(stores.values())) if len(stores) == 1 else BlobStore())
+        stores = {id(store): store for store in [*(job.own for job in jobs), *home.values()]}
+        home.setdefault(data_name, stores.popitem()[1] if len(stores) == 1 else BlobStore())
         return cls(directory, data_name, given, home, earlier)
 
     @property

@@ -25,7 +25,6 @@ CHUNK = 1 << 19
 """Bytes that are looked at in one go: they stay in the processor's cache from the first look to the last."""
 
 _REMOTE_BLOCK = 1 << 23
-_PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 # Extras of fsspec whose names are not those of the protocols

@@ -11,7 +11,7 @@ from blobstore.core.disk.folders import folders
 from blobstore.core.disk.kinds import whole_name
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.staging import Staging, check_writable, refuse_inputs
-from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedDataError
+from blobstore.core.errors import OutputPathError, UnsupportedDataError
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
@@ -89,20 +89,13 @@ def write_deltas(
     outputs = [directory / place.with_name(whole_name(place.name)) for place in places]
     refuse_inputs(outputs, [base, *sources])
     if dry_run:
-        _check_writable(directory)
+        check_writable(directory, directory)
     with (
         _opened(base) as reference,
         folders([] if dry_run else [output.parent for output in outputs]),
         Staging(progress, force=force, folder=directory, dry_run=dry_run) as staging,
     ):
         return [_delta(reference, *paths, staging) for paths in zip(sources, outputs, strict=True)]
-
-
-def _check_writable(directory: Path) -> None:
-    try:
-        check_writable(directory)
-    except OSError as error:
-        raise FileAccessError(directory, error) from None
 
 
 def _opened(path: Path) -> _DataMap:
@@ -120,8 +113,8 @@ def _delta(base: _DataMap, source: Path, output: Path, staging: Staging) -> Delt
             raise UnsupportedDataError(
                 f"{source}: it lacks key {missing!r} of {base.name}; a delta cannot take a key away"
             )
-        equal = _Equal()
-        kept = [key for key in data_map if not _has(base, data_map, key, equal)]
+        known: dict[tuple[int, ...], bool] = {}
+        kept = [key for key in data_map if not _has(base, data_map, key, known)]
         if isinstance(data_map, PtdDataMap):
             nbytes = _write_ptd(data_map, kept, output, staging)
         else:
@@ -131,26 +124,23 @@ def _delta(base: _DataMap, source: Path, output: Path, staging: Staging) -> Delt
     return DeltaResult(source, output, bytes_before, nbytes, len(kept), left_out)
 
 
-class _Equal:
-    """Compares blobs, each two once: a small file may have millions of keys for one large blob."""
+def _has(base: _DataMap, data_map: _DataMap, key: str, known: dict[tuple[int, ...], bool]) -> bool:
+    """Whether a base has an equal blob under a key.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, int], bool] = {}
-
-    def __call__(self, one: memoryview, other: memoryview) -> bool:
-        place = (*address_of(one), *address_of(other))
-        if place not in self._known:
-            self._known[place] = same_bytes(one, other)
-        return self._known[place]
-
-
-def _has(base: _DataMap, data_map: _DataMap, key: str, equal: _Equal) -> bool:
-    return (
-        key in base
-        and base.get_tensor_layout(key) == data_map.get_tensor_layout(key)
-        and _dtype(base, key) == _dtype(data_map, key)
-        and equal(base.get_data(key), data_map.get_data(key))
-    )
+    `known` has which places are equal, so that each two are compared once: a small file may have millions of keys for one
+    large blob.
+    """
+    if (
+        key not in base
+        or base.get_tensor_layout(key) != data_map.get_tensor_layout(key)
+        or _dtype(base, key) != _dtype(data_map, key)
+    ):
+        return False
+    one, other = base.get_data(key), data_map.get_data(key)
+    places = (*address_of(one), *address_of(other))
+    if places not in known:
+        known[places] = same_bytes(one, other)
+    return known[places]
 
 
 def _dtype(data_map: _DataMap, key: str) -> tuple[str, tuple[int, ...]] | None:

@@ -1,16 +1,12 @@
 """After a kill at any point, the next process finishes or removes what was left (B5, D1, W1)."""
 
 import json
-import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
 
-from blobstore import open_ptd
 from blobstore.core.disk.recovery import ScratchFolder, recover
-from blobstore.programs import dedup_programs
 from tests.core.disk.outputs import leftovers, save
 
 
@@ -50,54 +46,6 @@ def test_a_recovery_that_is_killed_is_done_again(tmp_path):
     found = job("recovery", tmp_path)
     assert len(found) > 5
     assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
-
-
-@pytest.mark.long
-def test_data_files_of_several_tags_are_one_group(tmp_path):
-    """After the next write they are all old or all new."""
-    seen = job("tags", tmp_path)
-    assert {before for before, *_ in seen} == {"old", "mixed", "new"}
-    assert all(after in ("old", "new") and left == [] for _, after, left in seen)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
-    """A name gets new bytes, and keys of old programs are pruned: each program computes its old or its new outputs."""
-    (tmp_path / "seen").mkdir()
-    models = {}
-    for state, seed in (("old", 1), ("in", 2)):
-        models[state] = {"a": lowered.mlp(external=True, seed=seed), "b": lowered.mlp(delegated=True, seed=seed)}
-        models[state]["c"] = lowered.mlp(seed=seed + 2)
-        for name, model in models[state].items():
-            model.write(tmp_path / state, name)
-    models["other"] = {"d": lowered.decoder()}
-    models["other"]["d"].write(tmp_path / "other", "d")
-    dedup_programs([tmp_path / "old"], tmp_path / "template")
-    shutil.copytree(tmp_path / "template", tmp_path / "done")
-    result = dedup_programs([tmp_path / "in"], tmp_path / "done", prune=True)
-    assert "first.weight" in result.replaced_keys and len(result.pruned_keys) > 4
-
-    def computes(folder, name):
-        """The model that a program computes."""
-        found = stock_run(folder / f"{name}.pte", models["in"][name].inputs(), data_path=folder / "shared.ptd")
-        (which,) = (
-            state
-            for state in ("old", "in")
-            if all(torch.allclose(x, y, atol=1e-5) for x, y in zip(found, models[state][name].eager(), strict=True))
-        )
-        return which
-
-    between = set()
-    for number, left in job("programs", tmp_path):
-        seen, kept = tmp_path / "seen" / number, tmp_path / "kill" / number
-        between.add("".join(computes(seen, name) for name in "abc"))
-        assert {computes(kept, name) for name in "abc"} in ({"old"}, {"in"})
-        with open_ptd(kept / "shared.ptd", verify=True) as data_map:
-            pruned = not set(result.pruned_keys) & set(data_map)
-        assert pruned == (computes(kept, "a") == "in")
-        assert left == []
-    assert len(between) > 2, "the kills do not reach the renames"
 
 
 def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):

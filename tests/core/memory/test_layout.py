@@ -47,28 +47,6 @@ def test_the_numbers_and_sizes_of_scalar_types_are_those_of_executorch():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [
-        (torch.uint8, ScalarType.BYTE),
-        (torch.int8, ScalarType.CHAR),
-        (torch.int16, ScalarType.SHORT),
-        (torch.int32, ScalarType.INT),
-        (torch.int64, ScalarType.LONG),
-        (torch.float16, ScalarType.HALF),
-        (torch.float32, ScalarType.FLOAT),
-        (torch.float64, ScalarType.DOUBLE),
-        (torch.bool, ScalarType.BOOL),
-        (torch.bfloat16, ScalarType.BFLOAT16),
-        (torch.float8_e4m3fn, ScalarType.FLOAT8E4M3FN),
-        (torch.uint64, ScalarType.UINT64),
-    ],
-)
-def test_an_element_takes_the_bytes_that_torch_gives_it(dtype, kind):
-    """The layout determines the size of a blob."""
-    assert kind.itemsize == torch.empty(0, dtype=dtype).element_size()
-
-
-@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ((99, (2,)), "scalar type"),

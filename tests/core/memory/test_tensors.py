@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
+from executorch.exir.tensor import scalar_type_table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.dtypes import scalar_type_named
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.tensors import FileSlice, as_bytes, in_dim_order, to_numpy, to_torch
 from blobstore.errors import FileAccessError, InvalidFileError, LayoutError, UnsupportedDataError
 
-DTYPES = [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.bool, torch.bfloat16, torch.float8_e5m2, torch.uint16,
-]  # fmt: skip
+DTYPES = sorted(
+    {one for one in vars(torch).values() if isinstance(one, torch.dtype) and scalar_type_named(one)}, key=str
+)
 
 
 @st.composite
@@ -33,23 +36,32 @@ def strided(draw):
 @given(tensor=strided())
 def test_a_strided_tensor_comes_back_with_its_values_shape_and_order(tensor):
     """Dense memory stays as it is; memory with other strides is made contiguous."""
-    view, layout = as_bytes(tensor)
-    assert layout is not None
-    assert layout.nbytes == len(view)
-    assert torch.equal(to_torch(memoryview(bytearray(view)), layout), tensor)
-    assert np.array_equal(to_numpy(view, layout), tensor.numpy())
+    for data in (tensor, tensor.numpy()):
+        view, layout = as_bytes(data)
+        assert layout is not None
+        assert layout.nbytes == len(view)
+        assert torch.equal(to_torch(memoryview(bytearray(view)), layout), tensor)
+        assert np.array_equal(to_numpy(view, layout), tensor.numpy())
+        if torch.empty_like(tensor).stride() != tensor.stride():  # which torch keeps if the memory is dense
+            assert layout.is_contiguous
+        elif len(view):
+            assert np.frombuffer(view, np.uint8).ctypes.data == tensor.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_keeps_its_bytes(dtype):
-    """Also dtypes that numpy lacks."""
-    tensor = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    """Also dtypes that numpy lacks. The types have the numbers of ExecuTorch, as far as it has them."""
+    tensor = torch.arange(96, dtype=torch.uint8).view(dtype).reshape(2, -1)
     view, layout = as_bytes(tensor)
-    assert bytes(view) == bytes(tensor.view(torch.uint8).numpy().tobytes())
+    assert layout == TensorLayout(layout.scalar_type, tuple(tensor.shape))
+    assert layout.scalar_type == scalar_type_table.get(dtype, layout.scalar_type)
+    assert bytes(view) == bytes(range(96))
     back = to_torch(memoryview(bytearray(view)), layout)
     assert back.dtype == dtype
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
-    assert to_numpy(view, layout).shape == (2, 3, 4)
+    with contextlib.suppress(UnsupportedDataError):
+        of_numpy = as_bytes(to_numpy(view, layout))
+        assert (bytes(of_numpy[0]), of_numpy[1]) == (bytes(view), layout)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +80,9 @@ def test_dense_memory_is_viewed_not_copied(tensor):
 
 def test_negated_big_endian_and_scalar_data():
     """A lazy negation is computed, bytes are swapped to the order of files, and a scalar has no dimensions."""
-    negated = torch.tensor([1 + 2j]).conj().imag
+    negated = torch.tensor([1 + 2j], requires_grad=True).conj().imag
     assert np.frombuffer(as_bytes(negated)[0], np.float32).tolist() == [-2.0]
+    assert np.frombuffer(as_bytes(np.arange(3, dtype=np.int32)[::-1])[0], np.int32).tolist() == [2, 1, 0]
     assert bytes(as_bytes(np.array([1], ">u4"))[0]) == b"\1\0\0\0"
     assert as_bytes(np.float64(2))[1] == TensorLayout(ScalarType.DOUBLE, ())
 
@@ -86,6 +99,7 @@ def test_negated_big_endian_and_scalar_data():
         ("text", "buffer protocol"),
         ([1, 2], r"expected a torch tensor.*; numpy\.asarray makes an array of it"),
         (memoryview(b"abcdef")[::2], "contiguous"),
+        (memoryview(np.arange(4, dtype=">f4")), "big-endian"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

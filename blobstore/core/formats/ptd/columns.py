@@ -81,9 +81,9 @@ class Columns:
         starts, counts = self.vectors(fields, 4)
         return self.follow(starts[0] + 4 * np.arange(counts[0]))
 
-    def u8(self, fields: Positions, default: int = 0) -> npt.NDArray[np.uint8]:
-        """Bytes at `fields`, `default` where absent."""
-        return np.where(fields != 0, self._bytes[fields], np.uint8(default))
+    def u8(self, fields: Positions) -> npt.NDArray[np.uint8]:
+        """Bytes at `fields`, 0 where absent."""
+        return np.where(fields != 0, self._bytes[fields], np.uint8(0))
 
     def u32(self, positions: Positions) -> npt.NDArray[np.uint32]:
         """Unsigned 32-bit integers at `positions`, all present."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -28,18 +29,22 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
         InvalidFileError: the flatbuffer is damaged in a part that is read only here.
     """
     program.root.buffer.renew()
-    digests = _Digests(program)
+
+    @functools.cache  # a run of bytes may be that of many tensors
+    def digest_of(span: Span) -> str:
+        return str(digest(program.data[span.start : span.stop]))
+
     contents = {
-        use.table.position: digests.of(Span(item.span.start, item.span.start + use.layout.nbytes))
+        use.table.position: digest_of(Span(item.span.start, item.span.start + use.layout.nbytes))
         if use.layout is not None
-        else digests.of(item.span)
+        else digest_of(item.span)
         for item in program.tensors
         for use in item.uses
     }
     parts = {
         "version": [str(program.root.scalar("version"))],
         "methods": list(program.methods),
-        "unused segments": [digests.of(segment.span) for segment in program.segments if not segment.users],
+        "unused segments": [digest_of(segment.span) for segment in program.segments if not segment.users],
     }
     payloads = iter(program.delegates)
     named = Counter(program.methods)
@@ -47,7 +52,7 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
         name = program.methods[number]
         method = f"method {name}" if named[name] == 1 else f"method {name} ({number})"
         delegates = [
-            f"{delegate.string('id')}, payload {digests.of(next(payloads).span)}, "
+            f"{delegate.string('id')}, payload {digest_of(next(payloads).span)}, "
             + " ".join(_text(spec, contents) for spec in delegate.tables("compile_specs"))
             for delegate in plan.tables("delegates")
         ]
@@ -82,19 +87,6 @@ def _describe_method(plan: Table, delegates: list[str], contents: Mapping[int, s
     container = plan.table("container_meta_type")
     parts["container"] = [] if container is None else [_text(container, contents)]
     return parts
-
-
-class _Digests:
-    """Digests of runs of bytes in a program; each run is read once."""
-
-    def __init__(self, program: ProgramFile) -> None:
-        self._data = program.data
-        self._known: dict[Span, str] = {}
-
-    def of(self, span: Span) -> str:
-        if span not in self._known:
-            self._known[span] = str(digest(self._data[span.start : span.stop]))
-        return self._known[span]
 
 
 def _operator(table: Table) -> str:

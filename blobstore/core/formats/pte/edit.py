@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from blobstore.core.errors import UnsupportedProgramError
-from blobstore.core.formats.flatbuffer import Buffer, Span, Table, walk
+from blobstore.core.formats.flatbuffer import Span, Table, Walk
 
 __all__ = ["Editor"]
 
@@ -157,8 +157,7 @@ class Editor:
             if cuts[0] != cuts[1]:
                 links[place] = (target, to_vtable)
 
-        again = Buffer(self._old.data, self._old.path, self._old.start)  # with a budget of its own
-        unknown = walk(Table(again, self._root.position, self._root.kind), reference)
+        unknown = Walk([self._root], reference).unknown
         if unknown:
             names = ", ".join(sorted(unknown))
             raise self._refuse(f"constants lie inside its flatbuffer beside unknown fields of {names}")

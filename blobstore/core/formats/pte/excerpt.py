@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
-from blobstore.core.formats.flatbuffer import Span, Table, reachable
+from blobstore.core.formats.flatbuffer import Span, Table, Walk
 
 __all__ = ["Excerpt"]
 
@@ -63,7 +63,7 @@ class Excerpt:
         Positions stay the same modulo the alignment of tensors, and so everything stays aligned.
         """
         without = self._open.union(self._entries)
-        self._spans = reachable(self._roots, lambda *reference: self._references.append(reference), without)
+        self._spans = Walk(self._roots, lambda *reference: self._references.append(reference), without).spans
         self._starts = [span.start for span in self._spans]
         for start, stop in self._spans:
             end += (start - end) % TENSOR_ALIGNMENT

@@ -18,15 +18,27 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from flatbuffers.builder import BuilderSizeError
+
 from blobstore.core.disk.output import write_view
-from blobstore.core.errors import InvalidKeyError, KeyConflictError, LayoutError, UnsupportedProgramError
+from blobstore.core.errors import KeyConflictError, LayoutError, UnsupportedProgramError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
-from blobstore.core.formats.flatbuffer import Table
+from blobstore.core.formats.flatbuffer import U64, Table
+from blobstore.core.formats.keys import check_key
 from blobstore.core.formats.pte.excerpt import Excerpt
 from blobstore.core.formats.pte.header import HEADER_MAGIC, HEADER_OFFSET, HEADER_WITH_DATA_SIZE, IDENTIFIER
 from blobstore.core.formats.pte.parts import ExternalTensor, TensorData
 from blobstore.core.formats.pte.program import ProgramFile
-from blobstore.core.formats.pte.schema import DataLocation, TensorDataLocation
+from blobstore.core.formats.pte.schema import (
+    DATA_REFERENCE,
+    DATA_SEGMENT,
+    NAMED_DATA,
+    PROGRAM,
+    SUBSEGMENT_OFFSETS,
+    DataLocation,
+    TensorDataLocation,
+)
+from blobstore.core.formats.table_builder import TableBuilder
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import TensorLayout
@@ -34,7 +46,6 @@ from blobstore.core.memory.mapped_file import check_length
 
 __all__ = ["FusedBlob", "FusedProgram", "Fusion"]
 
-_MAX_FLATBUFFER = 2**31 - 1
 _SAMPLE = 256  # bytes
 
 
@@ -97,19 +108,26 @@ class Fusion:
         excerpts = [self._excerpt(part) for part in parts]
         for part in parts:
             self._add_named_data(part)
-        self._flatbuffer = self._lay(excerpts)
-        self.nbytes = self._place_segments()
+        self._runs: list[tuple[int, memoryview]] = []  # behind the first segment
+        try:
+            flatbuffer = self._lay(excerpts)
+        except BuilderSizeError:
+            raise UnsupportedProgramError(
+                parts[0].program.path, "the flatbuffer of all would have over 2 GiB"
+            ) from None
+        self._head = _with_header(flatbuffer, self._base_alignment, self._segments_size)
+        self.nbytes = len(self._head) + self._segments_size
         self.shared = sum(contents.shared for contents in (self._segments, self._constants, self._states))
 
     def write(self, file: BinaryIO) -> None:
         """Write the program at the current position of `file`, which must be its start."""
-        file.write(self._flatbuffer.data)
-        position = len(self._flatbuffer.data)
+        file.write(self._head)
+        position = 0
         for start, data in self._runs:
             file.write(bytes(start - position))
             write_view(file, data)
             position = start + len(data)
-        file.write(bytes(self.nbytes - position))
+        file.write(bytes(self._segments_size - position))
 
     def _check(self) -> None:
         versions = {part.program.root.scalar("version") for part in self._parts}
@@ -122,10 +140,7 @@ class Fusion:
             if len(versions) > 1:
                 raise UnsupportedProgramError(program.path, f"the programs have the versions {sorted(versions)}")
             for name in part.methods.values():
-                if not name or "\0" in name:
-                    raise InvalidKeyError(
-                        f"{program.path}: a method must have a non-empty name without NUL, got {name!r}"
-                    )
+                check_key(name, f"{program.path}: ", "method")
                 if name in names:
                     raise UnsupportedProgramError(
                         program.path,
@@ -160,7 +175,7 @@ class Fusion:
                 self._payloads.append((excerpt, slot, self._segments.add(blob)))
             slot = plan.slot("name")
             excerpt.open(slot)
-            self._names.append((excerpt, slot, _text(part.methods[name], program)))
+            self._names.append((excerpt, slot, part.methods[name].encode()))
         return excerpt
 
     def _number_tensors(self, part: FusedProgram, excerpt: Excerpt) -> None:
@@ -218,62 +233,65 @@ class Fusion:
 
     # The whole.
 
-    def _lay(self, excerpts: Sequence[Excerpt]) -> _Flatbuffer:
-        """The flatbuffer: a new root and its lists, the parts, the names and the references to payloads."""
-        constants = self._segments.add_group(self._constants)
-        states = self._segments.add_group(self._states)
+    def _lay(self, excerpts: Sequence[Excerpt]) -> bytes:
+        """The flatbuffer: a new root and its lists, the parts, the names and the references to payloads.
+
+        It grows from its end, and so all places are distances to the end.
+        """
+        constants, states = (self._segments.add_group(group) for group in (self._constants, self._states))
+        end = 0
+        for excerpt in excerpts:
+            end = excerpt.place(end)
+        new = TableBuilder(end + (1 << 16))
+        new.ForceDefaults(True)
+        ends = [(excerpt.moved(slot), new.CreateString(name)) for excerpt, slot, name in self._names]
+        for excerpt, slot, segment in self._payloads:
+            ends.append((excerpt.moved(slot), new.table(DATA_REFERENCE, location=DataLocation.SEGMENT, index=segment)))
+        copied = bytearray()
+        for excerpt in excerpts:
+            excerpt.copy_to(copied)
+        new.Prep(TENSOR_ALIGNMENT, end)
+        start = new.Offset() + end
+        for slot, target in ends:
+            struct.pack_into("<I", copied, slot, start - slot - target)
+        new.raw(copied)
         plans = [
-            (excerpt, plan.position)
+            start - excerpt.moved(plan.position)
             for excerpt, part in zip(excerpts, self._parts, strict=True)
             for plan, _ in _plans(part)
         ]
-        new = _Flatbuffer()
-        new.root(self._parts[0].program.root.scalar("version"))
-        plan_slots = new.vector("execution_plan", len(plans))
-        new.vector("constant_buffer", 0)
-        new.vector("backend_delegate_data", 0)
-        self._segment_numbers = [new.segment(slot) for slot in new.vector("segments", len(self._segments))]
-        new.group(new.slots["constant_segment"], constants, self._constants)
-        for slot in new.vector("mutable_data_segments", 1 if len(self._states) else 0):
-            new.group(slot, states, self._states)
-        named = list(self._named.items())
-        for slot, (key, (index, _)) in zip(new.vector("named_data", len(named)), named, strict=True):
-            new.named(slot, key, index)
-        end = len(new.data)
-        for excerpt in excerpts:
-            end = excerpt.place(end)
-        end += sum(len(name) + 8 for _, _, name in self._names) + 12 * len(self._payloads)  # and padding
-        if end > _MAX_FLATBUFFER:
-            raise UnsupportedProgramError(
-                self._parts[0].program.path, f"the flatbuffer of all would have {end} bytes, above {_MAX_FLATBUFFER}"
-            )
-        for excerpt in excerpts:
-            excerpt.copy_to(new.data)
-        for slot, (excerpt, position) in zip(plan_slots, plans, strict=True):
-            new.link(slot, excerpt.moved(position))
-        for excerpt, slot, name in self._names:
-            new.text(excerpt.moved(slot), name)
-        for excerpt, slot, segment in self._payloads:
-            new.payload(excerpt.moved(slot), segment)
-        return new
+        named = [
+            new.table(NAMED_DATA, key=new.CreateString(key), segment_index=index)
+            for key, (index, _) in self._named.items()
+        ]
+        groups = [_group(new, constants, self._constants), _group(new, states, self._states)]
+        root = new.table(
+            PROGRAM,
+            version=self._parts[0].program.root.scalar("version"),
+            execution_plan=new.references(plans),
+            constant_buffer=new.references([]),
+            backend_delegate_data=new.references([]),
+            segments=new.references([new.table(DATA_SEGMENT, offset=o, size=s) for o, s in self._place_segments()]),
+            constant_segment=groups[0],
+            mutable_data_segments=new.references(groups[1:] if len(self._states) else []),
+            named_data=new.references(named),
+        )
+        return new.finish(root, IDENTIFIER)
 
-    def _place_segments(self) -> int:
-        """Decide where every segment lies, write that into the front, and return the size of the file."""
-        new = self._flatbuffer
+    def _place_segments(self) -> list[tuple[int, int]]:
+        """Decide where every segment lies behind the first, and return that with their sizes."""
         # If one must lie on a page, all do, because only then the file shows it; see `_alignment`.
         pages = any(blob.alignment > SEGMENT_ALIGNMENT for blob in self._segments.blobs)
         needs = [max(blob.alignment, PAGE if pages else SEGMENT_ALIGNMENT) for blob in self._segments.blobs]
-        base = align_up(len(new.data), needs[0]) if needs else 0
-        cursor = base
-        self._runs: list[tuple[int, memoryview]] = []
-        for numbers, blob, need in zip(self._segment_numbers, self._segments.blobs, needs, strict=True):
+        self._base_alignment = max(needs, default=1)
+        cursor, places = 0, []
+        for blob, need in zip(self._segments.blobs, needs, strict=True):
             cursor = align_up(cursor, need)
-            struct.pack_into("<QQ", new.data, numbers, cursor - base, blob.nbytes)
+            places.append((cursor, blob.nbytes))
             self._runs += [(cursor + offset, data) for offset, data in blob.runs]
             cursor += blob.nbytes
-        header = (HEADER_MAGIC, HEADER_WITH_DATA_SIZE, len(new.data), base, cursor - base)
-        struct.pack_into("<4sIQQQ", new.data, HEADER_OFFSET, *header)
-        return cursor or len(new.data)
+        self._segments_size = cursor
+        return places
 
 
 @dataclass(frozen=True)
@@ -346,90 +364,18 @@ class _Contents:
         return places
 
 
-class _Flatbuffer:
-    """The flatbuffer of a program: its header, its root, and the tables of its lists, each before what it refers to."""
+def _group(builder: TableBuilder, index: int, contents: _Contents) -> int:
+    """Write a SubsegmentOffsets with the place of each blob; entry 0 stands for no data."""
+    return builder.table(SUBSEGMENT_OFFSETS, segment_index=index, offsets=builder.numbers(U64, [0, *contents.places()]))
 
-    _PROGRAM = (
-        "execution_plan",
-        "constant_buffer",
-        "backend_delegate_data",
-        "segments",
-        "constant_segment",
-        "mutable_data_segments",
-        "named_data",
-    )
 
-    def __init__(self) -> None:
-        self.data = bytearray(HEADER_OFFSET + HEADER_WITH_DATA_SIZE)
-        self.data[4:8] = IDENTIFIER
-        # Each vtable: its size, the size of the table, the place of each field; then the tables, which lie behind them.
-        self._program = self._append(struct.pack("<10H", 20, 36, *range(4, 36, 4)))
-        self._segment = self._append(struct.pack("<4H", 8, 24, 8, 16))
-        self._pair = self._append(struct.pack("<4H", 8, 12, 4, 8))  # a number and a reference, or the other way round
-        self._place = self._append(struct.pack("<4H", 8, 12, 8, 4))  # where a payload lies, and in which segment
-        self.slots: dict[str, int] = {}
-
-    def root(self, version: int) -> None:
-        """The Program table; its references are linked later."""
-        start = self._table(self._program, 32)
-        struct.pack_into("<I", self.data, start + 4, version)
-        self.slots = {name: start + 8 + 4 * index for index, name in enumerate(self._PROGRAM)}
-        self.link(0, start)
-
-    def vector(self, name: str, count: int) -> list[int]:
-        """A list of tables, with the places of its references."""
-        start = self._append(struct.pack("<I", count) + bytes(4 * count), 4)
-        self.link(self.slots[name], start)
-        return [start + 4 + 4 * index for index in range(count)]
-
-    def segment(self, slot: int) -> int:
-        """A DataSegment; the place of its two numbers."""
-        start = self._table(self._segment, 20, 8)
-        self.link(slot, start)
-        return start + 8
-
-    def group(self, slot: int, index: int, contents: _Contents) -> None:
-        """A SubsegmentOffsets with the place of each blob."""
-        places = contents.places()
-        start = self._table(self._pair, 8)
-        self.link(slot, start)
-        struct.pack_into("<I", self.data, start + 4, index)
-        self.data += bytes((4 - len(self.data)) % 8)
-        self.link(start + 8, len(self.data))
-        self.data += struct.pack(f"<I{len(places) + 1}Q", len(places) + 1, 0, *places)
-
-    def named(self, slot: int, key: str, index: int) -> None:
-        """A NamedData with its key."""
-        start = self._table(self._pair, 8)
-        self.link(slot, start)
-        struct.pack_into("<I", self.data, start + 8, index)
-        self.text(start + 4, key.encode())
-
-    def payload(self, slot: int, segment: int) -> None:
-        """A BackendDelegateDataReference to a segment."""
-        start = self._table(self._place, 8)
-        self.link(slot, start)
-        struct.pack_into("<Ib", self.data, start + 4, segment, DataLocation.SEGMENT)
-
-    def text(self, slot: int, text: bytes) -> None:
-        """A string."""
-        self.link(slot, self._append(struct.pack("<I", len(text)) + text + b"\0", 4))
-
-    def link(self, slot: int, target: int) -> None:
-        """Let the reference at `slot` lead to `target`, which lies behind it."""
-        struct.pack_into("<I", self.data, slot, target - slot)
-
-    def _append(self, data: bytes, align: int = 2) -> int:
-        self.data += bytes(-len(self.data) % align)
-        start = len(self.data)
-        self.data += data
-        return start
-
-    def _table(self, vtable: int, nbytes: int, align: int = 4) -> int:
-        """A table with so many bytes of fields, all zero."""
-        start = self._append(bytes(4 + nbytes), align)
-        struct.pack_into("<i", self.data, start, start - vtable)
-        return start
+def _with_header(flatbuffer: bytes, alignment: int, segments_size: int) -> bytes:
+    """The flatbuffer with the extended header, and zeros up to the segments, if there are any."""
+    size = len(flatbuffer) + HEADER_WITH_DATA_SIZE
+    base = align_up(size, alignment) if segments_size else 0
+    header = struct.pack("<4sIQQQ", HEADER_MAGIC, HEADER_WITH_DATA_SIZE, size, base, segments_size)
+    root = struct.pack("<I", struct.unpack_from("<I", flatbuffer)[0] + HEADER_WITH_DATA_SIZE)
+    return b"".join([root, IDENTIFIER, header, flatbuffer[HEADER_OFFSET:]]).ljust(base, b"\0")
 
 
 def _conflict(key: str, part: FusedProgram, other: FusedProgram) -> KeyConflictError:
@@ -470,10 +416,3 @@ def _use_first_group(excerpt: Excerpt, tensor: Table) -> None:
     slot = 0 if extra is None else extra.slot("mutable_data_segments_idx")
     if slot:
         excerpt.write(slot, bytes(8))
-
-
-def _text(text: str, program: ProgramFile) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidKeyError(f"{program.path}: the name {text!r} of a method is not valid Unicode") from None

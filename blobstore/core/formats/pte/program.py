@@ -16,7 +16,7 @@ from typing import Literal
 
 from blobstore.core.errors import InvalidFileError, LayoutError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, alignment_of
-from blobstore.core.formats.flatbuffer import Buffer, Span, Table, walk
+from blobstore.core.formats.flatbuffer import Buffer, Span, Table, Walk
 from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader, PteHeaderError
 from blobstore.core.formats.pte.parts import (
     DelegatePayload,
@@ -29,7 +29,7 @@ from blobstore.core.formats.pte.parts import (
 )
 from blobstore.core.formats.pte.schema import PROGRAM, DataLocation, TensorDataLocation
 from blobstore.core.memory.digest import Digest, digest
-from blobstore.core.memory.layout import ITEMSIZE, MAX_RANK, ScalarType, TensorLayout
+from blobstore.core.memory.layout import MAX_RANK, ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path, check_length, map_file
 from blobstore.core.reprs import count, line, listed
 
@@ -37,6 +37,8 @@ __all__ = ["Movable", "ProgramFile", "content_key", "read_program"]
 
 _Place = tuple[int | None, int]
 """A group (index into `ProgramFile.offsets`; None: inside the flatbuffer) and a data_buffer_idx in it."""
+
+_SCALAR_TYPES = frozenset(ScalarType)
 
 _OVERLAP = 8
 """The tensors together may be this many times as long as the file; those of ordinary programs hardly overlap."""
@@ -122,7 +124,7 @@ class ProgramFile:
         self.segment_base = header.segment_base
         buffer = Buffer(data[: self.program_size], self.path, HEADER_OFFSET + self.header_size)
         self.root = buffer.root(PROGRAM)
-        self.unknown = walk(self.root)
+        self.unknown = Walk([self.root]).unknown
         self.segments = self._read_segments(header.segments_stop)
         self.offsets: list[Offsets] = []
         self.inline: list[Span | None] = []
@@ -314,7 +316,7 @@ class ProgramFile:
     def layout_of(self, tensor: Table, what: str) -> TensorLayout | None:
         """The layout of a tensor value, which errors call `what`; None for a scalar type of a later ExecuTorch."""
         number = tensor.scalar("scalar_type")
-        if number not in ITEMSIZE:
+        if number not in _SCALAR_TYPES:
             return None  # from a later ExecuTorch
         written = []
         for name, width in (("sizes", 4), ("dim_order", 1)):

@@ -22,9 +22,10 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from blobstore.core.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
+from blobstore.core.errors import KeyConflictError, UnsupportedProgramError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
 from blobstore.core.formats.flatbuffer import Span, Table
+from blobstore.core.formats.keys import check_key
 from blobstore.core.formats.pte.edit import Editor
 from blobstore.core.formats.pte.header import HEADER_OFFSET, HEADER_WITH_DATA_SIZE
 from blobstore.core.formats.pte.parts import NamedBlob, Offsets, Segment, TensorData, TensorUse
@@ -113,8 +114,7 @@ class Rewrite:
             raise self._refuse(f"{key!r} belongs to another program")
         if item.name is not None and key != item.name:
             raise self._refuse(f"{item.name!r} has a recorded name and cannot be moved to the key {key!r}")
-        if not key or "\0" in key:
-            raise InvalidKeyError(f"{self._program.path}: a key must be a non-empty string without NUL, got {key!r}")
+        check_key(key, f"{self._program.path}: ")
         # An unknown value could refer to the same constant, which would then be gone.
         if item.kind != "named_data" and "EValue.val" in self._program.unknown:
             raise self._refuse("the program has values of unknown types, which may refer to constants")
@@ -141,10 +141,7 @@ class Rewrite:
         """The position of an ExtraTensorInfo; tensors with one key share it."""
         known = self._extra_infos.get((key, device_type, device_index))
         if known is None:
-            try:
-                text = key.encode()
-            except UnicodeEncodeError:
-                raise InvalidKeyError(f"{self._program.path}: the key {key!r} is not valid Unicode") from None
+            text = key.encode()
             # 12 bytes: distance to the vtable, distance to the name behind it, three numbers, a byte of padding.
             vtable = self._editor.vtable((12, 0, 4, 8, 9, 10))
             known = self._editor.append(b"")

@@ -23,7 +23,15 @@ from blobstore.core.formats.flatbuffer import (
     Vector,
 )
 
-__all__ = ["PROGRAM", "TABLES", "DataLocation", "TensorDataLocation"]
+__all__ = [
+    "DATA_REFERENCE",
+    "DATA_SEGMENT",
+    "NAMED_DATA",
+    "PROGRAM",
+    "SUBSEGMENT_OFFSETS",
+    "DataLocation",
+    "TensorDataLocation",
+]
 
 
 class TensorDataLocation(enum.IntEnum):
@@ -93,9 +101,9 @@ _CHAIN = TableType(
     instructions=Vector(_INSTRUCTION),
     stacktrace=Vector(_FRAME_LIST),
 )
-_DATA_REFERENCE = TableType("BackendDelegateDataReference", location=I8, index=U32)
+DATA_REFERENCE = TableType("BackendDelegateDataReference", location=I8, index=U32)
 _COMPILE_SPEC = TableType("CompileSpec", key=STRING, value=Vector(U8))
-_DELEGATE = TableType("BackendDelegate", id=STRING, processed=_DATA_REFERENCE, compile_specs=Vector(_COMPILE_SPEC))
+_DELEGATE = TableType("BackendDelegate", id=STRING, processed=DATA_REFERENCE, compile_specs=Vector(_COMPILE_SPEC))
 _CONTAINER_METADATA = TableType("ContainerMetadata", encoded_inp_str=STRING, encoded_out_str=STRING)
 _OPERATOR = TableType("Operator", name=STRING, overload=STRING)
 _NON_CONST_BUFFER_DEVICE = TableType("NonConstBufferDevice", buffer_idx=I32, device_type=I8, device_index=I8)
@@ -114,43 +122,17 @@ _EXECUTION_PLAN = TableType(
 )
 _BUFFER = TableType("Buffer", storage=Vector(U8))
 _INLINE_DATA = TableType("BackendDelegateInlineData", data=Vector(U8))
-_DATA_SEGMENT = TableType("DataSegment", offset=U64, size=U64)
-_SUBSEGMENT_OFFSETS = TableType("SubsegmentOffsets", segment_index=U32, offsets=Vector(U64))
-_NAMED_DATA = TableType("NamedData", key=STRING, segment_index=U32)
+DATA_SEGMENT = TableType("DataSegment", offset=U64, size=U64)
+SUBSEGMENT_OFFSETS = TableType("SubsegmentOffsets", segment_index=U32, offsets=Vector(U64))
+NAMED_DATA = TableType("NamedData", key=STRING, segment_index=U32)
 PROGRAM = TableType(
     "Program",
     version=U32,
     execution_plan=Vector(_EXECUTION_PLAN),
     constant_buffer=Vector(_BUFFER),
     backend_delegate_data=Vector(_INLINE_DATA),
-    segments=Vector(_DATA_SEGMENT),
-    constant_segment=_SUBSEGMENT_OFFSETS,
-    mutable_data_segments=Vector(_SUBSEGMENT_OFFSETS),
-    named_data=Vector(_NAMED_DATA),
+    segments=Vector(DATA_SEGMENT),
+    constant_segment=SUBSEGMENT_OFFSETS,
+    mutable_data_segments=Vector(SUBSEGMENT_OFFSETS),
+    named_data=Vector(NAMED_DATA),
 )
-
-TABLES = [
-    *_VALUES,
-    *_CALLS,
-    _ALLOCATION_DETAILS,
-    EXTRA_TENSOR_INFO,
-    _EVALUE,
-    _INSTRUCTION,
-    _FRAME,
-    _FRAME_LIST,
-    _CHAIN,
-    _DATA_REFERENCE,
-    _COMPILE_SPEC,
-    _DELEGATE,
-    _CONTAINER_METADATA,
-    _OPERATOR,
-    _NON_CONST_BUFFER_DEVICE,
-    _EXECUTION_PLAN,
-    _BUFFER,
-    _INLINE_DATA,
-    _DATA_SEGMENT,
-    _SUBSEGMENT_OFFSETS,
-    _NAMED_DATA,
-    PROGRAM,
-]
-"""All table types, for the test that compares them with ExecuTorch's schema."""

@@ -154,15 +154,6 @@ def test_table_as_the_generated_reader_sees_it(rows, segments, data):
             assert tuple(found.DimOrder(d) for d in range(found.DimOrderLength())) == layout.dim_order
 
 
-def test_scalar_types_are_executorch_s():
-    from executorch.exir.schema import ScalarType as Theirs
-
-    # its schema of programs lacks complex numbers of half precision and bits, which its runtime has
-    ours = {member.name: member.value for member in ScalarType}
-    theirs = {member.name.upper(): member.value for member in Theirs}
-    assert {name: ours.get(name) for name in theirs} == theirs
-
-
 def test_dim_order_is_executorch_s():
     from executorch.exir.tensor import dim_order_from_stride
 

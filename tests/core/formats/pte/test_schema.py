@@ -11,11 +11,12 @@ import pytest
 from blobstore.core.formats.flatbuffer import Scalar, Struct, Union
 from blobstore.core.formats.payload import CONSTANT, PAYLOAD
 from blobstore.core.formats.ptd.manifest import MANIFEST, PAIR
-from blobstore.core.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
+from blobstore.core.formats.pte.schema import PROGRAM, DataLocation, TensorDataLocation
 from blobstore.logical.records import RECORD, RECORDS, SOURCE, STEP
-from tests.helpers.schemas import EXECUTORCH_SCHEMA, SCHEMA, flatc
+from tests.helpers.schemas import EXECUTORCH_SCHEMA, SCHEMA, flatc, tables_below
 
 OURS = SCHEMA / "program.fbs"
+TABLES = list(tables_below(PROGRAM).values())
 
 
 class Recorder:
