@@ -21,13 +21,11 @@
 
 #include <unistd.h>
 
-#include <executorch/extension/tensor/tensor.h>
-
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
-#include <blobstore/training.h>
 
 #include "helpers.h"
+#include "xor.h"
 
 namespace {
 
@@ -40,7 +38,6 @@ using blobstore::SGDOptions;
 using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
-using executorch::extension::TensorPtr;
 
 bool has(const std::string& text, const std::string& part) {
   if (text.find(part) == std::string::npos) {
@@ -49,11 +46,6 @@ bool has(const std::string& text, const std::string& part) {
   }
   return true;
 }
-
-struct Batch {
-  TensorPtr inputs = make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
-  TensorPtr labels = make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
-};
 
 std::unique_ptr<Optimizer> make(const std::string& name) {
   if (name == "adamw" || name == "amsgrad") {
@@ -76,15 +68,6 @@ void run(TrainingProgram& training, Optimizer& optimizer, int steps, const Batch
   for (; steps > 0; --steps) {
     (void)training.step(optimizer, {batch.inputs, batch.labels});
   }
-}
-
-std::vector<std::vector<float>> numbers(const TrainingProgram& training) {
-  std::vector<std::vector<float>> all;
-  for (const auto& [name, tensor] : training.named_parameters()) {
-    const auto* data = tensor->const_data_ptr<float>();
-    all.emplace_back(data, data + tensor->numel());
-  }
-  return all;
 }
 
 /// An optimizer of an application, which gives no access to its state.

@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,21 +28,24 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
 #include <blobstore/commit_follower.h>
+#include <blobstore/data_map.h>
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
 namespace et = executorch::runtime;
 using blobstore::BlobCache;
+using blobstore::ErrorKind;
 
 const std::string kPacked = "packed@0123456789abcdef";
 const std::string kKept = "kept@0123456789abcdef";
@@ -214,48 +217,12 @@ class Inside final : public et::BackendInterface {
   void destroy(et::DelegateHandle* opaque) const override { delete static_cast<Handle*>(opaque); }
 };
 
-/// Memory that is freed at the end.
-class Allocator final : public et::MemoryAllocator {
- public:
-  Allocator() : MemoryAllocator(0, nullptr) {}
-  void* allocate(size_t size, size_t) override {
-    all_.push_back(std::make_unique<uint8_t[]>(size));
-    return all_.back().get();
-  }
-
- private:
-  std::vector<std::unique_ptr<uint8_t[]>> all_;
-};
-
-std::vector<char> read(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-/// A data map that has a blob under every key.
-class Beside final : public et::NamedDataMap {
- public:
-  explicit Beside(size_t size) : bytes_(size / sizeof(float), 1) {}
-  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override {
-    return et::Error::NotImplemented;
-  }
-  et::Result<et::FreeableBuffer> get_data(std::string_view) const override {
-    return et::FreeableBuffer(bytes_.data(), bytes_.size() * sizeof(float), nullptr);
-  }
-  et::Error load_data_into(std::string_view, void*, size_t) const override { return et::Error::NotImplemented; }
-  et::Result<uint32_t> get_num_keys() const override { return 0u; }
-  et::Result<const char*> get_key(uint32_t) const override { return et::Error::InvalidArgument; }
-
- private:
-  std::vector<float> bytes_;
-};
-
 /// A loaded delegate.
 class Loaded {
  public:
   Loaded(
       const std::shared_ptr<BlobCache>& cache,
-      const std::vector<char>& payload,
+      const std::string& payload,
       const et::NamedDataMap* beside = nullptr,
       et::Span<const et::BackendOption> options = {})
       : backend_(et::get_backend_class("BlobStoreBackend")) {
@@ -291,33 +258,51 @@ class Loaded {
 
  private:
   et::BackendInterface* backend_;
-  Allocator allocator_;
+  executorch::extension::MallocMemoryAllocator allocator_;
   et::DelegateHandle* handle_ = nullptr;
   et::Error error_ = et::Error::Ok;
 };
 
+/// One value for all numbers of some blobs.
+std::vector<blobstore::Change> changes(const BlobCache& cache, const std::vector<std::string>& keys, float value) {
+  std::vector<blobstore::Change> made;
+  for (const std::string& key : keys) {
+    made.emplace_back(key, std::vector<float>(cache.at(key).size / sizeof(float), value));
+  }
+  return made;
+}
+
 /// Commit one value to all keys that a cache owns. @returns whether it was accepted.
 bool commit(BlobCache& cache, const std::vector<std::string>& keys, float value) {
-  std::vector<std::vector<float>> data;
-  std::vector<blobstore::Change> changes;
-  for (const std::string& key : keys) {
-    data.emplace_back(cache.at(key).size / sizeof(float), value);
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    changes.push_back({keys[i], data[i].data(), data[i].size() * sizeof(float), nullptr});
-  }
   try {
-    cache.update(changes);
+    cache.update(changes(cache, keys, value));
     return true;
   } catch (const blobstore::Error& error) {
-    CHECK(error.kind() == blobstore::ErrorKind::Program);
+    CHECK(error.kind() == ErrorKind::Program);
     CHECK(value < 0 && std::string(error.what()).find("nothing was changed") != std::string::npos);
     return false;
   }
 }
 
+/// Calls functions when a commit is prepared, when it takes effect, and when what was prepared is destroyed.
+struct Follower final : blobstore::CommitFollower {
+  struct Made final : Prepared {
+    explicit Made(const Follower& by) : by(by) {}
+    ~Made() override { by.at_end(); }
+    void apply() noexcept override { by.at_apply(); }
+    const Follower& by;
+  };
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    at_prepare();
+    return std::make_unique<Made>(*this);
+  }
+  std::function<void()> at_prepare = [] {};
+  std::function<void()> at_apply = [] {};
+  std::function<void()> at_end = [] {};
+};
+
 /// Two operators pack one blob in two ways: each has its own, of which another delegate shares the first.
-void test_two_ways(const std::string& path, const std::vector<char>& ways, const std::vector<char>& payload) {
+void test_two_ways(const std::string& path, const std::string& ways, const std::string& payload) {
   const auto cache = BlobCache::open({path});
   const size_t before = blobstore::delegate_stats().names;
   Loaded one(cache, ways);
@@ -330,12 +315,12 @@ void test_two_ways(const std::string& path, const std::vector<char>& ways, const
   CHECK(!commit(*cache, {kPacked, kKept}, -1) && one.run() == 3003 && other.run() == 3); // and back in order
   cache->revert();
   CHECK(one.run() == 1001 && other.run() == 1);
-  const Beside beside(cache->at(kPacked).size);
+  const blobstore::CacheDataMap beside(cache);
   Loaded third(nullptr, ways, &beside);
   CHECK(third.run() == 1001);
 }
 
-void test_alone(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_alone(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   Loaded one(cache, payload), two(cache, payload);
   CHECK(one.run() == 1 && two.run() == 1);
@@ -376,7 +361,7 @@ void test_alone(const std::string& path, const std::vector<char>& payload, BlobC
 }
 
 /// A backend that reads its weights in its payload follows commits, and a failed one changes nothing.
-void test_holes(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_holes(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   Loaded one(cache, payload), two(cache, payload);
   CHECK(one.run() == two.run());
@@ -391,21 +376,20 @@ void test_holes(const std::string& path, const std::vector<char>& payload, BlobC
 }
 
 /// Two caches on one working copy stand for two processes: the next call on one finds what the other has committed.
-void test_two_on_one_file(const std::string& path, const std::vector<char>& payload) {
+void test_two_on_one_file(const std::string& path, const std::string& payload) {
   const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
   const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
   Loaded here(mine, payload), there(other, payload);
-  std::thread committer([&] {
-    for (int n = 0; n < 30; ++n) {
+  {
+    const Repeating committer([&](int n) {
       CHECK(commit(*mine, {kPacked, kKept}, static_cast<float>(n)));
       here.run();
+    });
+    for (int n = 0; n < 30; ++n) {
+      CHECK(commit(*other, {kPacked, kKept}, static_cast<float>(100 + n)));
+      there.run();
     }
-  });
-  for (int n = 0; n < 30; ++n) {
-    CHECK(commit(*other, {kPacked, kKept}, static_cast<float>(100 + n)));
-    there.run();
   }
-  committer.join();
   CHECK(here.run() == there.run());
 }
 
@@ -445,64 +429,38 @@ class Watched {
   std::thread thread_;
 };
 
-/// Looks at a blob when a commit takes effect, while another thread tries to commit, too.
-struct Onlooker final : blobstore::CommitFollower {
-  struct Look final : Prepared {
-    explicit Look(Onlooker& by) : by(by) {}
-    void apply() noexcept override {
-      by.rival.emplace([&other = by.other] { CHECK(commit(other, {kPacked, kKept}, 8)); });
-      by.rival->until_blocked();
-      by.seen = value_of(by.mine.at(kPacked).data, by.mine.at(kPacked).size);
-    }
-    Onlooker& by;
-  };
-  Onlooker(BlobCache& mine, BlobCache& other) : mine(mine), other(other) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override { return std::make_unique<Look>(*this); }
-  BlobCache& mine;
-  BlobCache& other;
-  float seen = 0;
-  std::optional<Watched> rival;
-};
-
 /// What followers prepared takes effect before another process can commit.
-void test_effect_on_one_file(const std::string& path, const std::vector<char>& payload) {
+void test_effect_on_one_file(const std::string& path, const std::string& payload) {
   const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
   const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
   Loaded here(mine, payload);
-  const auto onlooker = std::make_shared<Onlooker>(*mine, *other);
+  const auto onlooker = std::make_shared<Follower>();
+  std::optional<Watched> rival;
+  float seen = 0;
+  onlooker->at_apply = [&] {
+    rival.emplace([&] { CHECK(commit(*other, {kPacked, kKept}, 8)); });
+    rival->until_blocked();
+    seen = value_of(mine->at(kPacked).data, mine->at(kPacked).size);
+  };
   mine->follow(onlooker);
   CHECK(commit(*mine, {kPacked, kKept}, 7));
-  onlooker->rival->join();
-  CHECK(onlooker->seen == 7);
+  rival->join();
+  CHECK(seen == 7);
   CHECK(here.run() == 8);
   CHECK(commit(*other, {kPacked, kKept}, 1));
 }
 
-void test_threads(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_threads(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
-  std::atomic<bool> stop{false};
-  std::atomic<int> loaded{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&] {
-      Loaded mine(cache, payload);
-      ++loaded;
-      while (!stop) {
-        CHECK(mine.run() >= 1);
-      }
-    });
-  }
-  threads.emplace_back([&] { // delegates come and go during commits, also while this thread reads
-    while (!stop) {
-      auto mine = std::make_unique<Loaded>(cache, payload);
-      CHECK(mine->ok() && mine->run() >= 1);
-      const BlobCache::Reading reading(*cache);
-      mine.reset();
-    }
+  Loaded one(cache, payload), two(cache, payload);
+  const Repeating first([&](int) { CHECK(one.run() >= 1); });
+  const Repeating second([&](int) { CHECK(two.run() >= 1); });
+  const Repeating loads([&](int) { // delegates come and go during commits, also while this thread reads
+    auto mine = std::make_unique<Loaded>(cache, payload);
+    CHECK(mine->ok() && mine->run() >= 1);
+    const BlobCache::Reading reading(*cache);
+    mine.reset();
   });
-  while (loaded != 2) {
-    std::this_thread::yield();
-  }
   for (int n = 1; n < 60; ++n) {
     CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n)));
     if (n % 3 == 0) {
@@ -512,42 +470,25 @@ void test_threads(const std::string& path, const std::vector<char>& payload, Blo
       cache->revert();
     }
   }
-  stop = true;
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
 }
 
 /// Handles prepared for a failed commit are never used for the next commit, which has the same version.
-void test_failing_beside_good(const std::string& folder, const std::vector<char>& base, const std::vector<char>& both) {
+void test_failing_beside_good(const std::string& folder, const std::string& base, const std::string& both) {
   const auto cache = BlobCache::open({folder + "/base.ptd", folder + "/adapter.ptd"});
   Loaded first(cache, base), second(cache, both); // the second one refuses after the first has prepared
-  std::atomic<bool> stop{false};
-  std::thread failing([&] {
-    const std::vector<float> some(cache->at(kOwn).size / sizeof(float), 77), bad(some.size(), -1);
-    const size_t size = sizeof(float) * some.size();
-    while (!stop) {
-      try {
-        cache->update(
-            {{kPacked, some.data(), size, nullptr},
-             {kKept, some.data(), size, nullptr},
-             {kOwn, bad.data(), size, nullptr}});
-        CHECK(false);
-      } catch (const blobstore::Error&) {
-      }
-    }
+  const Repeating failing([&](int) {
+    std::vector<blobstore::Change> some = changes(*cache, {kPacked, kKept}, 77);
+    some.push_back(changes(*cache, {kOwn}, -1)[0]);
+    CHECK(fails(ErrorKind::Program, [&] { cache->update(some); }));
   });
   for (int n = 1; n < 150; ++n) {
     CHECK(commit(*cache, {kPacked, kKept, kOwn}, static_cast<float>(n)));
     CHECK(first.run() == n && second.run() == 1001.0 * n);
   }
-  stop = true;
-  failing.join();
 }
 
 /// A delegate that is loaded while a commit waits for readers takes part in it.
-void test_loading_while_a_commit_waits(
-    const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_loading_while_a_commit_waits(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
   std::unique_ptr<Loaded> late;
@@ -564,41 +505,25 @@ void test_loading_while_a_commit_waits(
 }
 
 /// A commit that waits while a delegate is constructed may use it as soon as it is complete.
-void test_made_during_commits(const std::string& path, const std::vector<char>& payload) {
-  const auto cache = BlobCache::open({path});
-  const Beside beside(cache->at(kPacked).size); // has the blob that the cache lacks
-  std::atomic<bool> stop{false};
-  std::thread committer([&] {
-    for (int n = 1; !stop; ++n) {
-      CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n % 9)));
-    }
-  });
+void test_made_during_commits(const std::string& folder, const std::string& payload) {
+  const auto cache = BlobCache::open({folder + "/base.ptd"});
+  const blobstore::CacheDataMap beside(BlobCache::open({folder + "/adapter.ptd"})); // has the blob that the cache lacks
+  const Repeating commits([&](int n) { CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n % 9))); });
   for (int n = 0; n < 100; ++n) {
     Loaded mine(cache, payload, &beside);
     CHECK(mine.run() >= 1000);
   }
-  stop = true;
-  committer.join();
 }
 
-/// Commits to another cache while it prepares.
-struct Interferer final : blobstore::CommitFollower {
-  explicit Interferer(BlobCache& other) : other(other) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
-    CHECK(commit(other, {kPacked, kKept}, 5));
-    return nullptr;
-  }
-  BlobCache& other;
-};
-
 /// New bytes that point into the base are copied at one moment, for delegates and for the blob.
-void test_bytes_of_the_base(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_bytes_of_the_base(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({path}, mode);
   const auto middle = BlobCache::open({}, BlobCache::Mode::Private, base);
   const auto top = BlobCache::open({path}, BlobCache::Mode::Private, middle);
   CHECK(commit(*base, {kPacked, kKept}, 3));
   Loaded mine(top, payload);
-  const auto interferer = std::make_shared<Interferer>(*base);
+  const auto interferer = std::make_shared<Follower>();
+  interferer->at_prepare = [&] { CHECK(commit(*base, {kPacked, kKept}, 5)); };
   top->follow(interferer);
   const size_t size = base->at(kPacked).size;
   top->update({{kPacked, base->at(kPacked).data, size, nullptr}, {kKept, base->at(kKept).data, size, nullptr}});
@@ -609,94 +534,61 @@ void test_bytes_of_the_base(const std::string& path, const std::vector<char>& pa
   CHECK(other.run() == 3);
 }
 
-/// Makes a commit fail after all followers have prepared, because it cannot lock its base, and starts another commit
-/// while what was prepared is destroyed.
-struct Saboteur final : blobstore::CommitFollower {
-  struct First final : Prepared {
-    explicit First(Saboteur& by) : by(by) {}
-    ~First() override {
-      by.mark(0);
-      by.next.emplace([this_ = &by] { CHECK(commit(this_->cache, {kOwn}, 8)); });
-      by.next->until_blocked();
-    }
-    void apply() noexcept override {}
-    Saboteur& by;
-  };
-  Saboteur(BlobCache& cache, std::string path) : cache(cache), path(std::move(path)) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
-    return asked++ == 0 ? std::make_unique<First>(*this) : nullptr;
-  }
-  /// Let the working copy seem to have a damaged journal; see cache/working_copy.h.
-  void mark(uint64_t pending) const {
-    std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(56);
-    file.write(reinterpret_cast<const char*>(&pending), sizeof pending);
-  }
-  BlobCache& cache;
-  std::string path;
-  int asked = 0;
-  std::optional<Watched> next;
-};
+/// Let a working copy seem to have a damaged journal, or not; see cache/working_copy.h.
+void mark(const std::string& path, uint64_t pending) {
+  std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(56);
+  file.write(reinterpret_cast<const char*>(&pending), sizeof pending);
+}
 
-struct Marker final : blobstore::CommitFollower {
-  explicit Marker(const Saboteur& by) : by(by) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
-    if (by.asked == 1) {
-      by.mark(1);
-    }
-    return nullptr;
-  }
-  const Saboteur& by;
-};
-
-void test_failing_after_preparing(const std::string& folder, const std::vector<char>& payload) {
-  const auto base = BlobCache::open({folder + "/copy.ptd"}, BlobCache::Mode::Shared);
+/// A commit that fails after all followers have prepared, because it cannot lock its base, drops what was prepared
+/// before the next one begins.
+void test_failing_after_preparing(const std::string& folder, const std::string& payload) {
+  const std::string path = folder + "/copy.ptd";
+  const auto base = BlobCache::open({path}, BlobCache::Mode::Shared);
   const auto top = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
-  const auto saboteur = std::make_shared<Saboteur>(*top, folder + "/copy.ptd");
-  top->follow(saboteur);
+  std::optional<Watched> next;
+  const auto first = std::make_shared<Follower>();
+  first->at_end = [&] {
+    if (!next) {
+      mark(path, 0);
+      next.emplace([&] { CHECK(commit(*top, {kOwn}, 8)); });
+      next->until_blocked();
+    }
+  };
+  top->follow(first);
   Loaded mine(top, payload);
   CHECK(mine.run() == 1001);
-  const auto marker = std::make_shared<Marker>(*saboteur);
-  top->follow(marker);
-  const std::vector<float> lost(top->at(kOwn).size / sizeof(float), 77);
-  try {
-    top->update({{kOwn, lost.data(), lost.size() * sizeof(float), nullptr}});
-    CHECK(false);
-  } catch (const blobstore::Error& error) {
-    CHECK(error.kind() == blobstore::ErrorKind::Integrity);
-  }
-  saboteur->next->join();
+  const auto last = std::make_shared<Follower>();
+  last->at_prepare = [&] {
+    if (!next) {
+      mark(path, 1);
+    }
+  };
+  top->follow(last);
+  CHECK(fails(ErrorKind::Integrity, [&] { top->update(changes(*top, {kOwn}, 77)); }));
+  next->join();
   CHECK(mine.run() == 8001);
 }
 
-void test_stack(const std::string& folder, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_stack(const std::string& folder, const std::string& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
   CHECK(commit(*base, {kPacked, kKept}, 1));
   const auto one = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
   const auto two = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Copy, base);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  Loaded keeps_one(one, payload), keeps_two(two, payload); // so that a follower refuses
-  for (const auto& cache : {one, two}) {
-    threads.emplace_back([&, cache] {
-      Loaded mine(cache, payload);
-      while (!stop) {
-        CHECK(mine.run() >= 1001);
-      }
-    });
-    threads.emplace_back([&, cache] {
-      for (int n = 1; !stop; ++n) {
-        CHECK(commit(*cache, {kOwn}, static_cast<float>(1 + n % 5)));
-        CHECK(!commit(*cache, {kOwn}, -1));
-      }
-    });
-  }
-  for (int n = 1; n < 40; ++n) {
-    CHECK(commit(*base, {kPacked, kKept}, static_cast<float>(n)));
-  }
-  stop = true;
-  for (std::thread& thread : threads) {
-    thread.join();
+  {
+    Loaded of_one(one, payload), of_two(two, payload);
+    const Repeating runs_one([&](int) { CHECK(of_one.run() >= 1001); });
+    const Repeating runs_two([&](int) { CHECK(of_two.run() >= 1001); });
+    const auto commits = [](BlobCache& cache, int n) {
+      CHECK(commit(cache, {kOwn}, static_cast<float>(1 + n % 5)));
+      CHECK(!commit(cache, {kOwn}, -1));
+    };
+    const Repeating commits_one([&](int n) { commits(*one, n); });
+    const Repeating commits_two([&](int n) { commits(*two, n); });
+    for (int n = 1; n < 40; ++n) {
+      CHECK(commit(*base, {kPacked, kKept}, static_cast<float>(n)));
+    }
   }
   CHECK(commit(*one, {kOwn}, 7));
   CHECK(commit(*two, {kOwn}, 8));
@@ -714,7 +606,7 @@ void test_stack(const std::string& folder, const std::vector<char>& payload, Blo
 }
 
 /// After closing, new commits are refused; a commit that has begun happens.
-void test_closing_during_a_commit(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_closing_during_a_commit(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
   Loaded mine(cache, payload);
@@ -730,7 +622,7 @@ void test_closing_during_a_commit(const std::string& path, const std::vector<cha
 }
 
 /// No exception reaches ExecuTorch, and the reason can be asked for.
-void test_exceptions(const std::string& path, const std::vector<char>& payload, Toy& toy) {
+void test_exceptions(const std::string& path, const std::string& payload, Toy& toy) {
   const auto cache = BlobCache::open({path});
   Loaded good(cache, payload);
   const std::pair<Toy::Throws, et::Error> cases[] = {
@@ -751,10 +643,9 @@ void test_exceptions(const std::string& path, const std::vector<char>& payload, 
     toy.throw_in_execute = Toy::Throws::Nothing;
     CHECK(good.run() == 1);
     toy.throw_in_init = what; // an update that cannot be prepared
-    const std::vector<float> some(cache->at(kPacked).size / sizeof(float), 5);
     bool thrown = false;
     try {
-      cache->update({{kPacked, some.data(), sizeof(float) * some.size(), nullptr}});
+      cache->update(changes(*cache, {kPacked}, 5));
     } catch (...) {
       thrown = true;
     }
@@ -766,7 +657,7 @@ void test_exceptions(const std::string& path, const std::vector<char>& payload, 
 
 /// The application's file for packed weights is used for weights that are as in their file, whose names are the same in
 /// every process. The names of others count versions in this process, and never get there.
-void test_options(const std::string& path, const std::vector<char>& payload, const Toy& toy) {
+void test_options(const std::string& path, const std::string& payload, const Toy& toy) {
   const auto cache = BlobCache::open({path});
   std::array<char, et::kMaxOptionValueLength> file{};
   std::strcpy(file.data(), "/tmp/packed");
@@ -782,44 +673,37 @@ void test_options(const std::string& path, const std::vector<char>& payload, con
 }
 
 /// A payload of half a megabyte whose description stands for gigabytes is refused.
-void test_costly_payload(const std::string& path, const std::vector<char>& payload) {
+void test_costly_payload(const std::string& path, const std::string& payload) {
   CHECK(Loaded(BlobCache::open({path}), payload).error() == et::Error::DelegateInvalidCompatibility);
 }
 
-/// Forks while a commit is prepared, and commits other bytes in the child.
-struct Forker final : blobstore::CommitFollower {
-  Forker(BlobCache& cache, Loaded& one) : cache(cache), one(one) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
-    const pid_t child = armed ? fork() : 1;
-    armed = false;
+/// A child that is forked while a commit is prepared commits other bytes.
+void test_fork_of_a_prepared_commit(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  Loaded one(cache, payload);
+  CHECK(commit(*cache, {kPacked, kKept}, 3));
+  const auto in_child = [&] {
+    CHECK(one.run() == 3);
+    for (const float value : {7.0f, 8.0f}) {
+      CHECK(commit(*cache, {kPacked, kKept}, value));
+      CHECK(one.run() == static_cast<double>(value));
+    }
+  };
+  const auto forker = std::make_shared<Follower>();
+  bool is_armed = true;
+  forker->at_prepare = [&] {
+    const pid_t child = is_armed ? fork() : 1;
+    is_armed = false;
     if (child == 0) {
-      std::thread([&] { // as in any child, nothing of the commit is on this thread's stack
-        CHECK(one.run() == 3);
-        CHECK(commit(cache, {kPacked, kKept}, 7));
-        CHECK(one.run() == 7);
-        CHECK(commit(cache, {kPacked, kKept}, 8));
-        CHECK(one.run() == 8);
-      })
-          .join();
+      std::thread(in_child).join(); // as in any child, nothing of the commit is on this thread's stack
       _exit(0);
     }
     int status = 0;
     CHECK(child == 1 || (waitpid(child, &status, 0) == child && status == 0));
-    return nullptr;
-  }
-  BlobCache& cache;
-  Loaded& one;
-  bool armed = true;
-};
-
-void test_fork_of_a_prepared_commit(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  Loaded one(cache, payload);
-  CHECK(commit(*cache, {kPacked, kKept}, 3));
-  const auto forker = std::make_shared<Forker>(*cache, one);
+  };
   cache->follow(forker); // prepares after the delegate
   CHECK(commit(*cache, {kPacked, kKept}, 4));
-  CHECK(!forker->armed && one.run() == 4);
+  CHECK(!is_armed && one.run() == 4);
 }
 
 } // namespace
@@ -835,8 +719,9 @@ int main(int argc, char** argv) {
   static Inside inside;
   CHECK(et::register_backend({"InsideBackend", &inside}) == et::Error::Ok);
   const std::string folder = argv[1];
-  const std::vector<char> payload = read(folder + "/base.payload");
-  const std::vector<char> both = read(folder + "/both.payload");
+  const std::string payload = read(folder + "/base.payload");
+  const std::string holes = read(folder + "/holes.payload");
+  const std::string both = read(folder + "/both.payload");
   for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
     const std::string path = folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd");
     test_alone(path, payload, mode);
@@ -844,19 +729,16 @@ int main(int argc, char** argv) {
     test_loading_while_a_commit_waits(path, payload, mode);
     test_closing_during_a_commit(path, payload, mode);
     test_bytes_of_the_base(path, payload, mode);
+    test_holes(path, holes, mode);
   }
   test_two_ways(folder + "/base.ptd", read(folder + "/ways.payload"), payload);
   test_exceptions(folder + "/base.ptd", payload, toy);
   test_options(folder + "/base.ptd", payload, toy);
-  const std::vector<char> holes = read(folder + "/holes.payload");
-  test_holes(folder + "/base.ptd", holes, BlobCache::Mode::Private);
-  test_holes(folder + "/base.ptd", holes, BlobCache::Mode::Copy);
-  test_holes(folder + "/copy.ptd", holes, BlobCache::Mode::Shared);
   test_costly_payload(folder + "/base.ptd", read(folder + "/costly.payload"));
   test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Private);
   test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Copy);
   test_failing_beside_good(folder, payload, both);
-  test_made_during_commits(folder + "/base.ptd", both);
+  test_made_during_commits(folder, both);
   test_two_on_one_file(folder + "/copy.ptd", payload);
   test_effect_on_one_file(folder + "/copy.ptd", payload);
   test_failing_after_preparing(folder, both);

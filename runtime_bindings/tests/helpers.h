@@ -1,11 +1,13 @@
 // What several C++ tests do with errors, files and numbers.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
@@ -58,3 +60,23 @@ inline float first(const blobstore::BlobCache& cache, const char* key) {
   std::memcpy(&number, cache.at(key).data, sizeof number);
   return number;
 }
+
+/// Calls a function in a thread of its own, again and again with the next number, until its scope ends.
+class Repeating {
+ public:
+  template <typename Work>
+  explicit Repeating(Work work)
+      : thread_([this, work] {
+          for (int n = 1; !stop_; ++n) {
+            work(n);
+          }
+        }) {}
+  ~Repeating() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};

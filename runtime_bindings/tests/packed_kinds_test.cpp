@@ -107,7 +107,6 @@ struct Running {
 
   /// Turn round the order of weights or biases. @param part of their keys.
   void update(const std::string& part) const {
-    std::vector<std::vector<uint8_t>> values;
     std::vector<blobstore::Change> changes;
     for (size_t i = 0; i < cache->size(); ++i) {
       const blobstore::Blob& blob = cache->blob(i);
@@ -116,7 +115,7 @@ struct Running {
         continue;
       }
       const auto* data = static_cast<const uint8_t*>(blob.data);
-      std::vector<uint8_t>& made = values.emplace_back(data, data + blob.size);
+      std::vector<uint8_t> made(data, data + blob.size);
       std::reverse(made.begin(), made.end());
       if (blob.size % 4 == 0 && (is_float32 || blob.key.find("bias") != std::string::npos)) {
         for (size_t at = 0; at < made.size(); at += 4) {
@@ -124,10 +123,7 @@ struct Running {
               made.begin() + static_cast<std::ptrdiff_t>(at), made.begin() + static_cast<std::ptrdiff_t>(at) + 4);
         }
       }
-      changes.push_back({blob.key, nullptr, blob.size});
-    }
-    for (size_t i = 0; i < changes.size(); ++i) {
-      changes[i].data = values[i].data();
+      changes.emplace_back(blob.key, std::move(made));
     }
     CHECK(!changes.empty());
     cache->update(changes);

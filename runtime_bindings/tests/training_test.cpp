@@ -17,53 +17,32 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <executorch/extension/tensor/tensor.h>
-
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
-#include <blobstore/training.h>
 
 #include "helpers.h"
+#include "xor.h"
 
 namespace {
 
 using blobstore::ErrorKind;
 using blobstore::OnNan;
-using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
-  const auto* data = tensor.const_data_ptr<float>();
-  return {data, data + tensor.numel()};
-}
-
-std::vector<std::vector<float>> all_numbers(const StateDict& tensors) {
-  std::vector<std::vector<float>> all;
-  for (const auto& [name, tensor] : tensors) {
-    all.push_back(numbers(*tensor));
-  }
-  return all;
-}
-
-struct Batch {
-  TensorPtr inputs = make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
-  TensorPtr labels = make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
-};
 
 /// An infinite or NaN loss changes nothing, unless it is accepted.
 void losses_that_are_not_finite(TrainingProgram& training) {
   const Batch batch;
   blobstore::SGD optimizer({0.1, 0.9});
   const TensorPtr bad = make_tensor_ptr({4, 2}, std::vector<float>(8, std::numeric_limits<float>::quiet_NaN()));
-  const auto before = all_numbers(training.named_parameters());
+  const auto before = numbers(training);
   CHECK(fails(ErrorKind::NotFiniteLoss, [&] { (void)training.step(optimizer, {bad, batch.labels}); }));
   (void)training.step(optimizer, {bad, batch.labels}, OnNan::Skip);
-  CHECK(all_numbers(training.named_parameters()) == before);
+  CHECK(numbers(training) == before);
   CHECK(fails(ErrorKind::Input, [&] { (void)training.step(optimizer, {bad}); }));
   CHECK(fails(ErrorKind::Training, [&] { optimizer.step(training.named_parameters(), {}); }));
-  CHECK(all_numbers(training.named_parameters()) == before);
+  CHECK(numbers(training) == before);
 }
 
 /// Options that torch refuses too.
@@ -91,7 +70,7 @@ void forks(TrainingProgram& training) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
   };
   blobstore::SGD optimizer({0.1});
-  const auto before = all_numbers(training.named_parameters());
+  const auto before = numbers(training);
   training.lock();
   in_child([&] { // the thread that has the turn goes on
     (void)training.step(optimizer, {batch.inputs, batch.labels});
@@ -99,7 +78,7 @@ void forks(TrainingProgram& training) {
     (void)training.forward_backward({batch.inputs, batch.labels});
   });
   training.unlock();
-  CHECK(all_numbers(training.named_parameters()) == before);
+  CHECK(numbers(training) == before);
 
   std::promise<void> begun;
   std::promise<void> done;
@@ -150,8 +129,9 @@ int main(int argc, char** argv) {
   }
   for (const auto& [name, tensor] : training.named_parameters()) {
     std::printf("%s", name.c_str());
-    for (const float one : numbers(*tensor)) {
-      std::printf(" %.9g", static_cast<double>(one));
+    const auto* data = tensor->const_data_ptr<float>();
+    for (const auto* one = data; one != data + tensor->numel(); ++one) {
+      std::printf(" %.9g", static_cast<double>(*one));
     }
     std::printf("\n");
   }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -42,6 +40,10 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+def made(kind: str, training: TrainingProgram) -> torch.optim.Optimizer:
+    return OPTIMIZERS[kind](training.named_parameters().values())
+
+
 def state(training: TrainingProgram, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
     """Copies of all tensors of a run."""
     kept = optimizer.state_dict()["state"] if optimizer else {}
@@ -54,20 +56,48 @@ def run(training: TrainingProgram, optimizer: Any, joint: nets.Joint, steps: int
     return [training.step(optimizer, *joint.batches[turn % len(joint.batches)])[0].item() for turn in range(steps)]
 
 
+class Run:
+    """Two steps of Adam on a network, and the state behind them."""
+
+    def __init__(self, folder: Path, joint: nets.Joint | None = None) -> None:
+        self.joint = joint or nets.xor()
+        self.training = self.joint.load(folder)
+        self.optimizer = made("adam", self.training)
+        self.steps(2)
+
+    def steps(self, count: int) -> None:
+        run(self.training, self.optimizer, self.joint, count)
+        self.before = self.state()
+
+    def state(self) -> dict[str, Tensor]:
+        return state(self.training, self.optimizer)
+
+    def refuses(self, path: Path, error: Any, match: str | None = None, **options: Any) -> None:
+        """Loading is an error, and changes nothing."""
+        with pytest.raises(error, match=match):
+            self.training.load(path, **{"optimizer": self.optimizer, **options})
+        assert same(self.state(), self.before)
+
+
+@pytest.fixture
+def adam(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("make", [nets.xor, nets.norm, nets.lora], ids=["xor", "buffers", "lora"])
 def test_a_resumed_run_has_the_same_losses(make: Callable[[], nets.Joint], optimizer: str, tmp_path: Path) -> None:
     """After a load, the following losses are equal to the bit, in the same program and in another (T2)."""
-    joint, start = make(), OPTIMIZERS[optimizer]
+    joint = make()
     training = joint.load(tmp_path)
-    ours = start(training.named_parameters().values())
+    ours = made(optimizer, training)
     run(training, ours, joint, 6)
     size = training.save(tmp_path / "checkpoint", ours)
     assert size == (tmp_path / "checkpoint").stat().st_size
     expected, end = run(training, ours, joint, 6), state(training, ours)
     resumed = joint.load(tmp_path)
-    other = start(resumed.named_parameters().values())
+    other = made(optimizer, resumed)
     for group in other.param_groups:
         group["lr"] = 123.0  # the checkpoint restores it
     resumed.load(tmp_path / "checkpoint", other)
@@ -104,7 +134,7 @@ def test_the_state_of_an_optimizer_is_restored(
     """Options and entries of the state come back exactly, for values of any plain kind (T2)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
-    optimizer = OPTIMIZERS[kind](training.named_parameters().values())
+    optimizer = made(kind, training)
     run(training, optimizer, joint, steps)
     optimizer.param_groups[0]["option"] = option
     tensor = (torch.rand(sizes) * 3).to(dtype)
@@ -112,7 +142,7 @@ def test_the_state_of_an_optimizer_is_restored(
     if steps:  # code that adds to a state must keep what torch expects
         optimizer.state[first]["more"] = [tensor, {"kept": kept}, (tensor,)]
     training.save(tmp_path / "checkpoint", optimizer)
-    other = OPTIMIZERS[kind](training.named_parameters().values())
+    other = made(kind, training)
     training.load(tmp_path / "checkpoint", other)
     expected, found = optimizer.state_dict(), other.state_dict()
     assert repr(found["param_groups"]) == repr(expected["param_groups"])
@@ -203,8 +233,7 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     """Each file is a single state of the run, after the number of steps that its optimizer has counted (B3)."""
     joint = nets.xor()
     training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
-    make = OPTIMIZERS["adam"]
-    ours, theirs = make(training.named_parameters().values()), make(alone.named_parameters().values())
+    ours, theirs = made("adam", training), made("adam", alone)
     stop = threading.Event()
     taken = []
 
@@ -230,7 +259,7 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     resumed = TrainingProgram(tmp_path / "train.pte")
     steps = 0
     for file in files:
-        other = make(resumed.named_parameters().values())
+        other = made("adam", resumed)
         resumed.load(file, other)
         entry = next(iter(other.state_dict()["state"].values()), {"step": 0})
         for _ in range(int(entry["step"]) - steps):
@@ -271,20 +300,13 @@ def test_a_delta_has_only_what_changed(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_delta_without_its_base(tmp_path: Path) -> None:
     """A missing or different base is an error that names the tensor (B5)."""
-    joint = nets.xor(external=True)
-    training = joint.load(tmp_path)
-    foundation = tmp_path / "_default_external_constant.ptd"
-    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
-    run(training, optimizer, joint, 2)
+    adam = Run(tmp_path, nets.xor(external=True))
+    training, optimizer = adam.training, adam.optimizer
     training.save(tmp_path / "first", optimizer)
     with torch.no_grad():
         training.named_parameters()["second.bias"].add_(1)
+    adam.before = adam.state()
     training.save(tmp_path / "delta", optimizer, base=[tmp_path / "first"])
-    before = state(training, optimizer)
-    with pytest.raises(errors.CheckpointError, match=r"'first\.weight' is not in the checkpoint.*first; none is given"):
-        training.load(tmp_path / "delta", optimizer)
-    with pytest.raises(errors.CheckpointError, match=r"base, first, is not .*external_constant"):
-        training.load(tmp_path / "delta", optimizer, base=[foundation])
     other = BlobStore()
     with open_ptd(tmp_path / "first") as file:
         for key in file:
@@ -292,13 +314,15 @@ def test_a_delta_without_its_base(tmp_path: Path) -> None:
                 data = bytes(len(file.get_data(key))) if key == "optimizer/first.bias/exp_avg" else file.get_data(key)
                 other.add(key, data, layout=layout)
     other.write_ptd(tmp_path / "other")
-    with pytest.raises(errors.CheckpointError, match=r"'optimizer/first\.bias/exp_avg'"):
-        training.load(tmp_path / "delta", optimizer, base=[tmp_path / "other"])
-    with pytest.raises(errors.FileAccessError):
-        training.load(tmp_path / "delta", optimizer, base=[tmp_path / "missing"])
-    assert same(state(training, optimizer), before)
+    for base, reason in (
+        ((), r"'first\.weight' is not in the checkpoint.*first; none is given"),
+        ("_default_external_constant.ptd", r"base, first, is not .*external_constant"),
+        ("other", r"'optimizer/first\.bias/exp_avg'"),
+    ):
+        adam.refuses(tmp_path / "delta", errors.CheckpointError, reason, base=base and [tmp_path / base])
+    adam.refuses(tmp_path / "delta", errors.FileAccessError, base=[tmp_path / "missing"])
     training.load(tmp_path / "delta", optimizer, base=[tmp_path / "first"])
-    assert same(state(training, optimizer), before)
+    assert same(adam.state(), adam.before)
 
 
 @pytest.mark.long
@@ -321,15 +345,10 @@ def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", ["names", "shape", "dtype", "buffers"])
 def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
     """Other names, shapes, dtypes or buffers are refused, and nothing changes."""
-    joint = nets.norm() if other == "buffers" else nets.xor()
-    training = joint.load(tmp_path)
-    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
-    run(training, optimizer, joint, 2)
-    before = state(training, optimizer)
+    adam = Run(tmp_path, nets.norm() if other == "buffers" else nets.xor())
+    training = adam.training
     if other == "names":
-        strange: TrainingProgram = nets.lora().load(tmp_path / "other")
-        run(strange, sgd(strange), nets.lora(), 1)
-        strange.save(tmp_path / "checkpoint")
+        nets.lora().load(tmp_path / "other").save(tmp_path / "checkpoint")
     else:
         changed = dict(training._parameters), dict(training._buffers)
         if other == "shape":
@@ -341,57 +360,47 @@ def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
         training.save(tmp_path / "checkpoint")
         training._parameters, training._buffers = changed
     expected = {"names": "lacks", "shape": "3, 10", "dtype": "double", "buffers": "norm.running_mean"}[other]
-    with pytest.raises(errors.CheckpointError, match=rf"of another model than .*train\.pte.*{expected}"):
-        training.load(tmp_path / "checkpoint", optimizer)
-    assert same(state(training, optimizer), before)
+    reason = rf"of another model than .*train\.pte.*{expected}"
+    adam.refuses(tmp_path / "checkpoint", errors.CheckpointError, reason)
 
 
-def test_another_optimizer(tmp_path: Path) -> None:
+def test_another_optimizer(adam: Run, tmp_path: Path) -> None:
     """Another class, other groups, or an optimizer without access to its state is refused, and nothing changes."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
+    training, optimizer = adam.training, adam.optimizer
     parameters = list(training.named_parameters().values())
-    optimizer = OPTIMIZERS["adam"](parameters)
-    run(training, optimizer, joint, 2)
     training.save(tmp_path / "checkpoint", optimizer)
     training.save(tmp_path / "without")
-    run(training, optimizer, joint, 1)
-    before = state(training, optimizer)
-    for file, wrong, reason in (
-        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of optimizer Adam, not of SGD"),
-        ("checkpoint", torch.optim.Adam(parameters[:2]), "parameter groups"),
-        ("without", optimizer, "no state of an optimizer"),
+    adam.steps(1)
+    for wrong, reason in (
+        (made("momentum", training), "that of optimizer Adam, not of SGD"),
+        (torch.optim.Adam(parameters[:2]), "parameter groups"),
     ):
-        with pytest.raises(errors.CheckpointError, match=reason):
-            training.load(tmp_path / file, wrong)
-        assert same(state(training, optimizer), before)
-        assert not wrong.state or wrong is optimizer
+        adam.refuses(tmp_path / "checkpoint", errors.CheckpointError, reason, optimizer=wrong)
+        assert not wrong.state
+    adam.refuses(tmp_path / "without", errors.CheckpointError, "no state of an optimizer")
     with quiet():
         from executorch.extension.training import get_sgd_optimizer
     own = get_sgd_optimizer(training.named_parameters(), 0.1, 0.9, 0, 0, False)
     with pytest.raises(errors.UnsupportedOperationError, match="cannot be saved or restored"):
         training.save(tmp_path / "new", own)
-    with pytest.raises(errors.UnsupportedOperationError, match="cannot be saved or restored"):
-        training.load(tmp_path / "checkpoint", own)
+    adam.refuses(
+        tmp_path / "checkpoint", errors.UnsupportedOperationError, "cannot be saved or restored", optimizer=own
+    )
     optimizer.param_groups[0]["strange"] = object()
     with pytest.raises(errors.UnsupportedDataError, match="optimizer/0/strange has type object"):
         training.save(tmp_path / "new", optimizer)
     assert not (tmp_path / "new").exists()
-    assert same(state(training, optimizer), before)
+    assert same(adam.state(), adam.before)
     training.load(tmp_path / "checkpoint")  # without its optimizer
 
 
-def test_damaged_checkpoints(tmp_path: Path) -> None:
+def test_damaged_checkpoints(adam: Run, tmp_path: Path) -> None:
     """After truncation or a changed byte, loading is an error or has no effect on the values (B5)."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
-    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
-    run(training, optimizer, joint, 2)
     path = tmp_path / "checkpoint"
-    training.save(path, optimizer)
+    adam.training.save(path, adam.optimizer)
     whole = path.read_bytes()
-    run(training, optimizer, joint, 1)
-    before = state(training, optimizer)
+    adam.steps(1)
+    after = adam.before
     bad = [whole[:cut] for cut in range(0, len(whole), 509)]
     for at in range(0, len(whole), 97):
         bad.append(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
@@ -399,21 +408,20 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     for content in bad:
         path.write_bytes(content)
         try:
-            training.load(path, optimizer)
+            adam.training.load(path, adam.optimizer)
         except (errors.InvalidFileError, errors.FileAccessError):
-            assert same(state(training, optimizer), before)
+            assert same(adam.state(), after)
         else:
             harmless += 1  # padding between blobs
-            assert not same(state(training, optimizer), before)
-            run(training, optimizer, joint, 1)
-            assert same(state(training, optimizer), before)
+            assert not same(adam.state(), after)
+            adam.steps(1)
+            assert same(adam.state(), after)
     assert harmless < len(bad) / 3
     store = BlobStore()
-    for name, tensor in training.named_parameters().items():
+    for name, tensor in adam.training.named_parameters().items():
         store.add(name, tensor)
     store.write_ptd(path)
-    with pytest.raises(errors.InvalidFileError, match="not a checkpoint"):
-        training.load(path)
+    adam.refuses(path, errors.InvalidFileError, "not a checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -438,27 +446,16 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
         {"optimizer": {}},
     ],
 )
-def test_malformed_lists(change: dict[str, Any], tmp_path: Path) -> None:
+def test_malformed_lists(change: dict[str, Any], adam: Run, tmp_path: Path) -> None:
     """Each part of the list is checked before anything is changed (B5)."""
-    training = nets.xor().load(tmp_path)
-    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
-    run(training, optimizer, nets.xor(), 1)
-    training.save(tmp_path / "checkpoint", optimizer)
-    before = state(training, optimizer)
-    store = BlobStore()
-    with open_ptd(tmp_path / "checkpoint") as file:
-        for key in file:
-            data, layout = file.bytes(key), file.get_tensor_layout(key)
-            if layout is None:
-                contents = json.loads(data)
-                assert not set(change) - set(contents)
-                data = json.dumps({**contents, **change}, separators=(",", ":")).encode()
-                key = "metadata.blobstore." + xxhash.xxh3_128_hexdigest(data)  # noqa: PLW2901
-            store.add(key, data, layout=layout)
-    store.write_ptd(tmp_path / "malformed")
-    with pytest.raises((errors.InvalidFileError, errors.CheckpointError)):
-        training.load(tmp_path / "malformed", optimizer)
-    assert same(state(training, optimizer), before)
+    adam.training.save(tmp_path / "checkpoint", adam.optimizer)
+
+    def put(contents: dict[str, Any], _: object) -> None:
+        assert not set(change) - set(contents)
+        contents.update(change)
+
+    nets.rewrite(tmp_path / "checkpoint", tmp_path / "malformed", put, digests=False)
+    adam.refuses(tmp_path / "malformed", (errors.InvalidFileError, errors.CheckpointError))
 
 
 @pytest.mark.long
@@ -512,52 +509,11 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    ours, theirs = (OPTIMIZERS["adam"](t.named_parameters().values()) for t in (training, alone))
+    ours, theirs = (made("adam", t) for t in (training, alone))
     training.load(tmp_path / "checkpoint", ours)
     for _ in range(int(next(iter(ours.state.values()))["step"])):
         alone.step(theirs, *joint.batches[0])
     assert same(state(training, ours), state(alone, theirs))
-
-
-_DYING = """
-import os, signal, sys, torch
-from pathlib import Path
-from blobstore.core.disk.output import Output
-from blobstore.training import TrainingProgram
-path = Path(sys.argv[1]) / "checkpoint"
-training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
-optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
-batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
-training.step(optimizer, *batch)
-training.save(path, optimizer)
-old = path.read_bytes()
-training.step(optimizer, *batch)
-for name, done in (("write", False), ("write", True), ("fsync", False), ("replace", False), ("replace", True)):
-    pid = os.fork()
-    if pid == 0:
-        owner = Output if name == "write" else os
-        real = getattr(owner, name)
-        def die(*arguments, **options):
-            if done:
-                real(*arguments, **options)
-            os.kill(os.getpid(), signal.SIGKILL)
-        setattr(owner, name, die)
-        training.save(path, optimizer)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, name
-    assert (path.read_bytes() == old) == ((name, done) != ("replace", True)), name
-training.load(path, optimizer)
-training.save(Path(sys.argv[1]) / "again", optimizer)
-assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
-    """The old file is there until it is replaced, then the new one (B3)."""
-    nets.xor().write(tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _DYING, str(tmp_path)], check=True, timeout=120)
 
 
 def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from blobstore import BlobStore, open_ptd
+from blobstore import open_ptd
 from blobstore.training import AdamW, TrainingProgram
 from tests.helpers import native_build
 from tests.runtime import native_programs
+from tests.training import nets
 from tests.training.test_adamw import _ExactRoots, fuses
 
 pytestmark = pytest.mark.long
@@ -143,25 +143,6 @@ def test_options_come_from_the_checkpoint(runs: Runs, tmp_path: Path) -> None:
     assert (tmp_path / "end").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-def changed(source: Path, target: Path, change: Callable[[Any, dict[str, Tensor]], None]) -> None:
-    """A checkpoint with another list and other tensors, and digests that fit."""
-    import xxhash
-
-    with open_ptd(source) as file:
-        tensors = {key: file.torch(key).clone() for key in file if file.get_tensor_layout(key) is not None}
-        (blob,) = (bytes(file.get_data(key)) for key in file if file.get_tensor_layout(key) is None)
-    contents = json.loads(blob)
-    change(contents, tensors)
-    store = BlobStore()
-    for key, tensor in tensors.items():
-        address = store.add(key, tensor, alignment=16)
-        if key in contents.get("tensors", {}):
-            contents["tensors"][key] = [address.xxh3_128.hex()]
-    blob = json.dumps(contents, separators=(",", ":")).encode()
-    store.add("metadata.blobstore." + xxhash.xxh3_128_hexdigest(blob), blob)
-    store.write_ptd(target)
-
-
 def _put(path: str, value: Any) -> Callable[[Any, dict[str, Tensor]], None]:
     def change(contents: Any, tensors: dict[str, Tensor]) -> None:
         *folders, last = path.split(" ")
@@ -242,10 +223,10 @@ HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_file_that_lies_is_one_error(case: str, runs: Runs, tmp_path: Path) -> None:
-    """C++ names the file and the reason, and writes nothing; Python refuses what is malformed, too."""
+    """C++ names the file and the reason, and writes nothing."""
     runs.python(OPTIMIZERS["adamw"], 2, None, tmp_path / "good")
     kind, words, change = HOSTILE[case]
-    changed(tmp_path / "good", tmp_path / "bad", change)
+    nets.rewrite(tmp_path / "good", tmp_path / "bad", change)
     number, _, message = runs.cpp("adamw", 1, tmp_path / "bad", tmp_path / "end").partition(" ")
     assert number == str(kind), message
     assert message.startswith(f"{tmp_path / 'bad'}: ") and words in message
@@ -258,7 +239,7 @@ def test_deeply_nested_lists_are_refused(runs: Runs, tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(300):
         deep = [deep]
-    changed(tmp_path / "good", tmp_path / "bad", _put(f"{OPTIONS} lr", deep))
+    nets.rewrite(tmp_path / "good", tmp_path / "bad", _put(f"{OPTIONS} lr", deep))
     message = runs.cpp("adamw", 1, tmp_path / "bad", tmp_path / "end")
     assert message.startswith("0 ") and "nested too deeply" in message
 

@@ -26,6 +26,7 @@
 namespace blobstore BLOBSTORE_API {
 
 namespace internal BLOBSTORE_HIDDEN {
+class OptimizerMemory;
 struct OptimizerState;
 struct TrainingAccess;
 } // namespace internal BLOBSTORE_HIDDEN
@@ -79,12 +80,11 @@ class SGD final : public Optimizer {
   void step(const StateDict& parameters, const StateDict& gradients) override;
 
  private:
-  struct State;
   internal::OptimizerState capture(const NamedTensors& parameters) const override;
   void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
 
   SGDOptions options_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<internal::OptimizerMemory> memory_;
 };
 
 /// The options of PyTorch's AdamW.
@@ -118,12 +118,11 @@ class AdamW final : public Optimizer {
   void step(const StateDict& parameters, const StateDict& gradients) override;
 
  private:
-  struct State;
   internal::OptimizerState capture(const NamedTensors& parameters) const override;
   void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
 
   AdamWOptions options_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<internal::OptimizerMemory> memory_;
 };
 
 /// What a step does if the loss is infinite or NaN.

@@ -16,9 +16,6 @@
 namespace blobstore::internal {
 namespace {
 
-namespace et = executorch::runtime;
-using EtError = et::Error;
-
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local bool scope_served = false;
 thread_local const LoadScope* load = nullptr;

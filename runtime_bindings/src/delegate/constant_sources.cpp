@@ -12,9 +12,6 @@
 
 namespace blobstore::internal {
 
-namespace et = executorch::runtime;
-using EtError = et::Error;
-
 namespace {
 
 /// Whether a backend may read some bytes where they are. XNNPACK reads them as vectors.
@@ -246,14 +243,14 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
       continue;
     }
     if (!constants_[i].packed) {
-      kept.emplace_back(staged, view.size);
-      view.data = kept.back().data();
+      kept.push_back(aligned_copy(staged, view.size));
+      view.data = kept.back().get();
       continue;
     }
     bytes[i].afterwards = view.data;
     if (!readable_in_place(staged, view.size)) {
-      passing.emplace_back(staged, view.size);
-      staged = passing.back().data();
+      passing.push_back(aligned_copy(staged, view.size));
+      staged = passing.back().get();
     }
     view.data = staged;
   }

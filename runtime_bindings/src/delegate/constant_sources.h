@@ -38,7 +38,7 @@ class ConstantSources {
   /// @throws Failure: a constant is nowhere, or has another size. @throws Error Closed.
   ConstantSources(
       std::shared_ptr<const BlobCache> cache,
-      const executorch::runtime::NamedDataMap* map,
+      const et::NamedDataMap* map,
       const std::vector<DelegateConstant>& constants);
 
   /// What the constants are now; under a Reading.
@@ -73,12 +73,12 @@ class ConstantSources {
  private:
   /// Bytes of a constant that come from ExecuTorch's data map.
   struct Fixed {
-    std::optional<executorch::runtime::FreeableBuffer> buffer;
+    std::optional<et::FreeableBuffer> buffer;
     ConstBytes view;
     std::string digest;
   };
 
-  static Fixed make_fixed(executorch::runtime::FreeableBuffer&& buffer);
+  static Fixed make_fixed(et::FreeableBuffer&& buffer);
   bool changes(const StagedCommit& commit, size_t i) const;
   std::optional<std::string> content(size_t i, const StagedCommit* commit) const;
 

@@ -34,15 +34,13 @@ class Delegate final : private ForkAware {
       std::shared_ptr<const BlobCache> cache,
       bool served,
       const LoadScope* load,
-      executorch::runtime::BackendInitContext& context,
-      const executorch::runtime::FreeableBuffer& processed,
-      executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
+      et::BackendInitContext& context,
+      const et::FreeableBuffer& processed,
+      et::ArrayRef<et::CompileSpec> specs);
   ~Delegate() override;
 
   /// Run the inner backend on weights of one generation. Calls from several threads take turns.
-  executorch::runtime::Error execute(
-      executorch::runtime::BackendExecutionContext& context,
-      executorch::runtime::Span<executorch::runtime::EValue*> arguments);
+  EtError execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments);
 
   /// How many exist.
   static uint64_t count();
@@ -81,11 +79,8 @@ class Delegate final : private ForkAware {
   void use_entries(const LoadScope* load, const Packable& packable);
   void write_through(const std::vector<PackedUnit>& units);
   std::unique_ptr<InnerHandle> make(
-      const std::vector<Identity>& identities,
-      const StagedCommit* commit,
-      executorch::runtime::EventTracer* tracer) const;
-  std::unique_ptr<InnerHandle> make(
-      BlobNames names, const StagedCommit* commit, executorch::runtime::EventTracer* tracer) const;
+      const std::vector<Identity>& identities, const StagedCommit* commit, et::EventTracer* tracer) const;
+  std::unique_ptr<InnerHandle> make(BlobNames names, const StagedCommit* commit, et::EventTracer* tracer) const;
 
   void before_fork() override { mutex_.lock(); } // waits until a running call has ended
   void after_fork_in_parent() override { mutex_.unlock(); }

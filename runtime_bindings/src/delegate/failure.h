@@ -1,4 +1,4 @@
-// How the delegate fails.
+// How the delegate fails, and short names for what it has of ExecuTorch.
 #pragma once
 
 #include <string>
@@ -9,9 +9,12 @@
 
 namespace blobstore::internal {
 
+namespace et = executorch::runtime;
+using EtError = et::Error;
+
 /// Thrown inside the delegate. The backend catches it, because ExecuTorch is compiled without exceptions.
 struct Failure {
-  executorch::runtime::Error code;
+  EtError code;
   ErrorKind kind;
   std::string reason;
 };

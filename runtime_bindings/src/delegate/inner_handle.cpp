@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <set>
 #include <unordered_set>
 #include <utility>
@@ -15,9 +14,6 @@
 #include "os/text.h"
 
 namespace blobstore::internal {
-
-namespace et = executorch::runtime;
-using EtError = et::Error;
 
 namespace {
 
@@ -59,14 +55,12 @@ struct Turn {
 
 } // namespace
 
-AlignedCopy::AlignedCopy(const void* data, size_t size)
-    : memory_(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64 + 128)), &std::free) {
-  if (memory_ == nullptr) {
-    throw std::bad_alloc();
-  }
+AlignedCopy aligned_copy(const void* data, size_t size) {
+  AlignedCopy copy = make_memory(size + kRoomBehind);
   if (size != 0) {
-    std::memcpy(memory_.get(), data, size);
+    std::memcpy(copy.get(), data, size);
   }
+  return copy;
 }
 
 et::Result<const et::TensorLayout> PinnedMap::get_tensor_layout(std::string_view) const {
@@ -133,11 +127,11 @@ class InnerHandle::Apart {
         if (constants[i].packed != packed || !done.insert(&view).second || taken.insert(view.data).second) {
           continue;
         }
-        AlignedCopy& copy = (packed ? copies_ : handle.kept_).emplace_back(view.data, view.size);
+        AlignedCopy& copy = (packed ? copies_ : handle.kept_).emplace_back(aligned_copy(view.data, view.size));
         if (packed) {
           before_.emplace_back(&view, view.data);
         }
-        view.data = copy.data();
+        view.data = copy.get();
       }
     }
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,28 +28,20 @@ struct ConstBytes {
 };
 
 /// A copy of some bytes, aligned for vectors, with room behind the end that backends may read.
-class AlignedCopy {
- public:
-  /// @throws std::bad_alloc.
-  AlignedCopy(const void* data, size_t size);
-  uint8_t* data() const { return memory_.get(); }
-
- private:
-  std::unique_ptr<uint8_t, void (*)(void*)> memory_;
-};
+using AlignedCopy = std::shared_ptr<uint8_t[]>;
+AlignedCopy aligned_copy(const void* data, size_t size);
 
 /// The map in which the inner backend looks for blobs: views of memory that stays, under names with versions. Does not
 /// own the memory.
-class PinnedMap final : public executorch::runtime::NamedDataMap {
+class PinnedMap final : public et::NamedDataMap {
  public:
   std::map<std::string, ConstBytes, std::less<>> views; // ordered, so that it can be searched without making a string
 
-  executorch::runtime::Result<const executorch::runtime::TensorLayout> get_tensor_layout(
-      std::string_view) const override;
-  executorch::runtime::Result<executorch::runtime::FreeableBuffer> get_data(std::string_view key) const override;
-  executorch::runtime::Error load_data_into(std::string_view key, void* buffer, size_t size) const override;
-  executorch::runtime::Result<uint32_t> get_num_keys() const override;
-  executorch::runtime::Result<const char*> get_key(uint32_t index) const override;
+  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override;
+  et::Result<et::FreeableBuffer> get_data(std::string_view key) const override;
+  EtError load_data_into(std::string_view key, void* buffer, size_t size) const override;
+  et::Result<uint32_t> get_num_keys() const override;
+  et::Result<const char*> get_key(uint32_t index) const override;
 };
 
 /// The bytes of a constant for one initialization.
@@ -77,14 +68,12 @@ class InnerHandle {
       std::vector<std::shared_ptr<const BlobName>> names,
       const std::vector<InnerConstant>& constants,
       std::vector<AlignedCopy> kept,
-      executorch::runtime::EventTracer* tracer);
+      et::EventTracer* tracer);
   ~InnerHandle();
   InnerHandle(const InnerHandle&) = delete;
   InnerHandle& operator=(const InnerHandle&) = delete;
 
-  executorch::runtime::Error execute(
-      executorch::runtime::BackendExecutionContext& context,
-      executorch::runtime::Span<executorch::runtime::EValue*> arguments) const;
+  EtError execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) const;
 
   /// Whether ExecuTorch has mapped the file of `PackedPlace::pages`. Versions without `packed_cache_path` do not.
   bool on_file() const { return on_file_; }
@@ -101,7 +90,7 @@ class InnerHandle {
  private:
   class Apart;
   explicit InnerHandle(const InnerHandle* other); // initialized as that one; handle_ is null if it failed
-  executorch::runtime::Error init(executorch::runtime::EventTracer* tracer);
+  EtError init(et::EventTracer* tracer);
   void recover() const;
   std::shared_ptr<uint8_t[]> fill() const;
   const std::string& path() const;
@@ -111,8 +100,8 @@ class InnerHandle {
   std::vector<AlignedCopy> kept_;
   Arena arena_;
   PinnedMap map_;
-  std::optional<executorch::runtime::FreeableBuffer> processed_; // until the backend frees it
-  executorch::runtime::DelegateHandle* handle_ = nullptr;
+  std::optional<et::FreeableBuffer> processed_; // until the backend frees it
+  et::DelegateHandle* handle_ = nullptr;
   bool on_file_ = false;
 };
 

@@ -14,9 +14,6 @@
 
 namespace blobstore::internal {
 
-namespace et = executorch::runtime;
-using EtError = et::Error;
-
 namespace {
 
 constexpr char kTableSpec[] = "blobstore.table"; // of this delegate; not passed to the inner backend

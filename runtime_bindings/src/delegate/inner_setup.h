@@ -29,12 +29,12 @@ struct PackedPlace {
 
 /// What all initializations of one delegate have in common.
 struct InnerSetup {
-  executorch::runtime::BackendInterface* backend = nullptr;
+  et::BackendInterface* backend = nullptr;
   DelegatePayload payload;
   std::vector<uint8_t> bytes; // the inner payload
   std::string method;
-  std::vector<executorch::runtime::CompileSpec> specs; // they point into the program
-  std::vector<executorch::runtime::BackendOption> options; // without `packed_cache_path`
+  std::vector<et::CompileSpec> specs; // they point into the program
+  std::vector<et::BackendOption> options; // without `packed_cache_path`
   std::string own_path; // the application's `packed_cache_path`
   PackedPlace packed;
   bool writes_packed = false; // whether commits write entries of `packed.pages`
@@ -46,13 +46,11 @@ struct InnerSetup {
 };
 
 // Options of XNNPACK. @param path empty for none.
-executorch::runtime::BackendOption packed_path_option(const std::string& path);
-executorch::runtime::BackendOption weight_cache_option();
+et::BackendOption packed_path_option(const std::string& path);
+et::BackendOption weight_cache_option();
 
 /// @throws Failure: the payload is damaged, or the backend is missing.
 std::shared_ptr<InnerSetup> make_setup(
-    executorch::runtime::BackendInitContext& context,
-    const executorch::runtime::FreeableBuffer& processed,
-    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
+    et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs);
 
 } // namespace blobstore::internal

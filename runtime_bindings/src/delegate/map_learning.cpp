@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "delegate/failure.h"
-#include "os/scratch_file.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -27,15 +26,15 @@ std::string key_of(const InnerSetup& setup, const PackedUnit& unit) {
   return format("{}:{}:{}", key, unit.entry->size, unit.entry->seed);
 }
 
-/// The packed bytes of a kind, out of a table whose names end as the names of its sources.
-std::optional<std::vector<uint8_t>> bytes_of(const Kind& kind, const PackedTable& table, const Mapping& map) {
+/// The packed bytes of a kind, out of a file whose names end as the names of its sources.
+std::optional<std::vector<uint8_t>> bytes_of(const Kind& kind, const StockPacked& packed) {
   const std::string& weight = kind.names[0]->text();
   const std::string& last = kind.units[0].sources[1] ? kind.names[1]->text() : weight;
-  for (const PackedEntry& entry : table.entries) {
+  for (const PackedEntry& entry : packed.entries) {
     // the last constant of several that had the same numbers gave the name
     if (entry.size == kind.units[0].entry->size && entry.seed == kind.units[0].entry->seed &&
         entry.name.find(weight) != std::string::npos && ends_with(entry.name, last)) {
-      return std::vector<uint8_t>(map.data() + entry.offset, map.data() + entry.offset + entry.size);
+      return std::vector<uint8_t>(packed.bytes_of(entry), packed.bytes_of(entry) + entry.size);
     }
   }
   return std::nullopt;
@@ -95,12 +94,7 @@ class Laboratory {
     } catch (const Failure&) { // for example, scales are positive
       return std::nullopt;
     }
-    const uint64_t size = scratch.file().size();
-    if (size == 0) {
-      return std::nullopt;
-    }
-    const Mapping map(scratch.file(), 0, size, Mapping::Kind::ReadOnly);
-    return bytes_of(kind, read_stock_table(scratch.path(), map.data(), size), map);
+    return bytes_of(kind, StockPacked(scratch));
   }
 
   const PackedFolder& store_;
@@ -118,14 +112,8 @@ void learn_maps(
     const BlobNames& names,
     const std::vector<InnerConstant>& constants,
     const std::vector<size_t>& weights) {
-  const ScratchFile& scratch = *plan.own.scratch;
-  const uint64_t size = scratch.file().size();
-  if (size == 0) {
-    return;
-  }
-  const Mapping packed(scratch.file(), 0, size, Mapping::Kind::ReadOnly);
-  const PackedTable table = read_stock_table(scratch.path(), packed.data(), size);
-  const PackedIndex index(table.entries);
+  const StockPacked packed(*plan.own.scratch);
+  const PackedIndex index(packed.entries);
   std::map<std::string, Kind> kinds;
   for (PackedUnit& unit : units_of(setup->payload.constants, names, weights, index)) {
     if (result.again.count(unit.entry->name) == 0) {
@@ -142,7 +130,7 @@ void learn_maps(
     }
     const std::string encoded = map->encode();
     for (const PackedUnit& unit : kind.units) {
-      if (map->gives(bytes_of(unit, constants), packed.data() + unit.entry->offset, unit.entry->size)) {
+      if (map->gives(bytes_of(unit, constants), packed.bytes_of(*unit.entry), unit.entry->size)) {
         result.maps[unit.entry->name] = encoded;
         if (!map->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
           result.keys[unit.entry->name] = keys_of(unit, setup->payload.constants);

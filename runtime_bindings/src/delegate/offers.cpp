@@ -7,14 +7,11 @@
 
 #include <blobstore/reading.h>
 
-#include "delegate/failure.h"
 #include "format/digest.h"
 #include "os/fork.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
-
-namespace et = executorch::runtime;
 
 namespace {
 
@@ -55,7 +52,7 @@ Fit fit_of(const BlobCache& cache, const std::vector<DelegateConstant>& constant
   Fit fit = Fit::None;
   for (const DelegateConstant& constant : constants) {
     const Blob* blob = cache.find(constant.key);
-    auto theirs = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(et::Error::NotFound);
+    auto theirs = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(EtError::NotFound);
     if (blob == nullptr ? !theirs.ok() : theirs.ok() && !same(cache, *blob, *theirs)) {
       return Fit::None;
     }
@@ -103,7 +100,7 @@ std::shared_ptr<const BlobCache> offered_for(
     }
     if (taken != nullptr && (fit == Fit::ByKey || best == Fit::ByKey)) {
       throw Failure{
-          et::Error::InvalidExternalData,
+          EtError::InvalidExternalData,
           ErrorKind::KeyConflict,
           format(
               "ExecuTorch was not given its weights, and both {} and {} have them; have one of them open while it is "

@@ -10,6 +10,7 @@
 #include <blobstore/cache.h>
 
 #include "delegate/delegate_payload.h"
+#include "delegate/failure.h"
 
 namespace blobstore::internal {
 
@@ -22,6 +23,6 @@ void withdraw(const BlobCache& cache) noexcept;
 ///
 /// @param map may be null. @throws Failure: several have all constants that ExecuTorch lacks, so none can be chosen.
 std::shared_ptr<const BlobCache> offered_for(
-    const std::vector<DelegateConstant>& constants, const executorch::runtime::NamedDataMap* map);
+    const std::vector<DelegateConstant>& constants, const et::NamedDataMap* map);
 
 } // namespace blobstore::internal

@@ -15,8 +15,6 @@
 namespace blobstore::internal {
 namespace {
 
-namespace et = executorch::runtime;
-
 /// All of this process.
 struct List : ForkAware {
   std::mutex mutex;

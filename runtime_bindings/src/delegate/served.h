@@ -13,6 +13,7 @@
 #include <blobstore/delegate.h>
 
 #include "delegate/delegate_payload.h"
+#include "delegate/failure.h"
 
 namespace blobstore::internal {
 
@@ -30,7 +31,7 @@ class Served {
       std::string method,
       const char* name,
       const void* program,
-      const executorch::runtime::NamedDataMap* map,
+      const et::NamedDataMap* map,
       const std::vector<DelegateConstant>& constants);
   ~Served();
   Served(const Served&) = delete;
@@ -47,7 +48,7 @@ class Served {
 
   std::shared_ptr<const BlobCache> cache_;
   const char* name_;
-  const executorch::runtime::NamedDataMap* map_;
+  const et::NamedDataMap* map_;
   ServedDelegate about_;
 };
 

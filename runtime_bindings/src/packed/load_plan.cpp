@@ -66,22 +66,20 @@ std::optional<Digest> foundation_of(const BlobCache& cache) {
 }
 
 std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again) {
-  const uint64_t before = packed.file().size();
-  if (before == 0) {
+  const StockPacked first(packed);
+  if (first.entries.empty()) {
     return {};
   }
-  const Mapping first(packed.file(), 0, before, Mapping::Kind::ReadOnly);
-  const PackedTable table = read_stock_table(packed.path(), first.data(), before);
   load_again();
   const uint64_t after = packed.file().size();
-  if (after == before) {
+  if (after == first.size) {
     return {};
   }
   const Mapping second(packed.file(), 0, after, Mapping::Kind::ReadOnly);
   std::set<std::string> again;
-  for (uint64_t at = align_up(before, page_size()); at < after; at += page_size()) { // where ExecuTorch may pack to
-    for (const PackedEntry& entry : table.entries) {
-      if (entry.size <= after - at && std::memcmp(first.data() + entry.offset, second.data() + at, entry.size) == 0) {
+  for (uint64_t at = align_up(first.size, page_size()); at < after; at += page_size()) { // where ExecuTorch may pack to
+    for (const PackedEntry& entry : first.entries) {
+      if (entry.size <= after - at && std::memcmp(first.bytes_of(entry), second.data() + at, entry.size) == 0) {
         again.insert(entry.name);
       }
     }

@@ -114,8 +114,15 @@ const PackedEntry* PackedIndex::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_t size) {
-  return {read_index(path, data, size).entries, {}, {}};
+std::vector<PackedEntry> read_stock_entries(const std::string& path, const uint8_t* data, size_t size) {
+  return read_index(path, data, size).entries;
+}
+
+StockPacked::StockPacked(const ScratchFile& packed) : size(packed.file().size()) {
+  if (size != 0) {
+    map = Mapping(packed.file(), 0, size, Mapping::Kind::ReadOnly);
+    entries = read_stock_entries(packed.path(), map.data(), size);
+  }
 }
 
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size) {

@@ -9,7 +9,7 @@
 
 #include "format/digest.h"
 #include "format/text_hash.h"
-#include "os/file.h"
+#include "os/scratch_file.h"
 #include "packed/packed_map.h"
 
 namespace blobstore::internal {
@@ -47,9 +47,20 @@ struct PackedTable {
   std::vector<PackedMap> maps; // how entries follow from stored bytes; proved for each entry that has one
 };
 
-/// Read the table that ExecuTorch writes. The caller keeps the bytes.
+/// Read the entries of a file that ExecuTorch writes. The caller keeps the bytes.
 /// @throws Error InvalidFile.
-PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_t size);
+std::vector<PackedEntry> read_stock_entries(const std::string& path, const uint8_t* data, size_t size);
+
+/// What ExecuTorch has packed to a file so far.
+struct StockPacked {
+  /// @throws Error InvalidFile.
+  explicit StockPacked(const ScratchFile& packed);
+  const uint8_t* bytes_of(const PackedEntry& entry) const { return map.data() + entry.offset; }
+
+  uint64_t size; // of the file
+  Mapping map;
+  std::vector<PackedEntry> entries;
+};
 
 /// Read the table of a file that this library wrote, and compare it with its digest.
 /// @throws Error InvalidFile, Integrity.

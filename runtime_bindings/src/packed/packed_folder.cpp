@@ -314,20 +314,18 @@ class PackedFolder::Gathered {
 };
 
 void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made) {
-  const uint64_t size = packed.file().size();
-  const Mapping map(packed.file(), 0, size, Mapping::Kind::ReadOnly);
+  StockPacked fresh(packed);
   Gathered gathered;
   gathered.contents.covers = std::move(made.covers);
   gathered.keys = std::move(made.keys);
-  PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
   // XNNPACK packs in the order of execution, in which a pass reads the file from its beginning to its end
-  std::sort(table.entries.begin(), table.entries.end(), [](const PackedEntry& a, const PackedEntry& b) {
+  std::sort(fresh.entries.begin(), fresh.entries.end(), [](const PackedEntry& a, const PackedEntry& b) {
     return std::tie(a.offset, a.name) < std::tie(b.offset, b.name);
   });
-  for (PackedEntry& entry : table.entries) {
+  for (PackedEntry& entry : fresh.entries) {
     if (purpose.changes ? gathered.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
       const auto of_entry = made.maps.find(entry.name);
-      gathered.take(std::move(entry), map.data(), of_entry == made.maps.end() ? std::string() : of_entry->second);
+      gathered.take(std::move(entry), fresh.map.data(), of_entry == made.maps.end() ? std::string() : of_entry->second);
     }
   }
   std::shared_ptr<const PackedLease> older = find(purpose);

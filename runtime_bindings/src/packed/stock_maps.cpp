@@ -20,37 +20,19 @@ struct StockMaps::Unit {
   const Blob* bias; // may be null
 };
 
-/// What one load packed.
-struct StockMaps::Packed {
-  explicit Packed(const std::string& folder) : scratch(folder) {}
+namespace {
 
-  void read() {
-    const uint64_t size = scratch.file().size();
-    if (size != 0) {
-      map = Mapping(scratch.file(), 0, size, Mapping::Kind::ReadOnly);
-      table = read_stock_table(scratch.path(), map.data(), size);
+/// Null if it is not there in the same size and for the same kernel.
+const uint8_t* find_like(const StockPacked& packed, const PackedEntry& like) {
+  for (const PackedEntry& entry : packed.entries) {
+    if (entry.name == like.name && entry.size == like.size && entry.seed == like.seed) {
+      return packed.bytes_of(entry);
     }
   }
+  return nullptr;
+}
 
-  /// Null if it is not there in the same size and for the same kernel.
-  const uint8_t* find(const PackedEntry& like) const {
-    for (const PackedEntry& entry : table.entries) {
-      if (entry.name == like.name && entry.size == like.size && entry.seed == like.seed) {
-        return map.data() + entry.offset;
-      }
-    }
-    return nullptr;
-  }
-
-  bool has(const std::string& name) const {
-    return std::any_of(
-        table.entries.begin(), table.entries.end(), [&](const PackedEntry& entry) { return entry.name == name; });
-  }
-
-  ScratchFile scratch;
-  Mapping map;
-  PackedTable table;
-};
+} // namespace
 
 /// Blobs, some with other bytes. Does not own these.
 class StockMaps::Substitutes final : public et::NamedDataMap {
@@ -83,10 +65,11 @@ StockMaps::StockMaps(const CacheDataMap& blobs, const ScratchFile& packed, const
 /// Those that can change. The name of an entry is the key of the weight, and behind it that of the bias if there is
 /// one.
 /// @param halves gets the names of which only the weight or only the bias is in the working copy.
-std::vector<StockMaps::Unit> StockMaps::units_in(const PackedTable& table, std::set<std::string>& halves) const {
+std::vector<StockMaps::Unit> StockMaps::units_in(
+    const std::vector<PackedEntry>& entries, std::set<std::string>& halves) const {
   const BlobCache& cache = *blobs_.cache();
   std::vector<Unit> units;
-  for (const PackedEntry& entry : table.entries) {
+  for (const PackedEntry& entry : entries) {
     const std::string_view name = entry.name;
     if (const Blob* weight = cache.find(name)) {
       units.push_back({entry, weight, nullptr});
@@ -113,15 +96,11 @@ std::vector<StockMaps::Unit> StockMaps::units_in(const PackedTable& table, std::
 /// Load a method once more, which finds what it packed, but for entries that every load packs. And names whose entries
 /// are new then were packed for two kernels: ExecuTorch keeps the last one only.
 std::set<std::string> StockMaps::packed_twice(size_t method) const {
-  const auto table = [&] {
-    const uint64_t size = packed_.file().size();
-    const Mapping map(packed_.file(), 0, size, Mapping::Kind::ReadOnly);
-    return size == 0 ? PackedTable() : read_stock_table(packed_.path(), map.data(), size);
-  };
-  const PackedTable before = table();
-  const PackedIndex known(before.entries);
+  const StockPacked before(packed_);
   std::set<std::string> twice = packed_again(packed_, [&] { load_(method, plan_); });
-  for (const PackedEntry& entry : table().entries) {
+  const StockPacked after(packed_);
+  const PackedIndex known(before.entries);
+  for (const PackedEntry& entry : after.entries) {
     const PackedEntry* same = known.find(entry.name);
     if (same == nullptr || same->offset != entry.offset) {
       twice.insert(entry.name);
@@ -160,28 +139,29 @@ class StockMaps::RandomBytes {
 
 bool StockMaps::learn(size_t method) {
   const std::set<std::string> twice = packed_twice(method);
-  const uint64_t size = packed_.file().size();
-  if (size == 0) {
+  const StockPacked packed(packed_);
+  if (packed.entries.empty()) {
     return true;
   }
-  const Mapping packed(packed_.file(), 0, size, Mapping::Kind::ReadOnly);
   std::set<std::string> halves;
-  const std::vector<Unit> units = units_in(read_stock_table(packed_.path(), packed.data(), size), halves);
+  const std::vector<Unit> units = units_in(packed.entries, halves);
   RandomBytes memory;
   Substitutes substitutes(blobs_);
   std::vector<PackedSources> random;
   for (const Unit& unit : units) {
     random.push_back({memory.in_place_of(unit.weight, substitutes), memory.in_place_of(unit.bias, substitutes)});
   }
-  const std::unique_ptr<Packed> made = pack(method, substitutes);
-  if (made == nullptr) {
+  const std::optional<StockPacked> made = pack(method, substitutes);
+  if (!made) {
     return units.empty() && halves.empty();
   }
-  bool all = std::none_of(halves.begin(), halves.end(), [&](const std::string& name) { return made->has(name); });
+  bool all = std::none_of(made->entries.begin(), made->entries.end(), [&](const PackedEntry& entry) {
+    return halves.count(entry.name) != 0;
+  });
   for (size_t i = 0; i < units.size(); ++i) {
     const Unit& unit = units[i];
     const std::string& name = unit.entry.name;
-    const uint8_t* bytes = made->find(unit.entry);
+    const uint8_t* bytes = find_like(*made, unit.entry);
     const std::string kind = format("{} {}", unit.entry.size, unit.entry.seed);
     if (is_of_another_kind(name, kind)) {
       all = false;
@@ -192,7 +172,7 @@ bool StockMaps::learn(size_t method) {
     }
     const PackedMap* map = twice.count(name) != 0 ? nullptr : map_of(method, unit, random[i], bytes);
     const PackedSources stored{source_of(unit.weight), source_of(unit.bias)};
-    if (map != nullptr && map->gives(stored, packed.data() + unit.entry.offset, unit.entry.size)) {
+    if (map != nullptr && map->gives(stored, packed.bytes_of(unit.entry), unit.entry.size)) {
       kinds_[name] = kind;
       maps[name] = map->encode();
       keys[name] = {unit.weight->key, unit.bias != nullptr ? unit.bias->key : std::string()};
@@ -216,20 +196,19 @@ bool StockMaps::is_of_another_kind(const std::string& name, const std::string& k
   return true;
 }
 
-/// @returns null if XNNPACK does not take the numbers.
-std::unique_ptr<StockMaps::Packed> StockMaps::pack(size_t method, const Substitutes& substitutes) const {
-  auto packed = std::make_unique<Packed>(plan_.store->folder());
+/// @returns empty if XNNPACK does not take the numbers.
+std::optional<StockPacked> StockMaps::pack(size_t method, const Substitutes& substitutes) const {
+  const ScratchFile scratch = plan_.store->scratch();
   LoadPlan trial;
   trial.store = plan_.store;
-  trial.stock.scratch = &packed->scratch;
+  trial.stock.scratch = &scratch;
   trial.trial = &substitutes;
   try {
     load_(method, trial);
   } catch (const Error&) {
-    return nullptr;
+    return std::nullopt;
   }
-  packed->read();
-  return packed;
+  return std::optional<StockPacked>(scratch);
 }
 
 /// @param random the sources of an entry, for which XNNPACK made the bytes `made`.
@@ -244,8 +223,8 @@ const PackedMap* StockMaps::map_of(size_t method, const Unit& unit, const Packed
     if (unit.bias != nullptr) {
       substitutes.bytes[unit.bias->key] = {numbers[1].data(), numbers[1].size()};
     }
-    const std::unique_ptr<Packed> packed = pack(method, substitutes);
-    const uint8_t* bytes = packed == nullptr ? nullptr : packed->find(unit.entry);
+    const std::optional<StockPacked> packed = pack(method, substitutes);
+    const uint8_t* bytes = packed ? find_like(*packed, unit.entry) : nullptr;
     return bytes == nullptr ? std::nullopt : std::optional(std::vector<uint8_t>(bytes, bytes + unit.entry.size));
   };
   for (size_t way = 0;; ++way) {

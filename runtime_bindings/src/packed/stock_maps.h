@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -38,14 +37,13 @@ class StockMaps {
 
  private:
   struct Unit;
-  struct Packed;
   class Substitutes;
   class RandomBytes;
 
-  std::vector<Unit> units_in(const PackedTable& table, std::set<std::string>& halves) const;
+  std::vector<Unit> units_in(const std::vector<PackedEntry>& entries, std::set<std::string>& halves) const;
   std::set<std::string> packed_twice(size_t method) const;
   bool is_of_another_kind(const std::string& name, const std::string& kind);
-  std::unique_ptr<Packed> pack(size_t method, const Substitutes& substitutes) const;
+  std::optional<StockPacked> pack(size_t method, const Substitutes& substitutes) const;
   const PackedMap* map_of(size_t method, const Unit& unit, const PackedSources& random, const uint8_t* made);
 
   const CacheDataMap& blobs_;

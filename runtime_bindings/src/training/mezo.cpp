@@ -19,9 +19,7 @@ namespace {
 
 using executorch::aten::ScalarType;
 using executorch::extension::TensorPtr;
-using internal::check_option;
-using internal::format;
-using internal::throw_error;
+using namespace internal;
 
 constexpr char kMeZO[] = "MeZO";
 
@@ -162,13 +160,10 @@ struct MeZO::Impl {
 
   /// @throws Error Training: no program that serves takes one of the tensors, so no step would change a loss.
   void check_taken() {
-    const internal::Names all(names.begin(), names.end());
-    if (!is_taken && internal::TensorsAccess::of(tensors).without_takers(all).size() == all.size()) {
+    const Names all(names.begin(), names.end());
+    if (!is_taken && TensorsAccess::of(tensors).without_takers(all).size() == all.size()) {
       throw_error(
-          ErrorKind::Training,
-          "{}: no program that is loaded takes {} from it",
-          tensors.cache()->name(),
-          internal::some(all));
+          ErrorKind::Training, "{}: no program that is loaded takes {} from it", tensors.cache()->name(), some(all));
     }
     is_taken = true;
   }

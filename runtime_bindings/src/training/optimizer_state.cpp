@@ -133,7 +133,7 @@ float RestoredState::steps(const PlainValue& state, const std::string& parameter
 }
 
 void RestoredState::check_keys(
-    const PlainValue& state, const std::string& parameter, std::initializer_list<std::string_view> known) const {
+    const PlainValue& state, const std::string& parameter, const std::vector<const char*>& known) const {
   for (const auto& [key, value] : state.items) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       refuse(format("the saved state of '{}' has {}, which the {} of this library does not", parameter, key, kind_));
@@ -145,14 +145,105 @@ void RestoredState::refuse(const std::string& reason) const {
   throw_error_in(ErrorKind::Checkpoint, path_, "{}", reason);
 }
 
-OptimizerState one_group(const char* kind, const NamedTensors& parameters) {
-  OptimizerState made;
-  made.kind = kind;
-  made.groups.push_back({PlainValue::of_kind(PlainValue::Kind::Dict), {}});
-  for (const auto& [name, tensor] : parameters) {
-    made.groups[0].parameters.push_back(name);
+namespace {
+
+constexpr char kStep[] = "step";
+
+/// @throws Error Training: they do not fit, or are neither float nor double.
+Numbers numbers_of(
+    const char* kind, const std::string& name, const executorch::aten::Tensor& parameter, const StateDict& gradients) {
+  const auto found = gradients.find(name);
+  if (found == gradients.end() || found->second->nbytes() != parameter.nbytes()) {
+    throw_error(ErrorKind::Training, "{}: parameter '{}' has no gradient of its shape", kind, name);
   }
-  return made;
+  const ScalarType type = parameter.scalar_type();
+  if (found->second->scalar_type() != type || (type != ScalarType::Float && type != ScalarType::Double)) {
+    throw_error(
+        ErrorKind::Training, "{}: parameter '{}' and its gradient must both be float, or both double", kind, name);
+  }
+  return {type, static_cast<size_t>(parameter.numel()), parameter.mutable_data_ptr(), found->second->const_data_ptr()};
+}
+
+PlainValue scalar(float number) {
+  SavedTensor made;
+  made.layout.scalar_type = static_cast<int8_t>(ScalarType::Float);
+  made.bytes.resize(sizeof number);
+  std::memcpy(made.bytes.data(), &number, sizeof number);
+  return PlainValue::of(std::move(made));
+}
+
+} // namespace
+
+OptimizerMemory::Parts OptimizerMemory::prepare(
+    const StateDict& parameters, const StateDict& gradients, size_t tensors) {
+  Parts parts;
+  std::map<std::string, Kept> made;
+  for (const auto& [name, parameter] : parameters) {
+    parts.emplace_back(numbers_of(kind_, name, *parameter, gradients), nullptr);
+    if (tensors == 0) {
+      continue;
+    }
+    const auto known = kept_.find(name);
+    const bool is_new = known == kept_.end();
+    Kept& kept = is_new ? made[name] : known->second;
+    if (is_new) {
+      kept.tensors.assign(tensors, std::vector<uint8_t>(parameter->nbytes()));
+    } else if (kept.tensors[0].size() != parameter->nbytes()) {
+      throw_error(ErrorKind::Training, "{}: parameter '{}' had another shape or dtype in an earlier step", kind_, name);
+    }
+    parts.back().second = &kept;
+  }
+  kept_.merge(made); // moves the nodes, so the parts stay valid
+  return parts;
+}
+
+OptimizerState OptimizerMemory::capture(const NamedTensors& parameters) const {
+  OptimizerState saved;
+  saved.kind = kind_;
+  saved.groups.push_back({options_, {}});
+  for (const auto& [name, parameter] : parameters) {
+    saved.groups[0].parameters.push_back(name);
+    const auto known = kept_.find(name);
+    if (known == kept_.end()) {
+      continue;
+    }
+    PlainValue& state = saved.state.emplace_back(name, PlainValue::dict()).second;
+    if (counts_) {
+      state.set(kStep, scalar(known->second.steps));
+    }
+    for (size_t i = 0; i < known->second.tensors.size(); ++i) {
+      state.set(keys_[i], PlainValue::of(SavedTensor{saved_layout(*parameter), known->second.tensors[i]}));
+    }
+  }
+  return saved;
+}
+
+void OptimizerMemory::restore(const RestoredState& from, const NamedTensors& parameters, size_t tensors) {
+  options_ = from.options();
+  std::vector<const char*> known = keys_;
+  if (counts_) {
+    known.push_back(kStep);
+  }
+  for (const auto& parameter : parameters) {
+    const auto& [name, tensor] = parameter;
+    const PlainValue* state = from.of(name);
+    if (state == nullptr) {
+      continue;
+    }
+    from.check_keys(*state, name, known);
+    Kept kept;
+    kept.steps = counts_ ? from.steps(*state, name) : 1; // at least
+    for (size_t i = 0; i < tensors; ++i) {
+      kept.tensors.push_back(from.memory(*state, keys_[i], parameter));
+    }
+    const bool is_whole = std::all_of(
+        kept.tensors.begin(), kept.tensors.end(), [&](const auto& one) { return one.size() == tensor->nbytes(); });
+    if (is_whole) {
+      kept_.emplace(name, std::move(kept));
+    } else if (counts_) { // otherwise it has made no step
+      from.refuse(format("the saved state of '{}' lacks a running average", name));
+    }
+  }
 }
 
 void set_option(PlainValue& options, const char* name, PlainValue value) {
@@ -171,10 +262,6 @@ void set_option(PlainValue& options, const char* name, PlainValue value) {
   }
 }
 
-PlainValue tensor_like(const executorch::aten::Tensor& parameter, const std::vector<uint8_t>& bytes) {
-  return PlainValue::of(SavedTensor{saved_layout(parameter), bytes});
-}
-
 void check_option(const char* kind, const char* name, double number) {
   if (!(number >= 0) || !std::isfinite(number)) {
     throw_error(
@@ -184,20 +271,6 @@ void check_option(const char* kind, const char* name, double number) {
         name,
         std::to_string(number));
   }
-}
-
-Numbers numbers_of(
-    const char* kind, const std::string& name, const executorch::aten::Tensor& parameter, const StateDict& gradients) {
-  const auto found = gradients.find(name);
-  if (found == gradients.end() || found->second->nbytes() != parameter.nbytes()) {
-    throw_error(ErrorKind::Training, "{}: parameter '{}' has no gradient of its shape", kind, name);
-  }
-  const ScalarType type = parameter.scalar_type();
-  if (found->second->scalar_type() != type || (type != ScalarType::Float && type != ScalarType::Double)) {
-    throw_error(
-        ErrorKind::Training, "{}: parameter '{}' and its gradient must both be float, or both double", kind, name);
-  }
-  return {type, static_cast<size_t>(parameter.numel()), parameter.mutable_data_ptr(), found->second->const_data_ptr()};
 }
 
 } // namespace blobstore::internal

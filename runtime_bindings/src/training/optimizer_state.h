@@ -1,14 +1,14 @@
 // The state of an optimizer by the names of the parameters, as checkpoints have it: that of torch.optim.
 #pragma once
 
-#include <memory>
+#include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <executorch/extension/tensor/tensor_ptr.h>
 
+#include <blobstore/error.h>
 #include <blobstore/layout.h>
 
 #include "training/arithmetic.h"
@@ -54,8 +54,16 @@ class RestoredState {
   /// The count of steps in a state.
   float steps(const PlainValue& state, const std::string& parameter) const;
   /// Check that a state has nothing else than these keys.
-  void check_keys(
-      const PlainValue& state, const std::string& parameter, std::initializer_list<std::string_view> known) const;
+  void check_keys(const PlainValue& state, const std::string& parameter, const std::vector<const char*>& known) const;
+  /// Call what throws an Error if the options are impossible.
+  template <typename Check>
+  void accept(const Check& check) const {
+    try {
+      check();
+    } catch (const Error& error) {
+      refuse(error.reason());
+    }
+  }
   [[noreturn]] void refuse(const std::string& reason) const;
 
  private:
@@ -64,18 +72,44 @@ class RestoredState {
   const std::string& path_;
 };
 
-/// A state with one group of all parameters, and no options yet.
-OptimizerState one_group(const char* kind, const NamedTensors& parameters);
+/// What an optimizer of this library keeps for its parameters, by their names.
+class OptimizerMemory {
+ public:
+  /// What is kept for one parameter.
+  struct Kept {
+    float steps = 0; // as torch counts them; 1 after the first one if they are not counted
+    std::vector<std::vector<uint8_t>> tensors; // by the order of the keys; as many bytes as the parameter
+  };
+  using Parts = std::vector<std::pair<Numbers, Kept*>>;
+
+  /// @param kind the class of the optimizer in torch.optim. @param keys what torch calls the tensors. @param counts
+  ///   whether the state of a parameter has the number of its steps.
+  OptimizerMemory(const char* kind, bool counts, std::vector<const char*> keys)
+      : kind_(kind), counts_(counts), keys_(std::move(keys)) {}
+
+  /// Whether nothing is kept yet.
+  bool empty() const { return kept_.empty(); }
+  /// What a step changes. A parameter that had none yet gets tensors of zeros.
+  ///
+  /// @param tensors how many are kept for each parameter; if it is 0, the second of each part is null.
+  /// @throws Error Training: a parameter does not fit. Nothing was changed.
+  Parts prepare(const StateDict& parameters, const StateDict& gradients, size_t tensors);
+  /// A copy of everything, with the options that were restored.
+  OptimizerState capture(const NamedTensors& parameters) const;
+  /// Make an empty one from a saved state. @param tensors how many are taken for each parameter.
+  void restore(const RestoredState& from, const NamedTensors& parameters, size_t tensors);
+
+ private:
+  const char* kind_;
+  bool counts_;
+  std::vector<const char*> keys_;
+  std::map<std::string, Kept> kept_;
+  PlainValue options_ = PlainValue::dict(); // as they were restored
+};
+
 /// Set an option, unless the group has a number, or a pair of numbers, that is equal, such as 1 for 1.0.
 void set_option(PlainValue& options, const char* name, PlainValue value);
-/// As many bytes as a parameter has, as a tensor of its layout.
-PlainValue tensor_like(const executorch::aten::Tensor& parameter, const std::vector<uint8_t>& bytes);
 
 /// Check that an option is a finite number that is not negative. @throws Error Training.
 void check_option(const char* kind, const char* name, double number);
-/// The numbers of a parameter and its gradient. @throws Error Training: they do not fit, or are neither float nor
-/// double.
-Numbers numbers_of(
-    const char* kind, const std::string& name, const executorch::aten::Tensor& parameter, const StateDict& gradients);
-
 } // namespace blobstore::internal

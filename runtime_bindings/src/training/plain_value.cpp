@@ -1,5 +1,6 @@
 #include "training/plain_value.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr char kHexDigits[] = "0123456789abcdef";
 constexpr int kFraction = 52; // bits of a double behind the point
-constexpr int kFractionDigits = kFraction / 4;
+constexpr size_t kFractionDigits = kFraction / 4;
 constexpr int kBias = 1023;
 
 /// A double as Python's float.hex writes it.
@@ -39,14 +40,13 @@ std::string hex_of(double number) {
   return text + (shown < 0 ? "p" : "p+") + std::to_string(shown);
 }
 
-/// The next digit of a text, or -1.
-int take_digit(std::string_view& text, size_t base) {
-  const size_t found = text.empty() ? std::string_view::npos : std::string_view(kHexDigits, base).find(text[0]);
-  if (found == std::string_view::npos) {
-    return -1;
-  }
-  text.remove_prefix(1);
-  return static_cast<int>(found);
+/// The number that a text is in digits of a base, without a sign, if it is one.
+template <typename Number>
+std::optional<Number> whole_number(std::string_view text, int base) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number, base);
+  return error == std::errc() && at == end ? std::optional(number) : std::nullopt;
 }
 
 bool take(std::string_view& text, std::string_view word) {
@@ -66,39 +66,23 @@ std::optional<double> from_hex(std::string_view text) {
   if (text == "nan") {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  if (!take(text, "0x")) {
+  const bool is_normal = take(text, "0x1.");
+  if (!is_normal && !take(text, "0x0.")) {
     return std::nullopt;
   }
-  const int whole = take_digit(text, 2);
-  if (whole < 0 || !take(text, ".")) {
-    return std::nullopt;
-  }
-  auto digits = static_cast<uint64_t>(whole);
-  int places = 0;
-  for (; places < kFractionDigits; ++places) {
-    const int digit = take_digit(text, 16);
-    if (digit < 0) {
-      break;
-    }
-    digits = digits << 4 | static_cast<uint64_t>(digit);
-  }
+  const std::string_view fraction = text.substr(0, text.find('p'));
+  text.remove_prefix(fraction.size());
+  const auto digits = whole_number<uint64_t>(fraction, 16);
   const bool is_small = take(text, "p-");
-  if (!is_small && !take(text, "p+")) {
+  const bool is_signed = is_small || take(text, "p+");
+  const auto exponent = whole_number<unsigned>(text, 10);
+  if (!digits || fraction.size() > kFractionDigits || !is_signed || !exponent || *exponent > kBias) {
     return std::nullopt;
   }
-  int exponent = 0;
-  bool any = false;
-  for (int digit = take_digit(text, 10); digit >= 0; digit = take_digit(text, 10)) {
-    exponent = exponent * 10 + digit;
-    any = true;
-    if (exponent > kBias) {
-      return std::nullopt;
-    }
-  }
-  if (!any || !text.empty() || places == 0) {
-    return std::nullopt;
-  }
-  return sign * std::ldexp(static_cast<double>(digits), (is_small ? -exponent : exponent) - 4 * places);
+  const int places = 4 * static_cast<int>(fraction.size());
+  const uint64_t mantissa = uint64_t{is_normal} << places | *digits;
+  const int power = is_small ? -static_cast<int>(*exponent) : static_cast<int>(*exponent);
+  return sign * std::ldexp(static_cast<double>(mantissa), power - places);
 }
 
 void append_unit(std::string& json, uint32_t unit) {

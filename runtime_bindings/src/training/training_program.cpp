@@ -23,16 +23,15 @@ namespace blobstore BLOBSTORE_API {
 
 namespace et = executorch::runtime;
 using executorch::aten::ScalarType;
-using executorch::aten::Tensor;
 using executorch::extension::TensorPtr;
-using internal::format;
+using namespace internal;
 
 namespace {
 
 /// Copies of tensors, which go back unless they are dismissed.
 class Restore {
  public:
-  explicit Restore(const internal::NamedTensors& tensors) : tensors_(tensors) {
+  explicit Restore(const NamedTensors& tensors) : tensors_(tensors) {
     for (const auto& [name, tensor] : tensors) {
       const auto* data = static_cast<const uint8_t*>(tensor->const_data_ptr());
       copies_.emplace_back(data, data + tensor->nbytes());
@@ -51,17 +50,17 @@ class Restore {
   void dismiss() { copies_.clear(); }
 
  private:
-  const internal::NamedTensors& tensors_;
+  const NamedTensors& tensors_;
   std::vector<std::vector<uint8_t>> copies_;
 };
 
-bool same_layout(const Tensor& one, const Tensor& other) {
+bool same_layout(const executorch::aten::Tensor& one, const executorch::aten::Tensor& other) {
   return one.scalar_type() == other.scalar_type() && one.sizes().equals(other.sizes()) &&
       one.strides().equals(other.strides());
 }
 
 template <typename Number>
-const Number* find_not_finite(const Tensor& tensor) {
+const Number* find_not_finite(const executorch::aten::Tensor& tensor) {
   const auto* numbers = tensor.const_data_ptr<Number>();
   const auto* end = numbers + tensor.numel();
   const auto* found = std::find_if(numbers, end, [](Number n) { return !std::isfinite(static_cast<double>(n)); });
@@ -79,7 +78,7 @@ std::optional<double> not_finite(const et::EValue& loss) {
   if (!loss.isTensor()) {
     return std::nullopt;
   }
-  const Tensor& tensor = loss.toTensor();
+  const executorch::aten::Tensor& tensor = loss.toTensor();
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return number(find_not_finite<float>(tensor));
@@ -94,20 +93,18 @@ std::optional<double> not_finite(const et::EValue& loss) {
   }
 }
 
-internal::SavedTensors copies_of(const internal::NamedTensors& tensors) {
-  internal::SavedTensors copies;
+SavedTensors copies_of(const NamedTensors& tensors) {
+  SavedTensors copies;
   for (const auto& [name, tensor] : tensors) {
     const auto* data = static_cast<const uint8_t*>(tensor->const_data_ptr());
     copies.emplace_back(
-        name,
-        std::make_shared<const internal::SavedTensor>(
-            internal::SavedTensor{internal::saved_layout(*tensor), {data, data + tensor->nbytes()}}));
+        name, std::make_shared<const SavedTensor>(SavedTensor{saved_layout(*tensor), {data, data + tensor->nbytes()}}));
   }
   return copies;
 }
 
 /// Copy values into tensors of the same names.
-void put(const internal::SavedTensors& values, const StateDict& tensors) {
+void put(const SavedTensors& values, const StateDict& tensors) {
   for (const auto& [name, value] : values) {
     if (!value->bytes.empty()) {
       std::memcpy(tensors.at(name)->mutable_data_ptr(), value->bytes.data(), value->bytes.size());
@@ -115,7 +112,7 @@ void put(const internal::SavedTensors& values, const StateDict& tensors) {
   }
 }
 
-StateDict by_name(const internal::NamedTensors& tensors) {
+StateDict by_name(const NamedTensors& tensors) {
   return {tensors.begin(), tensors.end()};
 }
 
@@ -125,7 +122,7 @@ struct TrainingProgram::Impl {
   Impl(std::shared_ptr<Program> given, const std::string& name)
       : program(std::move(given)),
         method(program->load_method(name)),
-        signature(internal::read_signature(*program, *method)),
+        signature(read_signature(*program, *method)),
         turns(program->path(), format("method '{}'", name)) {
     for (size_t i = 0; i < signature.names.size(); ++i) {
       ordered_parameters.emplace_back(signature.names[i], method->output_memory(signature.first_parameter() + i));
@@ -134,7 +131,7 @@ struct TrainingProgram::Impl {
       const TensorPtr gradient = method->output_memory(signature.first_gradient + i);
       const auto& [parameter_name, parameter] = ordered_parameters[i];
       if (!same_layout(*parameter, *gradient)) {
-        internal::throw_not_for_training(
+        throw_not_for_training(
             *program,
             *method,
             format("the gradient of '{}' differs from it in shape, dtype or strides", parameter_name));
@@ -174,32 +171,30 @@ struct TrainingProgram::Impl {
     }
     const BlobCache& cache = *program->cache();
     const BlobCache::Reading reading(cache);
-    internal::Hasher hasher;
+    Hasher hasher;
     for (const std::string& key : keys) {
       const Blob* blob = cache.find(key);
       if (blob == nullptr) {
-        internal::throw_error(ErrorKind::KeyNotFound, "{}: no key '{}'", cache.name(), key);
+        throw_error(ErrorKind::KeyNotFound, "{}: no key '{}'", cache.name(), key);
       }
       const std::optional<std::string> known = cache.recorded_digest(key);
-      const internal::Digest computed = known ? internal::Digest() : internal::digest(blob->data, blob->size);
-      const std::string digest = known
-          ? internal::hexadecimal(reinterpret_cast<const uint8_t*>(known->data()), known->size())
-          : internal::to_string(computed);
+      const std::string digest = known ? hexadecimal(reinterpret_cast<const uint8_t*>(known->data()), known->size())
+                                       : to_string(internal::digest(blob->data, blob->size));
       std::string entry = key;
       entry.append(1, '\0').append(digest).append(1, ':').append(std::to_string(blob->size)).append(1, '\0');
       hasher.update(entry.data(), entry.size());
     }
-    return keys.empty() ? "" : internal::to_string(hasher.digest());
+    return keys.empty() ? "" : to_string(hasher.digest());
   }
 
   /// Check that a checkpoint is of this model and of these frozen weights.
-  void check_fit(const std::string& path, const internal::Checkpoint& saved) const {
+  void check_fit(const std::string& path, const Checkpoint& saved) const {
     check_fit(path, "parameters", ordered_parameters, saved.parameters);
     check_fit(path, "buffers", ordered_buffers, saved.buffers);
     const std::string own = frozen();
     if (saved.frozen != own) {
       const auto shown = [](const std::string& digest) { return digest.empty() ? "none" : digest; };
-      internal::throw_error_in(
+      throw_error_in(
           ErrorKind::Checkpoint,
           path,
           "the checkpoint was made with other frozen weights than those of {}: their digest was {}, it is {}",
@@ -209,27 +204,23 @@ struct TrainingProgram::Impl {
     }
   }
 
-  void check_fit(
-      const std::string& path,
-      const char* kind,
-      const internal::NamedTensors& own,
-      const internal::SavedTensors& theirs) const {
+  void check_fit(const std::string& path, const char* kind, const NamedTensors& own, const SavedTensors& theirs) const {
     const auto refuse = [&](const std::string& difference) {
-      internal::throw_error_in(
+      throw_error_in(
           ErrorKind::Checkpoint, path, "a checkpoint of another model than {}: {}", program->path(), difference);
     };
-    std::map<std::string, const internal::SavedTensor*> unknown;
+    std::map<std::string, const SavedTensor*> unknown;
     for (const auto& [name, tensor] : theirs) {
       unknown.emplace(name, tensor.get());
     }
-    internal::Names lacking;
+    Names lacking;
     for (const auto& [name, tensor] : own) {
       const auto found = unknown.find(name);
       if (found == unknown.end()) {
         lacking.push_back(name);
         continue;
       }
-      const Layout expected = internal::saved_layout(*tensor);
+      const Layout expected = saved_layout(*tensor);
       if (found->second->layout != expected) {
         refuse(format(
             "'{}' is {} in the program, {} in the checkpoint",
@@ -239,16 +230,16 @@ struct TrainingProgram::Impl {
       }
       unknown.erase(found);
     }
-    internal::Names more;
+    Names more;
     for (const auto& [name, tensor] : unknown) {
       more.push_back(name);
     }
     if (!lacking.empty() || !more.empty()) {
       refuse(format(
           "it {}{}{}",
-          lacking.empty() ? "" : format("lacks the {} {}", kind, internal::quoted(lacking)),
+          lacking.empty() ? "" : format("lacks the {} {}", kind, quoted(lacking)),
           lacking.empty() || more.empty() ? "" : " and ",
-          more.empty() ? "" : format("has the unknown {} {}", kind, internal::quoted(more))));
+          more.empty() ? "" : format("has the unknown {} {}", kind, quoted(more))));
     }
   }
 
@@ -263,14 +254,14 @@ struct TrainingProgram::Impl {
 
   std::shared_ptr<Program> program;
   std::shared_ptr<Method> method;
-  internal::Signature signature;
-  internal::NamedTensors ordered_parameters;
-  internal::NamedTensors ordered_buffers;
+  Signature signature;
+  NamedTensors ordered_parameters;
+  NamedTensors ordered_buffers;
   StateDict parameters;
   StateDict gradients;
   StateDict buffers;
   size_t nameless = 0;
-  internal::Turns turns;
+  Turns turns;
 };
 
 TrainingProgram::TrainingProgram(std::shared_ptr<Program> program, const std::string& method)
@@ -311,7 +302,7 @@ const StateDict& TrainingProgram::named_buffers() const {
 }
 
 Outputs TrainingProgram::forward_backward(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
-  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  const std::lock_guard<Turns> turn(impl_->turns);
   Restore buffers(impl_->ordered_buffers);
   Outputs outputs = impl_->run(inputs, in_place);
   buffers.dismiss();
@@ -320,7 +311,7 @@ Outputs TrainingProgram::forward_backward(const std::vector<et::EValue>& inputs,
 
 Outputs TrainingProgram::step(
     Optimizer& optimizer, const std::vector<et::EValue>& inputs, OnNan on_nan, const std::vector<bool>& in_place) {
-  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  const std::lock_guard<Turns> turn(impl_->turns);
   Restore buffers(impl_->ordered_buffers);
   Outputs outputs = impl_->run(inputs, in_place);
   if (on_nan != OnNan::Accept) {
@@ -350,7 +341,7 @@ uint64_t TrainingProgram::save(
     const std::vector<std::string>& base,
     const std::map<std::string, std::string>& metadata) {
   if (impl_->nameless != 0) {
-    internal::throw_error_in(
+    throw_error_in(
         ErrorKind::Unsupported,
         impl_->program->path(),
         "method '{}' changes {} buffers that have no names, so a checkpoint would lack them; lower it with "
@@ -358,12 +349,12 @@ uint64_t TrainingProgram::save(
         impl_->method->name(),
         impl_->nameless);
   }
-  const std::vector<internal::PtdFile> bases = internal::open_bases(base);
+  const std::vector<PtdFile> bases = open_bases(base);
   std::vector<std::string> inputs = impl_->inputs();
   inputs.insert(inputs.end(), base.begin(), base.end());
-  internal::Checkpoint moment;
+  Checkpoint moment;
   {
-    const std::lock_guard<internal::Turns> turn(impl_->turns);
+    const std::lock_guard<Turns> turn(impl_->turns);
     if (optimizer != nullptr) {
       moment.optimizer = optimizer->capture(impl_->ordered_parameters);
     }
@@ -371,16 +362,16 @@ uint64_t TrainingProgram::save(
     moment.buffers = copies_of(impl_->ordered_buffers);
   }
   moment.frozen = impl_->frozen();
-  return internal::write_checkpoint(path, moment, bases, metadata, inputs);
+  return write_checkpoint(path, moment, bases, metadata, inputs);
 }
 
 void TrainingProgram::load(const std::string& path, Optimizer* optimizer, const std::vector<std::string>& base) {
-  const internal::Checkpoint saved = internal::read_checkpoint(path, internal::open_bases(base));
+  const Checkpoint saved = read_checkpoint(path, open_bases(base));
   impl_->check_fit(path, saved);
-  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  const std::lock_guard<Turns> turn(impl_->turns);
   if (optimizer != nullptr) {
     if (!saved.optimizer) {
-      internal::throw_error_in(ErrorKind::Checkpoint, path, "the checkpoint has no state of an optimizer");
+      throw_error_in(ErrorKind::Checkpoint, path, "the checkpoint has no state of an optimizer");
     }
     optimizer->restore(*saved.optimizer, impl_->ordered_parameters, path);
   }
@@ -389,7 +380,7 @@ void TrainingProgram::load(const std::string& path, Optimizer* optimizer, const 
 }
 
 Updated TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
-  return internal::TrainingAccess::publish(*this, internal::TensorsAccess::of(target), strict, finite);
+  return TrainingAccess::publish(*this, TensorsAccess::of(target), strict, finite);
 }
 
 Updated TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
