@@ -244,7 +244,9 @@ class TrainingProgram:
         path, bases = as_path(path), checkpoint.open_bases(base)
         inputs = [self.program.path, *self.program.cache.sources, *(map_.path for map_ in bases)]
         refuse_inputs([path], inputs)
-        parameters, buffers, state = self._moment(optimizer)
+        with self._turns:
+            state = optimizers.capture(optimizer, self._parameters) if optimizer is not None else None
+            parameters, buffers = _copies(self._parameters), _copies(self._buffers)
         moment = checkpoint.Checkpoint(parameters, buffers, state, self._frozen())
         return checkpoint.write(path, moment, bases, metadata)
 
@@ -278,12 +280,6 @@ class TrainingProgram:
                     raise CheckpointError(f"{Path(path)}: {error}") from error
             _put(saved.parameters, self._parameters)
             _put(saved.buffers, self._buffers)
-
-    def _moment(self, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], optimizers.OptimizerState | None]:
-        """Copies of the parameters, the buffers, and the optimizer's state, between two steps."""
-        with self._turns:
-            state = optimizers.capture(optimizer, self._parameters) if optimizer is not None else None
-            return _copies(self._parameters), _copies(self._buffers), state
 
     def _check_names(self) -> None:
         if self._nameless:

@@ -174,6 +174,12 @@ def report(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
 def end(process: subprocess.Popen[str]) -> None:
     process.communicate("")
     assert process.returncode == 0

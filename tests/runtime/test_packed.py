@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.adapters import nets as lora_nets
 from tests.lowering import nets
-from tests.lowering.live import inputs, lower_exported, lower_through, plugin, randomize, seeded
+from tests.lowering.live import inputs, lower_exported, lower_through, plugin, seeded
 from tests.lowering.test_quantized import pt2e
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, read, run_child
@@ -76,36 +75,6 @@ KINDS = {
 }
 
 
-@pytest.mark.slow_for("int8 per tensor", "static int8")
-@pytest.mark.parametrize("kind", KINDS)
-def test_outputs_are_those_without_a_store(kind: str, tmp_path: Path) -> None:
-    """When the file is built, when it is used, after an update, and when all is reverted (K1, K3)."""
-    module, example = KINDS[kind](tmp_path / "model")
-    store = PackedStore(tmp_path / "packed")
-    plain = Running.open(tmp_path / "model", example)
-    builds = Running.open(tmp_path / "model", example, store)
-    uses = Running.open(tmp_path / "model", example, store)
-    original = plain()
-    assert builds() == uses() == original
-    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
-    assert store.stats.hits >= 2
-    read(packed_files.only(store.folder))
-    before = packed_files.only(store.folder).read_bytes()
-    tensors = {name: value for name, value in randomize(module, 7).items() if name in plain.cache.tensors}
-    for running in (plain, builds, uses):
-        running.cache.update(tensors)
-    changed = plain()
-    assert changed != original
-    assert builds() == uses() == changed
-    for running in (plain, builds, uses):
-        running.cache.revert()
-    assert plain() == builds() == uses() == original
-    assert packed_files.only(store.folder).read_bytes() == before  # no update reached the disk
-    later = PackedStore(tmp_path / "packed")
-    assert Running.open(tmp_path / "model", example, later)() == original
-    assert (later.stats.builds, later.stats.fallbacks) == (0, 0)
-
-
 def test_a_second_load_packs_nothing(large: Path, tmp_path: Path) -> None:
     """Neither into the heap nor into a file: the pages are those of the file (K1, N4)."""
     options = {"folder": large, "sizes": [1, 1024]}
@@ -143,9 +112,7 @@ def test_processes_share_pages_also_as_root(large: Path, tmp_path: Path) -> None
     found = [packed_files.report(process) for process in processes]
     shares = []
     for process in processes:  # now all of them have it
-        assert process.stdin is not None
-        process.stdin.write("pss\n")
-        process.stdin.flush()
+        packed_files.tell(process, "pss")
         shares.append(packed_files.report(process)["pss"])
     for process in processes:
         packed_files.end(process)
@@ -214,20 +181,6 @@ def test_counters_never_reach_the_disk(mlp: Path, tmp_path: Path) -> None:
     )
     assert store.stats.fallbacks == 1
     assert store.stats.reasons == {"weights had been changed when the method was loaded": 1}
-
-
-def test_two_methods_use_one_file(tmp_path: Path) -> None:
-    """The weights of both methods are packed once (K1)."""
-    module = seeded(nets.MLP)
-    lower_through({"prefill": (module, inputs(5, 16)), "decode": (module, inputs(1, 16))}, tmp_path / "model")
-    store = PackedStore(tmp_path / "packed")
-    for name, length in (("prefill", 5), ("decode", 1)):
-        packed, plain = (
-            Running.open(tmp_path / "model", ones(length, 16), one, method=name)() for one in (store, None)
-        )
-        assert packed == plain
-    assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (1, 2, 0)
-    assert len(read(packed_files.only(store.folder)).entries) == 3
 
 
 def test_programs_with_other_input_lengths_use_one_file(tmp_path: Path) -> None:
@@ -352,64 +305,6 @@ def test_two_fine_tunes_in_turn(tmp_path: Path) -> None:
     assert len(packed_files.files(store.folder)) == 2
 
 
-def test_a_failed_update_changes_nothing(mlp: Path, tmp_path: Path) -> None:
-    """Neither the outputs nor the file (K3)."""
-    store = PackedStore(tmp_path / "packed")
-    running = Running.open(mlp, MLP_INPUT, store)
-    before, content = running(), packed_files.only(store.folder).read_bytes()
-    with pytest.raises(BlobStoreError):
-        running.cache.update({"layers.0.weight": torch.ones(24, 16), "layers.1.weight": torch.ones(3)})
-    assert running() == before
-    assert packed_files.only(store.folder).read_bytes() == content
-
-
-def test_a_fork(mlp: Path, tmp_path: Path) -> None:
-    """A child computes with the file of its parent, updates its own weights, and loads methods (K3)."""
-    store = PackedStore(tmp_path / "packed")
-    running = Running.open(mlp, MLP_INPUT, store)
-    expected = running()
-    changed = {"layers.0.weight": torch.full((24, 16), 0.5)}
-    plain = Running.open(mlp, MLP_INPUT)
-    plain.cache.update(changed)
-    updated = plain()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            ok = running() == expected
-            again = Running.open(mlp, MLP_INPUT, store)
-            ok = ok and again() == expected
-            running.cache.update(changed)
-            ok = ok and running() == updated
-            running.cache.revert()
-            code = 0 if ok and running() == expected else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert running() == expected
-
-
-def test_a_shared_working_copy(mlp: Path, tmp_path: Path) -> None:
-    """Unchanged it uses a file; after commits, weights that changed are packed to the heap (K3)."""
-    make_working_copy([mlp / "model.ptd"], tmp_path / "live.ptd")
-    (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
-    store = PackedStore(tmp_path / "packed")
-
-    def start(packed: PackedStore | None) -> Running:
-        return Running.open(tmp_path, MLP_INPUT, packed, data="live.ptd", mode="shared")
-
-    plain, first, second = start(None), start(store), start(store)
-    expected = plain()
-    assert first() == second() == expected
-    first.cache.update({"layers.0.weight": torch.full((24, 16), 0.5)})
-    changed = plain()
-    assert changed != expected
-    assert first() == second() == changed
-    assert start(store)() == changed
-    assert start(PackedStore(tmp_path / "packed"))() == changed
-    make_working_copy([mlp / "model.ptd"], tmp_path / "other.ptd")
-
-
 def test_a_working_copy_made_anew_never_meets_its_old_file(mlp: Path, tmp_path: Path) -> None:
     """Its weights changed in another process, between two launches (K2)."""
     (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
@@ -432,38 +327,34 @@ def test_programs_of_the_stock_partitioner(external: bool, tmp_path: Path) -> No
     """As they were lowered, or deduplicated: hits, and the heap on a cache that was changed (K1)."""
     module = seeded(nets.MLP)
     manager = lower({"forward": (module, inputs(2, 16))}, partitioners=lambda: [XnnpackPartitioner()])
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "model.pte").write_bytes(bytes(manager.buffer))
-    manager.write_tensor_data_to_file(str(made))
-    folder, data = made, None
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "model.pte").write_bytes(bytes(manager.buffer))
+    manager.write_tensor_data_to_file(str(folder))
     if external:
-        dedup_programs([made], tmp_path / "slim")
-        folder, data = tmp_path / "slim", tmp_path / "slim" / "shared.ptd"
-    else:
-        found = list(made.glob("*.ptd"))
-        data = found[0] if found else None
+        dedup_programs([folder], tmp_path / "slim")
+        folder = tmp_path / "slim"
+    data = list(folder.glob("*.ptd"))
 
-    def start(packed: PackedStore | None, change: bool = False) -> tuple[list[bytes], PackedStore | None]:
-        cache = BlobCache(data if data is not None else [])
+    def start(packed: PackedStore | None, change: bool = False) -> list[bytes]:
+        cache = BlobCache(data)
         if change:
             key = max(cache, key=lambda one: len(cache.get_data(one)))
             cache.update({key: bytes(len(cache.get_data(key)))})
         program = Program(folder / "model.pte", cache, packed=packed)
-        return Running(cache, program, program.method(), MLP_INPUT)(), packed
+        return Running(cache, program, program.method(), MLP_INPUT)()
 
-    expected, _ = start(None)
+    expected = start(None)
     store = PackedStore(tmp_path / "packed")
-    assert start(store)[0] == start(store)[0] == expected
+    assert start(store) == start(store) == expected
     assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (1, 2, 0)
     read(packed_files.only(store.folder))
     later = PackedStore(tmp_path / "packed")
-    assert start(later)[0] == expected
+    assert start(later) == expected
     assert (later.stats.builds, later.stats.hits, later.stats.fallbacks) == (0, 1, 0)
-    if data is not None:
-        changed, _ = start(None, change=True)
-        assert changed != expected
-        assert start(later, change=True)[0] == changed
+    if data:
+        changed = start(None, change=True)
+        assert start(later, change=True) == changed != expected
         assert (later.stats.builds, later.stats.fallbacks) == (0, 1)
 
 

@@ -155,6 +155,12 @@ def values(running: Running) -> list[float]:
     return [float(value) for value in np.frombuffer(output, np.float32)]
 
 
+def outputs(model: Model, cache: BlobCache) -> list[float]:
+    """What a program computes that is loaded now."""
+    program = Program(model.program, cache)
+    return values(Running(cache, program, program.method(), ones(*model.sizes)))
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that every user may read."""
@@ -299,12 +305,11 @@ def test_what_is_packed_at_every_load_is_in_no_file(shared: bool, made: Any, fol
     model = made(seeded(Transposed), folder, 1, 16, 3, 3)
     data, mode = (model.live, "shared") if shared else (folder / "slim" / "shared.ptd", "private")
 
-    def outputs(packed: PackedStore | None, *, changed: bool) -> list[float]:
+    def computed(packed: PackedStore | None, *, changed: bool) -> list[float]:
         cache = BlobCache(data, mode, packed=packed)
         if changed and not shared:
             cache.update(new)
-        method = Program(model.program, cache).method()
-        return np.asarray(method(*ones(1, 16, 3, 3))).reshape(-1).tolist()
+        return outputs(model, cache)
 
     with BlobCache(data, mode) as cache:
         generator = np.random.default_rng(0)
@@ -313,10 +318,10 @@ def test_what_is_packed_at_every_load_is_in_no_file(shared: bool, made: Any, fol
     for changed in (False, True):
         if changed and shared:
             BlobCache(data, mode, packed=PackedStore(model.packed)).update(new)
-        expected = outputs(None, changed=changed)
+        expected = computed(None, changed=changed)
         for _ in range(2):
             store = PackedStore(model.packed)
-            assert outputs(store, changed=changed) == expected
+            assert computed(store, changed=changed) == expected
         assert store.stats.builds == 0
     names = {
         name for path in packed_files.files(model.packed) for name in packed_files.read(path, changes=shared).names
@@ -344,25 +349,22 @@ def test_a_commit_while_the_first_load_packs(shared: bool, made: Any, folder: Pa
     data = model.live if shared else folder / "slim" / "shared.ptd"
     model.packed.mkdir()
 
-    def outputs(cache: BlobCache) -> list[float]:
-        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))).reshape(-1).tolist()
-
     cache = BlobCache(data, "shared" if shared else "private", packed=model.packed)
     key = max(cache, key=lambda name: len(cache.get_data(name)))
     loaded: list[list[float]] = []
     with (model.packed / "building.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process builds, so the load waits
-        thread = threading.Thread(target=lambda: loaded.append(outputs(cache)))
+        thread = threading.Thread(target=lambda: loaded.append(outputs(model, cache)))
         thread.start()
         _wait_for_open(model.packed / "building.lock")
         cache.update({key: bytes(len(cache.get_data(key)))})
         fcntl.flock(lock, fcntl.LOCK_UN)
         thread.join()
-    changed = outputs(BlobCache(data, "shared")) if shared else outputs(cache)
+    changed = outputs(model, BlobCache(data, "shared")) if shared else outputs(model, cache)
     assert loaded == [changed]
     store = PackedStore(model.packed)
     fresh = BlobCache(data, "shared" if shared else "private", packed=store)
-    assert outputs(fresh) == outputs(BlobCache(data, "shared" if shared else "private"))
+    assert outputs(model, fresh) == outputs(model, BlobCache(data, "shared" if shared else "private"))
     assert (store.stats.builds, store.stats.hits) == (0 if shared else 1, 1)
 
 
@@ -377,15 +379,12 @@ def test_commits_while_loads_pack(shared: bool, made: Any, folder: Path) -> None
             return BlobCache(model.live, "shared", packed=store)
         return BlobCache(folder / "slim" / "shared.ptd", packed=store)
 
-    def outputs(cache: BlobCache) -> list[float]:
-        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))).reshape(-1).tolist()
-
     plain = opened(None)
     key = max(plain, key=lambda name: len(plain.get_data(name)))
     base, zeros = bytes(plain.get_data(key)), bytes(len(plain.get_data(key)))
-    possible = [outputs(plain)]
+    possible = [outputs(model, plain)]
     plain.update({key: zeros})
-    possible.append(outputs(plain))
+    possible.append(outputs(model, plain))
     plain.update({key: base})
     assert possible[0] != possible[1]
 
@@ -404,12 +403,12 @@ def test_commits_while_loads_pack(shared: bool, made: Any, folder: Path) -> None
         thread = threading.Thread(target=commit)
         thread.start()
         try:
-            found = outputs(cache)
+            found = outputs(model, cache)
         finally:
             end.set()
             thread.join()
         assert found in possible
-        assert [outputs(opened(store)) for _ in range(2)] == 2 * [outputs(opened(None))]
+        assert [outputs(model, opened(store)) for _ in range(2)] == 2 * [outputs(model, opened(None))]
 
 
 def _wait_for_open(path: Path) -> None:

@@ -23,7 +23,7 @@ from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 from tests.helpers.waiting import until
 from tests.training import nets
-from tests.training.test_steps import same, sgd, values
+from tests.training.test_steps import same, sgd, state, values
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -42,14 +42,6 @@ OPTIMIZERS: dict[str, Make] = {
 
 def made(kind: str, training: TrainingProgram) -> torch.optim.Optimizer:
     return OPTIMIZERS[kind](training.named_parameters().values())
-
-
-def state(training: TrainingProgram, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Copies of all tensors of a run."""
-    kept = optimizer.state_dict()["state"] if optimizer else {}
-    tensors = {f"{number}/{key}": value for number, entry in kept.items() for key, value in entry.items()}
-    tensors = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
-    return values({**training.named_parameters(), **training.named_buffers(), **tensors})
 
 
 def run(training: TrainingProgram, optimizer: Any, joint: nets.Joint, steps: int) -> list[float]:
@@ -204,7 +196,7 @@ def test_stock_executorch_trains_on(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("base", [False, True])
 def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, module_runner: Any) -> None:
-    """ExecuTorch uses the checkpoint as the data file of an inference program; a delta needs its base too (T2, D1)."""
+    """A checkpoint is a data file of an inference program, of ExecuTorch and here; a delta needs its base too (T2, D1)."""
     joint = nets.lora()
     training = joint.load(tmp_path)
     run(training, sgd(training), joint, 5)
@@ -214,6 +206,7 @@ def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, mod
     model = joint.eager()
     model.load_state_dict(training.named_parameters(), strict=False)
     training.save(tmp_path / "delta.ptd", base=[tmp_path / "foundation.ptd"])
+    own = Program(tmp_path / "model.pte", data=[tmp_path / "foundation.ptd", tmp_path / "delta.ptd"]).method()(x)
     if base:
         (found,) = module_runner(
             tmp_path / "model.pte", [tmp_path / "foundation.ptd", tmp_path / "delta.ptd"], [x.numpy()]
@@ -225,7 +218,8 @@ def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, mod
         whole.merge(open_ptd(tmp_path / "delta.ptd"))
         whole.write_ptd(tmp_path / "whole.ptd")
         (found,) = stock_run(tmp_path / "model.pte", [x], tmp_path / "whole.ptd")
-    torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
+    for one in (found, own):
+        torch.testing.assert_close(one, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long
@@ -635,21 +629,6 @@ def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING_IN_A_CALL, str(tmp_path)], check=True, timeout=120)
-
-
-@pytest.mark.long
-def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
-    """A checkpoint is a data file for any program (T2)."""
-    joint = nets.xor()
-    training, x = joint.load(tmp_path), joint.batches[0][0]
-    run(training, sgd(training), joint, 5)
-    training.save(tmp_path / "checkpoint.ptd", sgd(training))
-    model = joint.eager()
-    model.load_state_dict(training.named_parameters())
-    manager = lower({"forward": (nets.Scores(joint.model), (x,))}, partitioners=list, external_constants=True)
-    (tmp_path / "model.pte").write_bytes(bytes(manager.buffer))
-    found = Program(tmp_path / "model.pte", data=tmp_path / "checkpoint.ptd").method()(x)
-    torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_paths_and_caches(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def state(training: TrainingProgram, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """Copies of all tensors of a run."""
+    kept = optimizer.state_dict()["state"] if optimizer else {}
+    tensors = {f"{number}/{key}": value for number, entry in kept.items() for key, value in entry.items()}
+    tensors = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
+    return values({**training.named_parameters(), **training.named_buffers(), **tensors})
+
+
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -215,20 +223,14 @@ def test_a_loss_that_is_not_finite(make: Callable[[], nets.Joint], bad: float, t
     wrong = (torch.full_like(good[0], bad), *good[1:])
     training.step(optimizer, *good)
 
-    def state() -> dict[str, Tensor]:
-        kept = {
-            f"{i}.{key}": value for i, entry in optimizer.state_dict()["state"].items() for key, value in entry.items()
-        }
-        return values({**training.named_parameters(), **training.named_buffers(), **kept})
-
-    before = state()
+    before = state(training, optimizer)
     with pytest.raises(errors.NotFiniteLossError, match="the loss is"):
         training.step(optimizer, *wrong)
-    assert same(before, state())
+    assert same(before, state(training, optimizer))
     assert not torch.isfinite(training.step(optimizer, *wrong, on_nan="skip")[0])
-    assert same(before, state())
+    assert same(before, state(training, optimizer))
     training.step(optimizer, *good)
-    assert torch.isfinite(torch.stack([tensor.sum() for tensor in state().values()])).all()
+    assert torch.isfinite(torch.stack([tensor.sum() for tensor in state(training, optimizer).values()])).all()
     training.step(optimizer, *wrong, on_nan="accept")
     assert not all(torch.isfinite(tensor).all() for tensor in training.named_parameters().values())
     with pytest.raises(errors.TrainingError, match="on_nan must be .*, not 'ignore'"):
@@ -240,24 +242,11 @@ def test_inputs_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     """Neither parameters nor buffers."""
     joint = nets.norm()
     training = joint.load(tmp_path)
-    before = values({**training.named_parameters(), **training.named_buffers()})
+    before = state(training)
     for inputs in ((), joint.batches[0][:1], (torch.zeros(4, 1, 9, 9), joint.batches[0][1])):
         with pytest.raises(errors.InputError):
             training.step(sgd(training), *inputs)
-    assert same(before, {**training.named_parameters(), **training.named_buffers()})
-
-
-def test_wrong_optimizers_are_refused(tmp_path: Path) -> None:
-    """Optimizers over other tensors, and other objects."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
-    before = values(training.named_parameters())
-    copies = [tensor.clone() for tensor in training.named_parameters().values()]
-    with pytest.raises(errors.TrainingError, match="parameters that do not belong to this program"):
-        training.step(torch.optim.SGD(copies, lr=0.1), *joint.batches[0])
-    with pytest.raises(errors.TrainingError, match="expected an optimizer, found a float"):
-        training.step(0.1, *joint.batches[0])
-    assert same(before, training.named_parameters())
+    assert same(before, state(training))
 
 
 def test_programs_that_are_not_for_training(tmp_path: Path) -> None:
@@ -368,23 +357,26 @@ class Failing(torch.optim.SGD):
 
 
 @pytest.mark.long
-def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
+def test_optimizers_that_fail_or_are_none_change_nothing(tmp_path: Path) -> None:
     """The buffers are restored, and here the parameters are unchanged too."""
     joint = nets.norm()
     training = joint.load(tmp_path)
     parameters = list(training.named_parameters().values())
-    before = values({**training.named_parameters(), **training.named_buffers()})
+    before = state(training)
+    copies = [tensor.clone() for tensor in parameters]
     wrong: dict[str, Any] = {
         "no step today": Failing(parameters),
         "dense gradients": torch.optim.SparseAdam(parameters),
         "in locked.*closure": torch.optim.LBFGS(parameters),
         "expected an optimizer, found a StepLR": torch.optim.lr_scheduler.StepLR(sgd(training), 1),
         "expected an optimizer, found a type": torch.optim.SGD,
+        "expected an optimizer, found a float": 0.1,
+        "parameters that do not belong to this program": torch.optim.SGD(copies, lr=0.1),
     }
     for message, optimizer in wrong.items():
         with pytest.raises(errors.TrainingError, match=message):
             training.step(optimizer, *joint.batches[0])
-        assert same(before, {**training.named_parameters(), **training.named_buffers()})
+        assert same(before, state(training))
 
 
 def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
