@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from blobstore.cli import ERROR, exits
-from blobstore.cli.options import AsJson
+from blobstore.cli.options import AsJson, file_argument, file_option
 from blobstore.cli.output import counted, out, print_error, print_json, print_table, say
 from blobstore.core.errors import AdapterError, BlobStoreError, InvalidFileError
 from blobstore.core.memory.mapped_file import same_file
@@ -23,10 +23,8 @@ __all__ = ["app"]
 
 Foundation = Annotated[
     list[Path],
-    typer.Option(
-        "--foundation",
-        help="The data file (.ptd) of the foundation; repeat it for several that belong together.",
-        readable=False,
+    file_option(
+        "--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."
     ),
 ]
 
@@ -53,14 +51,10 @@ app = typer.Typer(
 @exits.handled
 def listed(
     foundation: Annotated[
-        Path,
-        typer.Argument(
-            help="The data file (.ptd) of the foundation; or a folder of several that belong together.", readable=False
-        ),
+        Path, file_argument("The data file (.ptd) of the foundation; or a folder of several that belong together.")
     ],
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.", readable=False),
+        list[Path], file_argument("Data files (.ptd) of adapters, and folders of them.", metavar="ADAPTER")
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -141,28 +135,23 @@ def from_peft(
     source: Annotated[
         str, typer.Argument(metavar="DIR", help="The folder that PEFT wrote, or USER/NAME in the Hub's local cache.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
+    output: Annotated[Path, file_option("--output", "-o", help="The adapter (.ptd) to write.")],
     foundation: Annotated[
         list[Path] | None,
-        typer.Option(
+        file_option(
             "--foundation",
             help="The data file (.ptd) of the foundation; repeat it for several that belong together. Needed without "
             "--program.",
-            readable=False,
         ),
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(
-            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros.",
-            readable=False,
+        file_option(
+            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."
         ),
     ] = None,
     params: Annotated[
-        Path | None,
-        typer.Option(
-            help="The params.json of a Llama's export, if the foundation has no rotary tables.", readable=False
-        ),
+        Path | None, file_option(help="The params.json of a Llama's export, if the foundation has no rotary tables.")
     ] = None,
     names: Annotated[
         list[str] | None,
@@ -181,16 +170,12 @@ def from_peft(
     ] = False,
     program: Annotated[
         Path | None,
-        typer.Option(
-            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names.",
-            readable=False,
+        file_option(
+            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."
         ),
     ] = None,
     exported_with: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The folder of the adapter that the --program was exported with.", readable=False
-        ),
+        Path | None, file_option(metavar="DIR", help="The folder of the adapter that the --program was exported with.")
     ] = None,
 ) -> None:
     """Write an adapter of PEFT as a data file for the programs on a foundation.
@@ -240,14 +225,11 @@ def _names(given: list[str]) -> dict[str, str]:
 @app.command("export")
 @exits.handled
 def to_peft(
-    source: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter (.ptd).", readable=False)],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for PEFT's files.", readable=False)
-    ],
+    source: Annotated[Path, file_argument("The adapter (.ptd).", metavar="ADAPTER")],
+    output: Annotated[Path, file_option("--output", "-o", metavar="DIR", help="The folder for PEFT's files.")],
     base_model: Annotated[str | None, typer.Option(help="The base model that the configuration names.")] = None,
     params: Annotated[
-        Path | None,
-        typer.Option(help="The params.json of a Llama's export, for an adapter that was not imported.", readable=False),
+        Path | None, file_option(help="The params.json of a Llama's export, for an adapter that was not imported.")
     ] = None,
 ) -> None:
     """Write an adapter as PEFT does: adapter_config.json and adapter_model.safetensors.
@@ -263,7 +245,7 @@ def to_peft(
 @app.command()
 @exits.handled
 def combine(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
+    output: Annotated[Path, file_option("--output", "-o", help="The adapter (.ptd) to write.")],
     foundation: Foundation,
     adapters: Annotated[
         list[str] | None,
@@ -271,9 +253,7 @@ def combine(
             metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."
         ),
     ] = None,
-    like: Annotated[
-        Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.", readable=False)
-    ] = None,
+    like: Annotated[Path | None, file_option(help="An adapter of the programs: its tensors, shapes and scale.")] = None,
 ) -> None:
     """Write several adapters as one, whose rank is the sum of theirs."""
     from blobstore.adapters import combine_adapters

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from blobstore.cli import ERROR, exits
-from blobstore.cli.options import AsJson, DryRun
+from blobstore.cli.options import AsJson, DryRun, file_argument, file_option
 from blobstore.cli.output import (
     counted,
     on_terminal,
@@ -39,9 +39,7 @@ _LONGEST = 120  # characters of a difference in a table; pipes and --json have a
 
 app = typer.Typer()
 
-Files = Annotated[
-    list[Path], typer.Argument(help=".pte, .ptd and .safetensors files, and folders of them.", readable=False)
-]
+Files = Annotated[list[Path], file_argument(".pte, .ptd and .safetensors files, and folders of them.")]
 R = TypeVar("R")
 
 
@@ -186,8 +184,8 @@ def _path_of(path: Path | BlobStoreError) -> object:
 @app.command()
 @exits.handled
 def diff(
-    left: Annotated[Path, typer.Argument(help="The older file or folder.", readable=False)],
-    right: Annotated[Path, typer.Argument(help="The newer file or folder.", readable=False)],
+    left: Annotated[Path, file_argument("The older file or folder.")],
+    right: Annotated[Path, file_argument("The newer file or folder.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare two files or folders: their blobs key by key, and everything else.
@@ -255,10 +253,8 @@ def _print_comparison(title: str, result: Comparison) -> None:
 @app.command()
 @exits.handled
 def convert(
-    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd, or a folder of them.", readable=False)],
-    target: Annotated[
-        Path, typer.Argument(help="The file to write, in the other format; or a folder.", readable=False)
-    ],
+    source: Annotated[Path, file_argument("A .safetensors or a .ptd, or a folder of them.")],
+    target: Annotated[Path, file_argument("The file to write, in the other format; or a folder.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -284,11 +280,9 @@ def convert(
 @app.command()
 @exits.handled
 def delta(
-    base: Annotated[Path, typer.Argument(help="A .ptd or .safetensors; it stays as it is.", readable=False)],
-    inputs: Annotated[
-        list[Path], typer.Argument(help="The .ptd and .safetensors files that are compared with it.", readable=False)
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for what differs.", readable=False)],
+    base: Annotated[Path, file_argument("A .ptd or .safetensors; it stays as it is.")],
+    inputs: Annotated[list[Path], file_argument("The .ptd and .safetensors files that are compared with it.")],
+    output: Annotated[Path, file_option("--output", "-o", help="Folder for what differs.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson, nbytes
+from blobstore.cli.options import AsJson, file_argument, nbytes
 from blobstore.cli.output import counted, on_terminal, print_error, print_json, print_table, say
 from blobstore.core.errors import FileAccessError
 from blobstore.core.text import size
@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Folder = Annotated[Path, typer.Argument(help="The folder of a packed store.", readable=False)]
+Folder = Annotated[Path, file_argument("The folder of a packed store.")]
 
 
 @app.command("list")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson
+from blobstore.cli.options import AsJson, file_argument, file_option
 from blobstore.cli.output import counted, on_terminal, print_json, print_table, progress_bar, say
 from blobstore.core.text import size
 
@@ -37,10 +37,7 @@ _DAYS = 86_400
 def add(
     pool: Where,
     inputs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files, folders whose files keep their paths, and URLs of objects of a bucket.", readable=False
-        ),
+        list[str], file_argument("Files, folders whose files keep their paths, and URLs of objects of a bucket.")
     ],
     reference: Annotated[str, typer.Option("--as", metavar="NAME@VERSION", help="What the version is called.")],
     executor: Annotated[
@@ -96,7 +93,7 @@ def ls(
 def get(
     pool: Where,
     reference: Reference,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the files.", readable=False)],
+    output: Annotated[Path, file_option("--output", "-o", help="The folder for the files.")],
     force: Annotated[bool, typer.Option("--force", help="Also replace files of another format.")] = False,
     as_json: AsJson = False,
 ) -> None:

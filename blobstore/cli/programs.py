@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson, DryRun, nbytes
+from blobstore.cli.options import AsJson, DryRun, file_argument, file_option, nbytes
 from blobstore.cli.output import (
     counted,
     out,
@@ -37,16 +37,12 @@ _DATA_FILES = 10
 @exits.handled
 def dedup(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders of both.", readable=False),
+        list[Path], file_argument("Programs (.pte), data files (.ptd) that they need, and folders of both.")
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder for the slim programs and the data file; an existing one is extended.",
-            readable=False,
+        file_option(
+            "--output", "-o", help="Folder for the slim programs and the data file; an existing one is extended."
         ),
     ],
     data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
@@ -56,10 +52,9 @@ def dedup(
     ] = "0",
     names: Annotated[
         list[Path] | None,
-        typer.Option(
+        file_option(
             help="A .safetensors or .ptd, or several: a moved tensor gets the name of the equal one in it. By default those "
-            "beside the programs and in the folders above.",
-            readable=False,
+            "beside the programs and in the folders above."
         ),
     ] = None,
     prune: Annotated[
@@ -196,10 +191,8 @@ def _print_data_file(one: DataResult, files: Sequence[Path]) -> None:
 @app.command()
 @exits.handled
 def fuse(
-    inputs: Annotated[
-        list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.", readable=False)
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The program to write.", readable=False)],
+    inputs: Annotated[list[Path], file_argument("Programs (.pte), and data files (.ptd) that they need.")],
+    output: Annotated[Path, file_option("--output", "-o", help="The program to write.")],
     method: Annotated[
         list[str] | None,
         typer.Option(

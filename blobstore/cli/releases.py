@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson
+from blobstore.cli.options import AsJson, file_argument, file_option
 from blobstore.cli.output import counted, print_error, print_json, progress_bar, say
 from blobstore.core.errors import ServerBusyError
 from blobstore.core.text import size
@@ -28,8 +28,7 @@ Releases = Annotated[
 Name = Annotated[str, typer.Option(help="Name of the product.")]
 Version = Annotated[str, typer.Option(help="Version of the release; each is published once.")]
 Sign = Annotated[
-    Path | None,
-    typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).", readable=False),
+    Path | None, file_option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).")
 ]
 
 Plain = Annotated[bool, typer.Option("--plain", help="Decode nothing, and fetch whole files.")]
@@ -40,10 +39,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="Decode nothing, and fetch 
 def publish(
     inputs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Files, and folders whose files keep their paths; names that begin with a dot are left out.",
-            readable=False,
-        ),
+        file_argument("Files, and folders whose files keep their paths; names that begin with a dot are left out."),
     ],
     output: Releases,
     name: Name,
@@ -86,9 +82,7 @@ def publish(
 @exits.handled
 def push(
     reference: Annotated[str, typer.Argument(metavar="REF", help="registry/name:tag, or oci:DIR:tag.")],
-    release: Annotated[
-        Path, typer.Argument(help="The index of a release, or the folder that it is in.", readable=False)
-    ],
+    release: Annotated[Path, file_argument("The index of a release, or the folder that it is in.")],
     as_json: AsJson = False,
 ) -> None:
     """Copy a release into a registry or an image layout of OCI; files that it already has are not sent."""
@@ -113,10 +107,9 @@ def pull(
             metavar="REF", help="registry/name:tag, https://host/…/index.json, oci:DIR:tag, or a path; with @sha256:…"
         ),
     ],
-    directory: Annotated[Path, typer.Argument(help="The folder of the device.", readable=False)],
+    directory: Annotated[Path, file_argument("The folder of the device.")],
     key: Annotated[
-        Path | None,
-        typer.Option(metavar="PUB", help="The public key (PEM) that must have signed the release.", readable=False),
+        Path | None, file_option(metavar="PUB", help="The public key (PEM) that must have signed the release.")
     ] = None,
     allow_rollback: Annotated[
         bool, typer.Option("--allow-rollback", help="Accept a release that is older than the installed one.")

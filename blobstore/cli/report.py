@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blobstore.cli import ERROR, exits
+from blobstore.cli.options import file_option
 from blobstore.cli.output import out, print_error, progress_bar, say
 from blobstore.core.disk.kinds import Format, check_replaceable
 from blobstore.core.distribution import install
@@ -47,12 +48,9 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables (docs/report-internals.md).")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a self-contained page.", readable=False)
-    ] = None,
+    html: Annotated[Path | None, file_option(metavar="FILE", help="Also write a self-contained page.")] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Output of an earlier --json: report what changed since.", readable=False),
+        Path | None, file_option(metavar="FILE", help="Output of an earlier --json: report what changed since.")
     ] = None,
     fail_over: Annotated[
         str | None,
@@ -67,10 +65,9 @@ def report(
     ] = making.NEAR,
     names: Annotated[
         list[Path] | None,
-        typer.Option(
+        file_option(
             metavar="FILE",
             help="A .safetensors or .ptd, or several: what equals one of its tensors is shown by its name.",
-            readable=False,
         ),
     ] = None,
     tui: Annotated[
@@ -80,9 +77,7 @@ def report(
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Where fingerprints are kept; by default in the user's cache folder.", readable=False
-        ),
+        file_option(metavar="FILE", help="Where fingerprints are kept; by default in the user's cache folder."),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not keep fingerprints.")] = False,
     force: Annotated[

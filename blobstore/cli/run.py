@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson
+from blobstore.cli.options import AsJson, file_argument, file_option
 from blobstore.cli.output import counted, plain, print_json, print_table, say
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging, refuse_inputs
@@ -39,13 +39,12 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": b
 @app.command()
 @exits.handled
 def run(
-    program: Annotated[Path, typer.Argument(help="The program, a .pte.", readable=False)],
+    program: Annotated[Path, file_argument("The program, a .pte.")],
     inputs: Annotated[
         Path | None,
-        typer.Argument(
-            help="A .npz with the inputs, by their names or in their order; or a .npy for the only one. By default, numbers "
-            "that depend on nothing but the shape.",
-            readable=False,
+        file_argument(
+            "A .npz with the inputs, by their names or in their order; or a .npy for the only one. By default, numbers "
+            "that depend on nothing but the shape."
         ),
     ] = None,
     shapes: Annotated[
@@ -55,13 +54,11 @@ def run(
     method: Annotated[str, typer.Option(help="The method.")] = "forward",
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A data file, or several; by default those beside the program that it takes.", readable=False
-        ),
+        file_option(help="A data file, or several; by default those beside the program that it takes."),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="How many times it runs; the time is the median.")] = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .npz for the outputs, as arr_0, arr_1 …", readable=False)
+        Path | None, file_option("--output", "-o", help="A .npz for the outputs, as arr_0, arr_1 …")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

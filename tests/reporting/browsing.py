@@ -11,7 +11,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -103,34 +104,25 @@ class Screen:
         return Drawing(self.app.export_screenshot(title="blobstore report models --tui"))
 
 
-def browse(report: Report, steps: Callable[[Screen], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> Browser:
-    """Run a browser of a report, and in it some steps."""
+@asynccontextmanager
+async def browsing(report: Report, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Screen]:
+    """A browser of a report that runs in this block."""
     app = Browser(report)
-
-    async def run() -> None:
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            await steps(Screen(app, pilot))
-
-    asyncio.run(run())
-    return app
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Screen(app, pilot)
 
 
-def after_keys(report: Report, keys: Sequence[str] = (), size: tuple[int, int] = (80, 24)) -> Drawing:
+async def after_keys(report: Report, keys: Sequence[str] = (), size: tuple[int, int] = (80, 24)) -> Drawing:
     """The screen after some keys."""
-    seen: list[Drawing] = []
-
-    async def steps(screen: Screen) -> None:
-        seen.append(await screen.press(*keys))
-
-    browse(report, steps, size)
-    return seen[0]
+    async with browsing(report, size) as screen:
+        return await screen.press(*keys)
 
 
 def picture(report: Report) -> str:
     """The picture of the documentation, which needs no font from another host."""
     size, keys = PICTURE
-    drawing = after_keys(report, keys, size).svg
+    drawing = asyncio.run(after_keys(report, keys, size)).svg
     drawing = re.sub(r"@font-face \{.*?\}\s*", "", drawing, flags=re.DOTALL)
     return re.sub(r"<!--.*?-->\s*", "", drawing, flags=re.DOTALL)
 

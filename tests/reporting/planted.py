@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import flatbuffers
 import numpy as np
 from safetensors.numpy import save
-from tests.helpers.schemas.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
 
 from blobstore.reporting import Finding, Report
 
-SCALAR_TYPES = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7}
+SCALAR_TYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "bfloat16": 15,
+}
 
 
 @dataclass
@@ -62,64 +70,70 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor]) -> Path:
     return path
 
 
+class _Builder(flatbuffers.Builder):
+    """Tables and vectors, by the numbers of their slots in the schema."""
+
+    def vector(self, items: Sequence[int]) -> int:
+        self.StartVector(4, len(items), 4)
+        for item in reversed(items):
+            self.PrependUOffsetTRelative(item)
+        return int(self.EndVector())
+
+    def table(self, slots: int, *fields: tuple[int, Callable[..., None], int]) -> int:
+        """A table, of which some slots have values, each of a type."""
+        self.StartObject(slots)
+        for slot, add, value in fields:
+            add(self, slot, value, 0)
+        return int(self.EndObject())
+
+
+_INT8, _UINT32, _UINT64 = _Builder.PrependInt8Slot, _Builder.PrependUint32Slot, _Builder.PrependUint64Slot
+_OFFSET = _Builder.PrependUOffsetTRelativeSlot
+
+
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+def _segments(b: _Builder, blobs: Sequence[bytes], alignment: int) -> list[int]:
+    """The tables of segments that follow each other."""
+    tables, position = [], 0
+    for blob in blobs:
+        tables.append(b.table(2, (0, _UINT64, position), (1, _UINT64, len(blob))))
+        position += _aligned(len(blob), alignment)
+    return tables
+
+
+def _with_blobs(head: bytes, blobs: Sequence[bytes], alignment: int) -> bytes:
+    """A file with its segments."""
+    data = bytearray(head)
+    for blob in blobs:
+        data += bytes(_aligned(len(data), alignment) - len(data)) + blob
+    return bytes(data)
+
+
 def write_ptd(path: Path, tensors: Sequence[Tensor], alignment: int = 128) -> Path:
     """A .ptd as ExecuTorch lays it out, one segment a tensor, without the manifest that blobstore adds."""
-    builder = flatbuffers.Builder(1024)
+    b = _Builder(1024)
     entries = []
     for i, tensor in enumerate(tensors):
-        key = builder.CreateString(tensor.key)
-        layout = None
+        fields = [(0, _OFFSET, b.CreateString(tensor.key)), (1, _UINT32, i)]
         if tensor.dtype is not None:
-            sizes = builder.CreateNumpyVector(np.array(tensor.sizes, np.int32))
-            order = builder.CreateNumpyVector(np.arange(len(tensor.sizes), dtype=np.uint8))
-            TensorLayout.TensorLayoutStart(builder)
-            scalar_type = 15 if tensor.dtype == "bfloat16" else SCALAR_TYPES[tensor.dtype]
-            TensorLayout.TensorLayoutAddScalarType(builder, scalar_type)
-            TensorLayout.TensorLayoutAddSizes(builder, sizes)
-            TensorLayout.TensorLayoutAddDimOrder(builder, order)
-            layout = TensorLayout.TensorLayoutEnd(builder)
-        NamedData.NamedDataStart(builder)
-        NamedData.NamedDataAddKey(builder, key)
-        NamedData.NamedDataAddSegmentIndex(builder, i)
-        if layout is not None:
-            NamedData.NamedDataAddTensorLayout(builder, layout)
-        entries.append(NamedData.NamedDataEnd(builder))
-    offsets, position = [], 0
-    for tensor in tensors:
-        offsets.append(position)
-        position += -(-len(tensor.raw) // alignment) * alignment
-    segments = []
-    for tensor, offset in zip(tensors, offsets, strict=True):
-        DataSegment.DataSegmentStart(builder)
-        DataSegment.DataSegmentAddOffset(builder, offset)
-        DataSegment.DataSegmentAddSize(builder, len(tensor.raw))
-        segments.append(DataSegment.DataSegmentEnd(builder))
-    vectors = []
-    for items, start in (
-        (segments, FlatTensor.FlatTensorStartSegmentsVector),
-        (entries, FlatTensor.FlatTensorStartNamedDataVector),
-    ):
-        start(builder, len(items))
-        for item in reversed(items):
-            builder.PrependUOffsetTRelative(item)
-        vectors.append(builder.EndVector())
-    FlatTensor.FlatTensorStart(builder)
-    FlatTensor.FlatTensorAddSegments(builder, vectors[0])
-    FlatTensor.FlatTensorAddNamedData(builder, vectors[1])
-    builder.Finish(FlatTensor.FlatTensorEnd(builder), b"FT01")
-    table = bytes(builder.Output())
-    inserted = 48
-    base = -(-(len(table) + inserted) // alignment) * alignment
-    end = offsets[-1] + len(tensors[-1].raw) if tensors else 0
-    header = struct.pack("<4sIQQQQ", b"FH01", 40, inserted, len(table), base, end)
+            sizes = b.CreateNumpyVector(np.array(tensor.sizes, np.int32))
+            order = b.CreateNumpyVector(np.arange(len(tensor.sizes), dtype=np.uint8))
+            scalar_type = SCALAR_TYPES[tensor.dtype]
+            fields.append((2, _OFFSET, b.table(3, (0, _INT8, scalar_type), (1, _OFFSET, sizes), (2, _OFFSET, order))))
+        entries.append(b.table(3, *fields))
+    blobs = [tensor.raw for tensor in tensors]
+    segments = _segments(b, blobs, alignment)
+    b.Finish(b.table(3, (1, _OFFSET, b.vector(segments)), (2, _OFFSET, b.vector(entries))), b"FT01")
+    table, inserted = bytes(b.Output()), 48
+    base = _aligned(len(table) + inserted, alignment)
+    end = sum(_aligned(len(blob), alignment) for blob in blobs[:-1]) + sum(map(len, blobs[-1:]))
     root = struct.unpack_from("<I", table)[0] + inserted
-    body = bytearray(base + end)
-    head = struct.pack("<I", root) + table[4:8] + header
-    body[: len(head)] = head
-    body[8 + inserted : 8 + inserted + len(table) - 8] = table[8:]
-    for tensor, offset in zip(tensors, offsets, strict=True):
-        body[base + offset : base + offset + len(tensor.raw)] = tensor.raw
-    path.write_bytes(bytes(body))
+    header = struct.pack("<4sIQQQQ8x", b"FH01", 40, inserted, len(table), base, end)
+    head = struct.pack("<I", root) + table[4:8] + header + table[8:]
+    path.write_bytes(_with_blobs(head.ljust(base, b"\0"), blobs, alignment))
     return path
 
 
@@ -139,20 +153,7 @@ class Payload:
 
     def write(self, path: Path, alignment: int = 128) -> Path:
         """Write it as ET12: a flatbuffer with the payloads in segments behind it."""
-        b = flatbuffers.Builder(1024)
-
-        def vector(items: list[int]) -> int:
-            b.StartVector(4, len(items), 4)
-            for item in reversed(items):
-                b.PrependUOffsetTRelative(item)
-            return int(b.EndVector())
-
-        def table(slots: int, fields: list[tuple[int, Any, Any, Any]]) -> int:
-            b.StartObject(slots)
-            for slot, add, value, default in fields:
-                add(slot, value, default)
-            return int(b.EndObject())
-
+        b = _Builder(1024)
         payloads = list(self.payloads)
         keys = [key.encode() for key in self.named]
         if missing := [key for key in keys if not any(key in payload for payload in payloads)]:
@@ -161,46 +162,24 @@ class Payload:
         delegates = []
         for i in range(len(payloads)):
             name = b.CreateString("OtherBackend")
-            processed = table(2, [(0, b.PrependInt8Slot, 1, 0), (1, b.PrependUint32Slot, i, 0)])
-            delegates.append(
-                table(
-                    3, [(0, b.PrependUOffsetTRelativeSlot, name, 0), (1, b.PrependUOffsetTRelativeSlot, processed, 0)]
-                )
-            )
+            processed = b.table(2, (0, _INT8, 1), (1, _UINT32, i))
+            delegates.append(b.table(3, (0, _OFFSET, name), (1, _OFFSET, processed)))
         method = b.CreateString("forward")
-        listed = vector(delegates)
-        plan = table(10, [(0, b.PrependUOffsetTRelativeSlot, method, 0), (7, b.PrependUOffsetTRelativeSlot, listed, 0)])
-        plans = vector([plan])
-        offsets, position = [], 0
-        stored = [*payloads, *named_data.values()]
-        for payload in stored:
-            offsets.append(position)
-            position += -(-len(payload) // alignment) * alignment
-        segments = vector(
-            [
-                table(2, [(0, b.PrependUint64Slot, offset, 0), (1, b.PrependUint64Slot, len(payload), 0)])
-                for payload, offset in zip(stored, offsets, strict=True)
-            ]
-        )
-        entries = []
-        for i, key in enumerate(named_data, len(payloads)):
-            text = b.CreateString(key)
-            entries.append(table(2, [(0, b.PrependUOffsetTRelativeSlot, text, 0), (1, b.PrependUint32Slot, i, 0)]))
-        named = vector(entries)
-        fields = [(1, plans), (4, segments), (7, named)]
-        root = table(8, [(slot, b.PrependUOffsetTRelativeSlot, value, 0) for slot, value in fields])
-        b.Finish(root, b"ET12")
+        plans = b.vector([b.table(10, (0, _OFFSET, method), (7, _OFFSET, b.vector(delegates)))])
+        blobs = [*payloads, *named_data.values()]
+        segments = b.vector(_segments(b, blobs, alignment))
+        names = [
+            b.table(2, (0, _OFFSET, b.CreateString(key)), (1, _UINT32, i))
+            for i, key in enumerate(named_data, len(payloads))
+        ]
+        b.Finish(b.table(8, (1, _OFFSET, plans), (4, _OFFSET, segments), (7, _OFFSET, b.vector(names))), b"ET12")
         flat = bytes(b.Output())
         size = len(flat) + 32
-        base = -(-size // alignment) * alignment
-        end = offsets[-1] + len(stored[-1]) if stored else 0
-        header = struct.pack("<4sIQQQ", b"eh00", 32, size, base if end else 0, end)
-        start = struct.unpack_from("<I", flat)[0] + 32
-        body = bytearray(base + end)
-        body[:size] = struct.pack("<I", start) + flat[4:8] + header + flat[8:]
-        for payload, offset in zip(stored, offsets, strict=True):
-            body[base + offset : base + offset + len(payload)] = payload
-        path.write_bytes(bytes(body[: base + end] if end else body[:size]))
+        end = sum(_aligned(len(blob), alignment) for blob in blobs[:-1]) + sum(map(len, blobs[-1:]))
+        base = _aligned(size, alignment) if end else 0
+        root = struct.unpack_from("<I", flat)[0] + 32
+        head = struct.pack("<I", root) + flat[4:8] + struct.pack("<4sIQQQ", b"eh00", 32, size, base, end) + flat[8:]
+        path.write_bytes(_with_blobs(head, blobs, alignment) if end else head)
         return path
 
 

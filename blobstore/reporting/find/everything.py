@@ -85,8 +85,8 @@ def _find(catalog: Catalog, engine: Engine, options: ReportOptions) -> list[Find
     kept = Kept(catalog.contents)
     same_values = dtypes.relate(catalog)
     same_elements = layouts.relate(catalog, engine)
-    for one, other in [*((a, b) for a, b, _ in same_values), *((a, b) for a, b, _, _ in same_elements)]:
-        kept.join(one, other)
+    for one, other, *_ in [*same_values, *same_elements]:
+        kept.join([one, other])
     findings += constants.find(catalog)
     findings += dtypes.find(catalog, same_values, kept)
     findings += layouts.find(catalog, same_elements, kept)

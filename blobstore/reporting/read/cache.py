@@ -1,9 +1,9 @@
 """What earlier runs found, so that an interrupted run continues, and a second run reads no blob again.
 
-One SQLite file. Findings about a file are stored under its path, size, times of change and inode; a file that differs
-in one of them is read anew. Working copies, which processes change through maps, are not remembered. What was proved
-about two contents is stored under their digests, so it holds wherever they are. Each row carries a digest of itself, so
-damage is noticed.
+One SQLite file with one table. Findings about a file are stored under its path, size, times of change and inode; a file
+that differs in one of them is read anew. Working copies, which processes change through maps, are not remembered. What was
+proved about two contents is stored under their digests, so it holds wherever they are. Each row carries a digest of itself,
+so damage is noticed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import xxhash
 
@@ -34,23 +33,16 @@ __all__ = ["Cache", "default_path", "is_another_file"]
 
 Found = TypeVar("Found")
 
-_VERSION = 1
+_VERSION = 2
 _APPLICATION = 0x626C6F62
 """Marks the file as ours in its first bytes, so that no other file is ever dropped."""
-_TABLES = """
-CREATE TABLE IF NOT EXISTS files (
-    path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, body TEXT);
-CREATE TABLE IF NOT EXISTS fingerprints (
-    path TEXT, start INTEGER, stop INTEGER, alike INTEGER, body TEXT, PRIMARY KEY (path, start, stop, alike));
-CREATE TABLE IF NOT EXISTS proofs (key TEXT PRIMARY KEY, body TEXT);
+_TABLE = """
+CREATE TABLE IF NOT EXISTS known (key TEXT PRIMARY KEY, path TEXT, body TEXT);
+CREATE INDEX IF NOT EXISTS paths ON known (path);
 """
-_NAMES = re.findall(r"EXISTS (\w+)", _TABLES)
+"""Of a proof the path is empty."""
 _SETTLED_NS = 50_000_000
 """A file that changed this recently may change again under the same time, since clocks of file systems are coarse."""
-
-
-def _is_settled(identity: Identity) -> bool:
-    return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
 
 
 def default_path() -> Path:
@@ -96,38 +88,26 @@ class Cache:
 
     def regions(self, identity: Identity | None) -> tuple[str, list[Region], int] | None:
         """The format, the regions and the alignment of a file; None if it is unknown or has changed."""
-        if identity is None or not identity.lasts:
-            return None
-        condition = "SELECT body FROM files WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?"
-        return self._look_up(condition, identity[:5], identity[:5], _regions)
+        return self._look_up(_key("regions", identity), _regions) if _lasts(identity) else None
 
     def set_regions(
         self, identity: Identity | None, file_format: str, regions: Iterable[Region], alignment: int
     ) -> None:
         """Store a file, and forget what was known of an earlier one of this path."""
-        if identity is None or not identity.lasts or self._base is None:
+        if self._base is None or not _lasts(identity) or not _is_settled(identity):
             return
-        if not _is_settled(identity):
-            return
-        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
+        key = _key("regions", identity)
+        body = _sealed(key, [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:
             base.execute("BEGIN IMMEDIATE")
-            base.execute("DELETE FROM fingerprints WHERE path = ?", (identity.path,))
-            base.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", (*identity[:5], body))
+            base.execute("DELETE FROM known WHERE path = ?", (identity.path,))
+            base.execute("INSERT INTO known VALUES (?, ?, ?)", (key, identity.path, body))
             base.execute("COMMIT")
 
     def fingerprints(self, identity: Identity | None, start: int, stop: int, alike: bool) -> list[Fingerprint] | None:
         """Those of the blobs in a range of a file that `regions` knows; None if they are unknown."""
-        if identity is None or not identity.lasts:
-            return None
-        for enough in [True] if alike else [False, True]:
-            remembered = self._look_up(
-                "SELECT fingerprints.body FROM fingerprints JOIN files USING (path) WHERE path = ? AND size = ? "
-                "AND mtime_ns = ? AND ctime_ns = ? AND inode = ? AND start = ? AND stop = ? AND alike = ?",
-                (*identity[:5], start, stop, enough),
-                (*identity[:5], start, stop, enough),
-                _fingerprints,
-            )
+        for enough in ([True] if alike else [False, True]) if _lasts(identity) else []:
+            remembered = self._look_up(_key("fingerprints", identity, start, stop, enough), _fingerprints)
             if remembered is not None:
                 return remembered
         return None
@@ -136,35 +116,32 @@ class Cache:
         self, identity: Identity | None, start: int, stop: int, alike: bool, fingerprints: Sequence[Fingerprint]
     ) -> None:
         """Store those of a range, if the file itself is known as it is now."""
-        if identity is None or not identity.lasts or self._base is None:
+        if self._base is None or not _lasts(identity):
             return
-        body = _sealed((*identity[:5], start, stop, alike), [astuple(item) for item in fingerprints])
+        key = _key("fingerprints", identity, start, stop, alike)
+        body = _sealed(key, [astuple(item) for item in fingerprints])
         with self._working() as base:
             base.execute(
-                "REPLACE INTO fingerprints SELECT path, ?, ?, ?, ? FROM files "
-                "WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?",
-                (start, stop, alike, body, *identity[:5]),
+                "REPLACE INTO known SELECT ?, path, ? FROM known WHERE key = ?", (key, body, _key("regions", identity))
             )
 
     def proof(self, key: str) -> Any:
         """The result under a key, in a list of one, or None."""
-        return self._look_up("SELECT body FROM proofs WHERE key = ?", (key,), (key,), lambda result: [result])
+        return self._look_up(_key("proof", None, key), lambda result: [result])
 
     def set_proof(self, key: str, result: Any) -> None:
         """Store a result, which is plain data; None for a proof that failed."""
         if self._base is not None:
-            body = _sealed((key,), result)
+            own = _key("proof", None, key)
             with self._working() as base:
-                base.execute("REPLACE INTO proofs VALUES (?, ?)", (key, body))
+                base.execute("REPLACE INTO known VALUES (?, '', ?)", (own, _sealed(own, result)))
 
-    def _look_up(
-        self, query: str, values: Sequence[Any], key: Sequence[Any], read: Callable[[Any], Found]
-    ) -> Found | None:
+    def _look_up(self, key: str, read: Callable[[Any], Found]) -> Found | None:
         """The contents of one row; None if there is no such row. A damaged row makes the cache a damaged one."""
         if self._base is None:
             return None
         with self._working() as base:
-            row = base.execute(query, values).fetchone()
+            row = base.execute("SELECT body FROM known WHERE key = ?", (key,)).fetchone()
             if row is None:
                 return None
             try:
@@ -196,9 +173,8 @@ class Cache:
         base.execute("PRAGMA journal_mode = WAL")
         base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
         if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            for table in _NAMES:
-                base.execute(f"DROP TABLE IF EXISTS {table}")
-        base.executescript(_TABLES)
+            base.execute("DROP TABLE IF EXISTS known")
+        base.executescript(_TABLE)
         base.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _make_anew(self) -> None:
@@ -233,24 +209,36 @@ def is_another_file(path: Path) -> bool:
     return any(head) and not is_cache
 
 
+def _lasts(identity: Identity | None) -> TypeGuard[Identity]:
+    return identity is not None and identity.lasts
+
+
+def _is_settled(identity: Identity) -> bool:
+    return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
+
+
+def _key(what: str, identity: Identity | None, *more: object) -> str:
+    return json.dumps([what, *(identity[:5] if identity is not None else ()), *more])
+
+
 _SEAL = 32
 
 
-def _sealed(key: Sequence[Any], value: Any) -> str:
+def _sealed(key: str, value: Any) -> str:
     """A value as text that `_unsealed` returns under the same key only."""
     body = json.dumps(value, separators=(",", ":"))
     return _seal(key, body) + body
 
 
-def _unsealed(key: Sequence[Any], row: Any) -> Any:
+def _unsealed(key: str, row: Any) -> Any:
     sealed = text(row)
     if sealed[:_SEAL] != _seal(key, sealed[_SEAL:]):
         raise MalformedError("its digest differs")
     return json.loads(sealed[_SEAL:])
 
 
-def _seal(key: Sequence[Any], body: str) -> str:
-    return xxhash.xxh3_128_hexdigest((json.dumps([*key]) + body).encode())
+def _seal(key: str, body: str) -> str:
+    return xxhash.xxh3_128_hexdigest((key + body).encode())
 
 
 def _plain(region: Region) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,38 +130,36 @@ class Engine:
                 by_path[path] = Scanned(path, identity, known[0], identity.size, tuple(known[1]), known[2])
             else:
                 missing.append(path)
-        for (path,), result in self._run(_scan, [(path,) for path in missing]):
+        for path, result in self._run(_scan, [(path, (path,)) for path in missing]):
             by_path[path] = result
             if isinstance(result, Scanned):
                 self._cache.set_regions(result.identity, result.format, result.regions, result.alignment)
         return [by_path[path] for path in paths]
 
     def _fingerprint(self, files: Sequence[Scanned], alike: bool) -> Iterator[tuple[Scanned, Prints] | Problem]:
-        """Each file with its fingerprints.
-
-        Or why it could not be read, or that it is damaged: then its bytes are no reason to drop those of another.
-        """
-        reading = _Reading(files)
-        total = sum(batch.nbytes for batch in reading.batches)
-        missing = []
-        for batch in reading.batches:
-            known = self._cache.fingerprints(batch.file.identity, batch.start, batch.stop, alike)
-            if known is not None and len(known) == len(batch.regions):
-                reading.take(batch, known)
-            else:
-                missing.append(batch)
-        done = total - sum(batch.nbytes for batch in missing)
+        """Each file with its fingerprints; or why it could not be read, or that it is damaged."""
+        of_files = [[_Batch(file, regions) for regions in _batches(file.regions)] for file in files]
+        batches = [batch for of_file in of_files for batch in of_file]
+        found = self._remembered(batches, alike)
+        done, total = sum(batch.nbytes for batch in found), sum(batch.nbytes for batch in batches)
+        missing = [batch for batch in batches if batch not in found]
         missing.sort(key=lambda batch: -batch.nbytes)  # large ones first, so that none is left for the end
-        tasks = [(batch.file.path, batch.file.identity, batch.wanted(alike)) for batch in missing]
-        batch_of = {id(task): batch for task, batch in zip(tasks, missing, strict=True)}
-        for task, result in self._run(_fingerprint, tasks):
-            batch = batch_of[id(task)]
-            reading.take(batch, result)
+        tasks = [(batch, (batch.file.path, batch.file.identity, batch.wanted(alike))) for batch in missing]
+        for batch, result in self._run(_fingerprint, tasks):
+            found[batch] = result
             if not isinstance(result, Problem):
                 self._cache.set_fingerprints(batch.file.identity, batch.start, batch.stop, alike, result)
             done += batch.nbytes
             self._progress("reading", done, total)
-        return reading.results()
+        return (_whole(file, of_file, found) for file, of_file in zip(files, of_files, strict=True))
+
+    def _remembered(self, batches: Iterable[_Batch], alike: bool) -> dict[_Batch, Sequence[Fingerprint] | Problem]:
+        found: dict[_Batch, Sequence[Fingerprint] | Problem] = {}
+        for batch in batches:
+            known = self._cache.fingerprints(batch.file.identity, batch.start, batch.stop, alike)
+            if known is not None and len(known) == len(batch.regions):
+                found[batch] = known
+        return found
 
     def prove(self, function: Callable[..., Any], tasks: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Call `function` for each (key, arguments), except where the cache has a result under the key.
@@ -169,28 +167,26 @@ class Engine:
         The result is None if the task's file can no longer be read.
         """
         results: dict[str, Any] = {}
-        missing: list[tuple[Any, ...]] = []
-        keys: dict[int, str] = {}
+        missing: dict[str, tuple[Any, ...]] = {}
         for key, arguments in tasks:
             known = self._cache.proof(key)
             if known is not None:
                 results[key] = known[0]
-            elif key not in results:
-                results[key] = None
-                missing.append((function, *arguments))
-                keys[id(missing[-1])] = key
-        for number, (arguments, result) in enumerate(self._run(_prove, missing), 1):
+            else:
+                missing[key] = (function, *arguments)
+        for number, (key, result) in enumerate(self._run(_prove, missing.items()), 1):
             if not isinstance(result, Problem):
-                results[keys[id(arguments)]] = result
-                self._cache.set_proof(keys[id(arguments)], result)
+                results[key] = result
+                self._cache.set_proof(key, result)
             self._progress("comparing", number, len(missing))
-        return [results[key] for key, _ in tasks]
+        return [results.get(key) for key, _ in tasks]
 
     def _run(
-        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The results as they come; tasks that have not begun when the caller stops are cancelled."""
-        futures = {self._executor.submit(function, *task): task for task in tasks}
+        self, function: Callable[..., Any], tasks: Iterable[tuple[Found, tuple[Any, ...]]]
+    ) -> Iterator[tuple[Found, Any]]:
+        """Call `function` for each (what it is about, arguments), and say of each what it is about, with the result, as they
+        come. Tasks that have not begun when the caller stops are cancelled."""
+        futures = {self._executor.submit(function, *arguments): about for about, arguments in tasks}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -212,17 +208,15 @@ def _divided(results: Iterable[Found | Problem]) -> tuple[list[Found], list[Prob
     return found, problems
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Batch:
     """Some blobs of a file, which are read in one go; the same for the same file, so that they can be found in the cache.
 
     Attributes:
-        number: of the file.
         file: the file.
         regions: indices of the blobs.
     """
 
-    number: int
     file: Scanned
     regions: Sequence[int]
 
@@ -240,34 +234,6 @@ class _Batch:
 
     def wanted(self, alike: bool) -> tuple[Wanted, ...]:
         return tuple(_wanted(self.file.regions[r], alike) for r in self.regions)
-
-
-class _Reading:
-    """What is known of the blobs of some files.
-
-    Attributes:
-        batches: what there is to be known.
-    """
-
-    def __init__(self, files: Sequence[Scanned]) -> None:
-        self._files = files
-        self._prints: list[list[Fingerprint | None]] = [[None] * len(file.regions) for file in files]
-        self._problems: dict[int, Problem] = {}
-        self.batches = [_Batch(f, file, of_file) for f, file in enumerate(files) for of_file in _batches(file.regions)]
-
-    def take(self, batch: _Batch, result: Sequence[Fingerprint] | Problem) -> None:
-        """Note what is known now, or why it cannot be known."""
-        if isinstance(result, Problem):
-            self._problems[batch.number] = result
-            return
-        for r, known in zip(batch.regions, result, strict=True):
-            self._prints[batch.number][r] = known
-
-    def results(self) -> Iterator[tuple[Scanned, Prints] | Problem]:
-        """Each file with all that is known, or its problem."""
-        for f, (file, prints) in enumerate(zip(self._files, self._prints, strict=True)):
-            # A file whose bytes are not what it says they are must not make another file look redundant.
-            yield self._problems.get(f) or _damage(file, prints) or (file, prints)
 
 
 def _batches(regions: Sequence[Region]) -> Iterator[list[int]]:
@@ -288,6 +254,21 @@ def _batches(regions: Sequence[Region]) -> Iterator[list[int]]:
 def _wanted(region: Region, alike: bool) -> Wanted:
     scalar_type = None if region.layout is None else int(region.layout.scalar_type)
     return Wanted(region.start, region.stop, scalar_type, alike)
+
+
+def _whole(
+    file: Scanned, batches: Iterable[_Batch], found: Mapping[_Batch, Sequence[Fingerprint] | Problem]
+) -> tuple[Scanned, Prints] | Problem:
+    """A file with what was found in its batches, or its problem."""
+    prints: list[Fingerprint | None] = [None] * len(file.regions)
+    for batch in batches:
+        result = found[batch]
+        if isinstance(result, Problem):
+            return result
+        for r, known in zip(batch.regions, result, strict=True):
+            prints[r] = known
+    # A file whose bytes are not what it says they are must not make another file look redundant.
+    return _damage(file, prints) or (file, prints)
 
 
 def _damage(file: Scanned, prints: Prints) -> Problem | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 
 from blobstore.core.text import printable, size
 from blobstore.reporting.find import Cause, Changes, grouped
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.show.changes import change_lines
-from blobstore.reporting.show.words import CAUSES
+from blobstore.reporting.show.words import CAUSES, short_hashes
 
 __all__ = ["changes_section"]
 
 _ROWS, _NAMES = 20, 3
-_DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
 def changes_section(changes: Changes) -> str:
@@ -70,4 +68,4 @@ def _joined(names: Sequence[str]) -> str:
 
 def _text(text: str) -> str:
     """For HTML, with both ends of digests: what follows a digest in a key may be what changed."""
-    return html.escape(_DIGEST.sub(lambda match: f"{match[0][:10]}…{match[0][-6:]}", printable(text)))
+    return html.escape(short_hashes(printable(text)))

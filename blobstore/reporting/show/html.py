@@ -7,7 +7,6 @@ import gzip
 import html
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from importlib import resources
 
@@ -20,7 +19,7 @@ from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes_html import changes_section
 from blobstore.reporting.show.common_html import common_section, share_bar
 from blobstore.reporting.show.page_data import page_data
-from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, headline, in_pool
+from blobstore.reporting.show.words import COLORS, FINDINGS, branches, by_hand, headline, in_pool, inputs, nested
 
 __all__ = ["to_html"]
 
@@ -131,8 +130,8 @@ def _of_pool(report: ReportData, pool: PoolAdvice) -> str:
 
 
 def _inputs(command: str) -> str:
-    number = len(shlex.split(command)) - 4  # blobstore, the command, -o and the folder
-    return f"in {number} files" if command.split()[1] in {"dedup", "delta"} and number > 1 else ""
+    number = inputs(command)
+    return f"in {number} files" if number > 1 else ""
 
 
 def _problems(report: ReportData) -> str:
@@ -178,18 +177,13 @@ def _folders(folders: Sequence[Folder]) -> str:
     if not folders:
         return ""
     rows = []
-    outer: list[str] = []
-    for folder in folders[:_FOLDERS]:
-        while outer and not folder.path.startswith(f"{outer[-1]}/"):
-            outer.pop()
-        name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
+    for depth, name, folder in nested(folders[:_FOLDERS]):
         rows.append(
-            f'<tr><th scope="row" style="padding-left:{0.7 + 1.2 * len(outer):.1f}rem">'
+            f'<tr><th scope="row" style="padding-left:{0.7 + 1.2 * depth:.1f}rem">'
             f"{html.escape(printable(name))}</th>"
             f'<td class="number">{folder.files:,}</td><td class="number">{size(folder.bytes)}</td>'
             f'<td class="number">{size(folder.saves)}</td><td class="wide">{share_bar(folder.saves, folder.bytes)}</td></tr>'
         )
-        outer.append(folder.path)
     more = f'<p class="hint">and {len(folders) - _FOLDERS:,} more</p>' if len(folders) > _FOLDERS else ""
     head = '<thead><tr><th scope="col">Folder</th><th scope="col" class="number">Files</th>'
     head += '<th scope="col" class="number">Size</th><th scope="col" class="number">Can go</th>'

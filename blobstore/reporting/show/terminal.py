@@ -20,7 +20,17 @@ from blobstore.reporting.paths import short_paths, shortener
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.show.changes import change_lines
 from blobstore.reporting.show.lineage import Descent, descent_title, find_lineage
-from blobstore.reporting.show.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, in_pool, parameters
+from blobstore.reporting.show.words import (
+    CAUSES,
+    COLORS,
+    FINDINGS,
+    branches,
+    by_hand,
+    headline,
+    in_pool,
+    nested,
+    parameters,
+)
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -184,14 +194,9 @@ def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
     title = f"The largest of {len(folders)} folders" if len(shown) < len(folders) else "Folders"
 
     def rows() -> Iterator[Sequence[str]]:
-        outer: list[str] = []
-        for folder in shown:
-            while outer and not folder.path.startswith(f"{outer[-1]}/"):
-                outer.pop()
-            name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
-            text = "  " * len(outer) + _cut(printable(name), wide)
+        for depth, name, folder in nested(shown):
+            text = "  " * depth + _cut(printable(name), wide)
             yield text, f"{folder.files:,}", _size(folder.bytes), _size(folder.saves)
-            outer.append(folder.path)
 
     return title, ("folder", "files", "size", "can go"), rows
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from blobstore.core.regions.region import Region, RegionKind
@@ -20,6 +21,8 @@ __all__ = [
     "by_hand",
     "headline",
     "in_pool",
+    "inputs",
+    "nested",
     "parameters",
     "region_name",
     "short_hashes",
@@ -106,6 +109,12 @@ def by_hand(report: ReportData) -> str:
     return "by lowering or exporting again" if report.needs_lowering else "by saving the files in another way"
 
 
+def inputs(command: str) -> int:
+    """How many files a command reads: all its words but its name, -o and what it writes."""
+    words = shlex.split(command)
+    return 1 if words[1] == "convert" else len(words) - 4
+
+
 def in_pool(pool: PoolAdvice) -> str:
     """What a pool takes, as "about 16.6 MB in a pool"."""
     return f"{'at most' if pool.is_bound else 'about'} {size(pool.bytes)} in a pool"
@@ -142,3 +151,13 @@ def branches(folders: Sequence[Folder]) -> list[Folder]:
             below = one.path[len(every) :].removeprefix("/") if one.path.startswith(every) else one.path
             dividing.append(replace(one, path=below))
     return dividing
+
+
+def nested(folders: Iterable[Folder]) -> Iterator[tuple[int, str, Folder]]:
+    """Folders in the order of their paths, each with how many of them it is in, and its name in the innermost of these."""
+    outer: list[str] = []
+    for folder in folders:
+        while outer and not folder.path.startswith(f"{outer[-1]}/"):
+            outer.pop()
+        yield len(outer), folder.path[len(outer[-1]) + 1 :] if outer else folder.path, folder
+        outer.append(folder.path)

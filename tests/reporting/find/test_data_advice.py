@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from blobstore.cli.app import app
 from blobstore.core.programs.inputs import output_places
 from blobstore.reporting import FindingKind, Report
 from blobstore.reporting.show.after import after
+from blobstore.reporting.show.page_data import page_data
 from tests.reporting.find.test_planted import accounted, values
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 
@@ -209,6 +211,41 @@ def test_a_key_that_divides_files_divides_no_more_than_it_must(tmp_path: Path, m
     assert report.command_saves == one.nbytes + key.nbytes
     payload = len(b"k\0key")  # which names both, in all three
     assert report.total_saves == 2 * one.nbytes + key.nbytes + 2 * payload
+
+
+def test_programs_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get the places that the command gives them."""
+    for folder in ("x", "y"):
+        (tmp_path / "models" / folder).mkdir(parents=True)
+        Payload([], {"a1" * 32: SHARED["layers.0"].tobytes()}).write(tmp_path / "models" / folder / "m.pte")
+    assert commands(check(tmp_path, monkeypatch))
+
+
+def test_what_a_command_leaves_can_still_go(tmp_path: Path) -> None:
+    """Zeros that are twice in two files: once they are there once, they are still one value repeated."""
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.ptd", {"w": values(1, 60, 50), "z": np.zeros((60, 50), np.float32)})
+    report = blobstore.report([tmp_path])
+    then = after(report, commands(report))
+    left = {report.region(place).keys[0]: sum(kinds.values()) for place, kinds in then.goes.items()}
+    assert left == {"z": 60 * 50 * 4 - 4}
+    total = sum(report.region(place).nbytes for file in then.files for place in file.places)
+    assert then.total_bytes(report) == total
+
+
+def test_the_page_grows_with_its_files_and_not_with_their_square(tmp_path: Path) -> None:
+    """A command that leaves something in each of the files that it writes."""
+
+    def size_with(count: int) -> int:
+        folder = tmp_path / str(count)
+        for i in range(count):
+            left = np.full((60, 50), i + 1, np.float32)
+            write(folder / f"m{i:02}.safetensors", {"w": values(1, 60, 500), "left": left})
+        report = blobstore.report([folder])
+        assert report.commands
+        return len(json.dumps(page_data(report, [Path(file.path).name for file in report.files], 10)["after"]))
+
+    assert size_with(40) < 3 * size_with(20)
 
 
 @pytest.mark.long

@@ -87,6 +87,14 @@ class Opened:
         self.page.goto(f"{path.as_uri()}#{view}" if view else path.as_uri())
         self.page.wait_for_selector("html[data-ready=yes]")
 
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.context.close()
+        if kind is None:
+            assert self.complaints == []
+
     def view(self) -> str:
         """The address after the #; `page.url` follows it later."""
         return str(self.page.evaluate("location.hash.slice(1)"))
@@ -119,10 +127,8 @@ def luminance(color: str) -> float:
 
 @pytest.fixture(params=["light", "dark"])
 def opened(request: pytest.FixtureRequest, browser: Any, page_file: Path) -> Iterator[Opened]:
-    made = Opened(browser, page_file, request.param)
-    yield made
-    made.context.close()
-    assert made.complaints == []
+    with Opened(browser, page_file, request.param) as made:
+        yield made
     assert made.requests == [page_file.as_uri()]
 
 
@@ -236,37 +242,33 @@ def test_a_click_opens_a_file(opened: Opened) -> None:
 
 
 def test_the_page_follows_the_system_when_it_turns_dark(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file, "light")
-    light = opened.colors("h1")
-    opened.page.emulate_media(color_scheme="dark")
-    assert light[0] < light[1]
+    with Opened(browser, page_file, "light") as opened:
+        light = opened.colors("h1")
+        opened.page.emulate_media(color_scheme="dark")
+        assert light[0] < light[1]
 
-    def dark() -> bool:
-        text, behind = opened.colors("h1")
-        return text > behind
+        def dark() -> bool:
+            text, behind = opened.colors("h1")
+            return text > behind
 
-    until(dark)
-    opened.context.close()
+        until(dark)
 
 
 def test_an_empty_report_has_a_page(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
     path.write_text(to_html(blobstore.report([])))
-    opened = Opened(browser, path, "light")
-    assert opened.page.locator("h1").inner_text() == "There are no files."
-    assert opened.page.locator("#common").count() == opened.page.locator("#folders").count() == 0
-    assert not opened.page.locator("#map-section, #table, .skip").first.is_visible()
-    opened.context.close()
-    assert opened.complaints == []
+    with Opened(browser, path, "light") as opened:
+        assert opened.page.locator("h1").inner_text() == "There are no files."
+        assert opened.page.locator("#common").count() == opened.page.locator("#folders").count() == 0
+        assert not opened.page.locator("#map-section, #table, .skip").first.is_visible()
 
 
 def test_a_report_in_which_nothing_was_read_does_not_praise(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "<b>cut.ptd").write_bytes(b"cut")
     path = blobstore.report([tmp_path]).to_html(tmp_path / "bad.html")
-    opened = Opened(browser, path, "light")
-    assert opened.page.locator("h1").inner_text() == "No file could be read."
-    assert "<b>cut.ptd" in opened.page.locator("header .notice").inner_text()
-    opened.context.close()
+    with Opened(browser, path, "light") as opened:
+        assert opened.page.locator("h1").inner_text() == "No file could be read."
+        assert "<b>cut.ptd" in opened.page.locator("header .notice").inner_text()
 
 
 def test_a_file_without_findings_shows_its_bytes(browser: Any, tmp_path: Path) -> None:
@@ -277,19 +279,17 @@ def test_a_file_without_findings_shows_its_bytes(browser: Any, tmp_path: Path) -
         for at, part in enumerate("qk")
     ]
     write_ptd(tmp_path / "a.ptd", tensors)
-    opened = Opened(browser, blobstore.report([tmp_path]).to_html(tmp_path / "one.html"), "light")
-    page = opened.page
-    words = page.locator("#map .tile .words").all_inner_texts()
-    assert sum(text.startswith("q.weight\n60 x 50 float") for text in words) == 7
-    assert not page.locator("#map-colors, #map-when").first.is_visible()
-    assert len(opened.rows()) > 14
-    page.locator("#show-findings").click()
-    assert page.locator("#none").inner_text() == "There are no findings."
-    page.locator("#show-blobs").click()
-    page.locator("#filter").fill("no such thing")
-    assert page.locator("#none").inner_text() == "Nothing matches the filter."
-    opened.context.close()
-    assert opened.complaints == []
+    with Opened(browser, blobstore.report([tmp_path]).to_html(tmp_path / "one.html"), "light") as opened:
+        page = opened.page
+        words = page.locator("#map .tile .words").all_inner_texts()
+        assert sum(text.startswith("q.weight\n60 x 50 float") for text in words) == 7
+        assert not page.locator("#map-colors, #map-when").first.is_visible()
+        assert len(opened.rows()) > 14
+        page.locator("#show-findings").click()
+        assert page.locator("#none").inner_text() == "There are no findings."
+        page.locator("#show-blobs").click()
+        page.locator("#filter").fill("no such thing")
+        assert page.locator("#none").inner_text() == "Nothing matches the filter."
 
 
 # ---------------------------------------------------------------------------------------------- two hundred files
@@ -302,10 +302,8 @@ def zoo_page(zoo_report: Report, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def zoo(browser: Any, zoo_page: Path) -> Iterator[Opened]:
-    made = Opened(browser, zoo_page, "light")
-    yield made
-    made.context.close()
-    assert made.complaints == []
+    with Opened(browser, zoo_page, "light") as made:
+        yield made
     assert made.requests == [zoo_page.as_uri()]
 
 
@@ -425,29 +423,27 @@ def test_a_kind_has_one_color_everywhere(browser: Any, zoo: Opened, page_file: P
         }
         return [...new Set(found)];
     }"""
-    dark = Opened(browser, page_file, "dark")
-    for kind in (FindingKind.DUPLICATE_FILES, FindingKind.OTHER_LAYOUT, FindingKind.CONSTANT):
-        expected = [f"rgb({', '.join(str(int(COLORS[kind][at : at + 2], 16)) for at in (1, 3, 5))})"]
-        assert zoo.page.evaluate(script, kind.value) == dark.page.evaluate(script, kind.value) == expected
-    dark.context.close()
+    with Opened(browser, page_file, "dark") as dark:
+        for kind in (FindingKind.DUPLICATE_FILES, FindingKind.OTHER_LAYOUT, FindingKind.CONSTANT):
+            expected = [f"rgb({', '.join(str(int(COLORS[kind][at : at + 2], 16)) for at in (1, 3, 5))})"]
+            assert zoo.page.evaluate(script, kind.value) == dark.page.evaluate(script, kind.value) == expected
 
 
 def test_a_long_command_folds_and_copies(browser: Any, zoo_page: Path, zoo_report: Report) -> None:
-    opened = Opened(browser, zoo_page, "light", permissions=["clipboard-read", "clipboard-write"])
-    page = opened.page
-    box = page.locator("header .command").first
-    command = max((f for f in zoo_report.findings if f.command), key=lambda f: f.counted).command
-    folded = box.bounding_box()["height"]
-    assert folded < 60
-    box.locator(".fold").click()
-    assert box.bounding_box()["height"] > 2 * folded
-    assert box.locator(".fold").get_attribute("aria-expanded") == "true"
-    box.locator(".fold").click()
-    assert box.bounding_box()["height"] == folded
-    box.locator(".copy").click()
-    until(lambda: box.locator(".copy").inner_text() == "Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == command
-    opened.context.close()
+    with Opened(browser, zoo_page, "light", permissions=["clipboard-read", "clipboard-write"]) as opened:
+        page = opened.page
+        box = page.locator("header .command").first
+        command = max((f for f in zoo_report.findings if f.command), key=lambda f: f.counted).command
+        folded = box.bounding_box()["height"]
+        assert folded < 60
+        box.locator(".fold").click()
+        assert box.bounding_box()["height"] > 2 * folded
+        assert box.locator(".fold").get_attribute("aria-expanded") == "true"
+        box.locator(".fold").click()
+        assert box.bounding_box()["height"] == folded
+        box.locator(".copy").click()
+        until(lambda: box.locator(".copy").inner_text() == "Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == command
 
 
 def test_families_are_clustered(zoo: Opened) -> None:
@@ -481,64 +477,62 @@ def test_types_shapes_and_names_are_in_the_table(zoo: Opened) -> None:
 
 def test_the_printed_page_is_whole(browser: Any, zoo_page: Path, zoo_report: Report, tmp_path: Path) -> None:
     """All rows, all files of groups, whole commands and the colors of the legend, on white; then all as before."""
-    opened = Opened(browser, zoo_page, "dark")
-    page = opened.page
-    before = page.locator("#rows tbody tr").count()
-    page.emulate_media(media="print", color_scheme="dark")
-    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("#rows tbody tr").count() == len(zoo_report.findings) > before
-    assert all(page.locator("#common .group").nth(i).locator("table").is_visible() for i in range(3))
-    text, back = opened.colors("h1")
-    assert text < 0.1
-    assert back > 0.9
-    command = page.locator("header .command code").first
-    assert command.evaluate("node => node.parentElement.clientHeight > 60")
-    assert page.locator("#legend .swatch").first.evaluate("node => getComputedStyle(node).printColorAdjust") == "exact"
-    for selector in ("#table .scroll", "#folders .scroll"):
-        assert page.locator(selector).evaluate("node => node.scrollHeight <= node.clientHeight + 1"), selector
-    for selector in (".copy", ".controls", "#more"):
-        assert not page.locator(selector).first.is_visible()
-    box = page.locator("#map").bounding_box()
-    last = page.evaluate(
-        "Math.max(...Array.from(document.querySelectorAll('#map > .tile'), t => t.getBoundingClientRect().right))"
-    )
-    assert last == pytest.approx(box["x"] + box["width"], abs=2)
-    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    page.emulate_media(media="screen", color_scheme="dark")
-    assert page.locator("#rows tbody tr").count() == before
-    assert page.locator("#common .group[open]").count() == 0
-    assert page.locator("#more").is_visible()
-    page.emulate_media(media="null")
-    pages = page.pdf(path=tmp_path / "zoo.pdf", format="A4").count(b"/Type /Page\n")
-    assert pages > 10  # the browser itself calls for the whole table
-    opened.context.close()
-    assert opened.complaints == []
+    with Opened(browser, zoo_page, "dark") as opened:
+        page = opened.page
+        before = page.locator("#rows tbody tr").count()
+        page.emulate_media(media="print", color_scheme="dark")
+        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        assert page.locator("#rows tbody tr").count() == len(zoo_report.findings) > before
+        assert all(page.locator("#common .group").nth(i).locator("table").is_visible() for i in range(3))
+        text, back = opened.colors("h1")
+        assert text < 0.1
+        assert back > 0.9
+        command = page.locator("header .command code").first
+        assert command.evaluate("node => node.parentElement.clientHeight > 60")
+        assert (
+            page.locator("#legend .swatch").first.evaluate("node => getComputedStyle(node).printColorAdjust") == "exact"
+        )
+        for selector in ("#table .scroll", "#folders .scroll"):
+            assert page.locator(selector).evaluate("node => node.scrollHeight <= node.clientHeight + 1"), selector
+        for selector in (".copy", ".controls", "#more"):
+            assert not page.locator(selector).first.is_visible()
+        box = page.locator("#map").bounding_box()
+        last = page.evaluate(
+            "Math.max(...Array.from(document.querySelectorAll('#map > .tile'), t => t.getBoundingClientRect().right))"
+        )
+        assert last == pytest.approx(box["x"] + box["width"], abs=2)
+        page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+        page.emulate_media(media="screen", color_scheme="dark")
+        assert page.locator("#rows tbody tr").count() == before
+        assert page.locator("#common .group[open]").count() == 0
+        assert page.locator("#more").is_visible()
+        page.emulate_media(media="null")
+        pages = page.pdf(path=tmp_path / "zoo.pdf", format="A4").count(b"/Type /Page\n")
+        assert pages > 10  # the browser itself calls for the whole table
 
 
 @pytest.mark.parametrize("which", ["zoo_page", "page_file"])
 def test_a_phone_shows_everything_without_scrolling_sideways(
     which: str, browser: Any, request: pytest.FixtureRequest
 ) -> None:
-    opened = Opened(browser, request.getfixturevalue(which), "light", 390, is_mobile=True, has_touch=True)
-    page = opened.page
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    wide = page.evaluate(
-        """() => Array.from(document.querySelectorAll("body *:not(.matrix):not(.matrix *):not(.skip):not(.hidden)"), (node) => {
-            const box = node.getBoundingClientRect();
-            return box.width && box.right > 391 && !node.closest(".folded") ? node.className || node.tagName : "";
-        }).filter(Boolean)"""
-    )
-    assert wide == []
-    assert page.locator("#map .words").count() > 4
-    page.locator("#map > .tile").first.tap(position={"x": 40, "y": 8})
-    assert page.locator("#map-path button").count() == 2
-    page.locator("#show-blobs").tap()
-    page.locator("#rows th button", has_text="Name").tap()
-    assert page.locator("#rows th", has_text="Name").get_attribute("aria-sort") == "ascending"
-    cell = page.locator("#rows tbody td").first
-    assert cell.evaluate("node => getComputedStyle(node, '::before').content") == '"Name"'
-    opened.context.close()
-    assert opened.complaints == []
+    with Opened(browser, request.getfixturevalue(which), "light", 390, is_mobile=True, has_touch=True) as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        wide = page.evaluate(
+            """() => Array.from(document.querySelectorAll("body *:not(.matrix):not(.matrix *):not(.skip):not(.hidden)"), (node) => {
+                const box = node.getBoundingClientRect();
+                return box.width && box.right > 391 && !node.closest(".folded") ? node.className || node.tagName : "";
+            }).filter(Boolean)"""
+        )
+        assert wide == []
+        assert page.locator("#map .words").count() > 4
+        page.locator("#map > .tile").first.tap(position={"x": 40, "y": 8})
+        assert page.locator("#map-path button").count() == 2
+        page.locator("#show-blobs").tap()
+        page.locator("#rows th button", has_text="Name").tap()
+        assert page.locator("#rows th", has_text="Name").get_attribute("aria-sort") == "ascending"
+        cell = page.locator("#rows tbody td").first
+        assert cell.evaluate("node => getComputedStyle(node, '::before').content") == '"Name"'
 
 
 # --------------------------------------------------------------------------------------------------------- views
@@ -549,18 +543,17 @@ LIT = "Array.from(document.querySelectorAll('#map .copy'), tile => map.describe(
 def test_tiles_have_shapes(browser: Any, zoo_page: Path, zoo_folder: Path) -> None:
     """The shape and the type of each tensor whose tile has the room, as the file has them."""
     tensors = load_file(zoo_folder / "checkpoints" / "language-small.safetensors")
-    opened = Opened(browser, zoo_page, "light", view="at=checkpoints/language-small.safetensors")
-    tiles = opened.page.evaluate(
-        """Array.from(document.querySelectorAll("#map .tile:not(.opens) > .words"), (words) =>
-            [map.tree.nodes[words.parentElement.dataset.id].blob.name, words.textContent.split("\\n")])"""
-    )
-    seen = 0
-    for name, (_, *below) in tiles:
-        if len(below) == 2:
-            assert below[0] == f"{' x '.join(map(str, tensors[name].shape))} float"
-            seen += 1
-    assert seen >= 5
-    opened.context.close()
+    with Opened(browser, zoo_page, "light", view="at=checkpoints/language-small.safetensors") as opened:
+        tiles = opened.page.evaluate(
+            """Array.from(document.querySelectorAll("#map .tile:not(.opens) > .words"), (words) =>
+                [map.tree.nodes[words.parentElement.dataset.id].blob.name, words.textContent.split("\\n")])"""
+        )
+        seen = 0
+        for name, (_, *below) in tiles:
+            if len(below) == 2:
+                assert below[0] == f"{' x '.join(map(str, tensors[name].shape))} float"
+                seen += 1
+        assert seen >= 5
 
 
 def test_what_belongs_together_lights_up(opened: Opened) -> None:
@@ -632,10 +625,8 @@ def test_every_view_has_an_address(zoo: Opened, zoo_page: Path, browser: Any) ->
         views.append(zoo.view())
         seen.append(page.evaluate(SHOWN))
     for view, shown in zip(views, seen, strict=True):
-        other = Opened(browser, zoo_page, "light", view=view)
-        assert other.page.evaluate(SHOWN) == shown, view
-        other.context.close()
-        assert other.complaints == []
+        with Opened(browser, zoo_page, "light", view=view) as other:
+            assert other.page.evaluate(SHOWN) == shown, view
     page.go_back()
     assert zoo.view() == views[-2]
     assert page.evaluate(SHOWN) == seen[-2]
@@ -645,11 +636,9 @@ def test_every_view_has_an_address(zoo: Opened, zoo_page: Path, browser: Any) ->
 def test_an_address_of_another_report_shows_what_there_is(word: str, browser: Any, zoo_page: Path) -> None:
     view = f"at=language/{word}/%00<b>&find=%3Cscript%3E&tile=~~%"
     view += "".join(f"&{name}={word}" for name in ("after", "color", "table", "kind", "sort", "match"))
-    opened = Opened(browser, zoo_page, "light", view=view)
-    assert opened.page.locator("#map-path button").all_inner_texts() == ["all files", "language"]
-    assert opened.page.locator("#rows tbody tr").count() == 50
-    opened.context.close()
-    assert opened.complaints == []
+    with Opened(browser, zoo_page, "light", view=view) as opened:
+        assert opened.page.locator("#map-path button").all_inner_texts() == ["all files", "language"]
+        assert opened.page.locator("#rows tbody tr").count() == 50
 
 
 def test_copies_have_one_color(opened: Opened) -> None:
@@ -681,22 +670,21 @@ def test_neighbors_differ_in_color(browser: Any, tmp_path: Path, scheme: str) ->
         write_ptd(tmp_path / f"{name}.ptd", tensors)
     page = tmp_path / "report.html"
     page.write_text(to_html(blobstore.report(tmp_path)))
-    opened = Opened(browser, page, scheme)
-    shown: dict[str, list[list[float]]] = opened.page.evaluate(
-        """() => {
-            const seen = (color) => {  // as OKLab
-                const probe = document.body.appendChild(document.createElement("i"));
-                probe.style.color = `color-mix(in oklab, ${color} 100%, ${color})`;
-                const lab = getComputedStyle(probe).color.match(/-?[0-9.]+(?:e-?[0-9]+)?/g).map(Number);
-                probe.remove();
-                return lab.slice(0, 3);
-            };
-            const full = (stays) => copies.groups.map((group) => seen(copies.color(group, stays)));
-            const names = ["many", "stays", "structure"];
-            return { full: full(false), pale: full(true), plain: names.map((name) => seen(`var(--c-${name})`)) };
-        }"""
-    )
-    opened.context.close()
+    with Opened(browser, page, scheme) as opened:
+        shown: dict[str, list[list[float]]] = opened.page.evaluate(
+            """() => {
+                const seen = (color) => {  // as OKLab
+                    const probe = document.body.appendChild(document.createElement("i"));
+                    probe.style.color = `color-mix(in oklab, ${color} 100%, ${color})`;
+                    const lab = getComputedStyle(probe).color.match(/-?[0-9.]+(?:e-?[0-9]+)?/g).map(Number);
+                    probe.remove();
+                    return lab.slice(0, 3);
+                };
+                const full = (stays) => copies.groups.map((group) => seen(copies.color(group, stays)));
+                const names = ["many", "stays", "structure"];
+                return { full: full(false), pale: full(true), plain: names.map((name) => seen(`var(--c-${name})`)) };
+            }"""
+        )
     for state, least in (("full", 0.07), ("pale", 0.025)):
         colors = shown[state]
         assert len(colors) == 30
@@ -718,14 +706,12 @@ def test_the_map_begins_on_the_first_screen(browser: Any, tmp_path: Path) -> Non
             write_safetensors(path, [Tensor.of(key, value) for key, value in tuned.items()])
     page = tmp_path / "report.html"
     page.write_text(to_html(blobstore.report(tmp_path)))
-    opened = Opened(browser, page, "light", width=1280)
-    assert opened.page.locator("#map").bounding_box()["y"] <= 520  # of 900
-    commands = opened.page.locator("header .command")
-    assert sum(commands.nth(i).is_visible() for i in range(commands.count())) <= 3
-    opened.page.locator("header summary").click()
-    assert all(commands.nth(i).is_visible() for i in range(commands.count()))
-    assert opened.complaints == []
-    opened.context.close()
+    with Opened(browser, page, "light", width=1280) as opened:
+        assert opened.page.locator("#map").bounding_box()["y"] <= 520  # of 900
+        commands = opened.page.locator("header .command")
+        assert sum(commands.nth(i).is_visible() for i in range(commands.count())) <= 3
+        opened.page.locator("header summary").click()
+        assert all(commands.nth(i).is_visible() for i in range(commands.count()))
 
 
 def test_colors_say_what_belongs_together_where_all_is_waste(opened: Opened, zoo: Opened) -> None:
@@ -808,12 +794,11 @@ def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatc
         write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("w", values(1, 60, 50))])
     monkeypatch.chdir(tmp_path)
     report = blobstore.report(["."])
-    opened = Opened(browser, report.to_html(tmp_path / "report.html"), "light", 390)
-    code = opened.page.locator("header .command code")
-    assert code.evaluate("node => node.textContent") == report.findings[0].command
-    heights = code.evaluate("node => [...node.children].map((word) => word.getClientRects().length)")
-    assert set(heights) == {1}
-    opened.context.close()
+    with Opened(browser, report.to_html(tmp_path / "report.html"), "light", 390) as opened:
+        code = opened.page.locator("header .command code")
+        assert code.evaluate("node => node.textContent") == report.findings[0].command
+        heights = code.evaluate("node => [...node.children].map((word) => word.getClientRects().length)")
+        assert set(heights) == {1}
 
 
 @pytest.mark.long
@@ -836,18 +821,16 @@ def test_any_name_has_an_address(browser: Any, tmp_path: Path) -> None:
     tensors = [Tensor.of(name, values(i, 30, 30)) for i, name in enumerate([*names, "layers.0.q", "layers.0.k"])]
     write_ptd(tmp_path / "__proto__.ptd", tensors)
     path = blobstore.report([tmp_path]).to_html(tmp_path / "report.html")
-    opened = Opened(browser, path, "light", view="at=__proto__.ptd")
-    opened.page.locator("#map [tabindex='0']").focus()
-    said = set()
-    for _ in names:
-        opened.page.keyboard.press("ArrowRight")
-        view = opened.view()
-        said.add(opened.page.locator("#map-chosen").inner_text())
-        other = Opened(browser, path, "light", view=view)
-        assert other.page.locator("#map-chosen").inner_text() == opened.page.locator("#map-chosen").inner_text(), view
-        other.context.close()
-    assert len(said) == len(names)
-    opened.context.close()
+    with Opened(browser, path, "light", view="at=__proto__.ptd") as opened:
+        opened.page.locator("#map [tabindex='0']").focus()
+        said = set()
+        for _ in names:
+            opened.page.keyboard.press("ArrowRight")
+            chosen = opened.page.locator("#map-chosen").inner_text()
+            said.add(chosen)
+            with Opened(browser, path, "light", view=opened.view()) as other:
+                assert other.page.locator("#map-chosen").inner_text() == chosen, opened.view()
+        assert len(said) == len(names)
 
 
 def test_a_browser_that_takes_no_more_addresses_still_shows_views(opened: Opened) -> None:

@@ -35,12 +35,11 @@ from blobstore.reporting.show.tui.app import Browser
 from blobstore.reporting.show.tui.cells import bar, fit, folded
 from blobstore.reporting.show.tui.files import Files
 from blobstore.reporting.show.words import FINDINGS
-from tests.reporting.browsing import Drawing, Screen, after_keys, browse, picture
+from tests.reporting.browsing import Drawing, after_keys, browsing, picture
 from tests.reporting.find.test_planted import values
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.show.test_output import HOSTILE
 
-SIZES = [(80, 24), (140, 40), (50, 16)]
 ROOT = Path(__file__).parents[3]
 
 
@@ -153,10 +152,10 @@ def cells(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("extent", [(80, 24), (140, 40), (60, 20)])
-def test_a_level_has_the_sizes_of_the_file_system(
+async def test_a_level_has_the_sizes_of_the_file_system(
     zoo_report: Report, zoo_folder: Path, extent: tuple[int, int]
 ) -> None:
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report, extent) as screen:
         folder = zoo_folder
         for name in ("", "speech", "en", "dictation"):
             if name:
@@ -171,21 +170,18 @@ def test_a_level_has_the_sizes_of_the_file_system(
             largest = sorted((nbytes for nbytes, _ in expected.values()), reverse=True)
             assert [first for first, _ in cells(drawing.rows).values()] == [size(nbytes) for nbytes in largest]
 
-    browse(zoo_report, steps, extent)
-
 
 def order(drawing: Drawing) -> list[str]:
     return list(cells(drawing.rows))
 
 
-def test_rows_are_sorted_as_in_ncdu(zoo_report: Report, zoo_folder: Path) -> None:
+async def test_rows_are_sorted_as_in_ncdu(zoo_report: Report, zoo_folder: Path) -> None:
     """By name, size, items and what can go; the same key again turns the order round."""
     there = sums(zoo_folder, zoo_report)
     items = Counter[str]()
     for file in zoo_report.files:
         items[Path(file.path).relative_to(zoo_folder).parts[0]] += len(file.regions)
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         for key, by in {
             "n": sorted(there),
             "C": sorted(there, key=lambda name: -items[name]),
@@ -195,11 +191,9 @@ def test_rows_are_sorted_as_in_ncdu(zoo_report: Report, zoo_folder: Path) -> Non
             assert order(await screen.press(key)) == by, key
             assert order(await screen.press(key)) == by[::-1], key
 
-    browse(zoo_report, steps)
 
-
-def test_folders_first(zoo_report: Report) -> None:
-    async def steps(screen: Screen) -> None:
+async def test_folders_first(zoo_report: Report) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("down", "enter", "enter", "end", "up", "enter")
         assert screen.see().heading == "speech / en / commands"
         assert order(screen.see())[-1] == "adapters"
@@ -207,17 +201,15 @@ def test_folders_first(zoo_report: Report) -> None:
         assert order(await screen.press("n", "n"))[0] == "adapters"
         assert order(await screen.press("t"))[-1] == "adapters"
 
-    browse(zoo_report, steps)
 
-
-def test_bars_shares_and_counts(zoo_report: Report, zoo_folder: Path) -> None:
+async def test_bars_shares_and_counts(zoo_report: Report, zoo_folder: Path) -> None:
     there = {name: nbytes for name, (nbytes, _) in sums(zoo_folder, zoo_report).items()}
 
     def filled(row: str) -> int:
         return sum(row.count(c) for c in "█░")
 
-    async def steps(screen: Screen) -> None:
-        rows = screen.see().rows
+    async with browsing(zoo_report) as screen:
+        before = rows = screen.see().rows
         assert filled(rows[0]) == 12  # the largest
         for name, row in zip(order(screen.see()), rows, strict=True):
             assert filled(row) == max(round(12 * there[name] / max(there.values())), 1)
@@ -234,9 +226,6 @@ def test_bars_shares_and_counts(zoo_report: Report, zoo_folder: Path) -> None:
         assert re.search(rf" {number} /checkpoints ", "\n".join(rows))
         assert (await screen.press("c", "g")).rows == before
 
-    before = after_keys(zoo_report).rows
-    browse(zoo_report, steps)
-
 
 @pytest.mark.parametrize(
     "keys",
@@ -247,11 +236,10 @@ def test_bars_shares_and_counts(zoo_report: Report, zoo_folder: Path) -> None:
         ("down", "l", "backspace", "up"),
     ],
 )
-def test_the_keys_that_move(zoo_report: Report, keys: Sequence[str]) -> None:
+async def test_the_keys_that_move(zoo_report: Report, keys: Sequence[str]) -> None:
     """Back in a folder, the one that was left is chosen."""
     down, into, back, up = keys
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         assert screen.see().about.startswith("language: ")
         assert (await screen.press(down)).about.startswith("speech: ")
         assert (await screen.press(into)).heading == "speech"
@@ -265,24 +253,21 @@ def test_the_keys_that_move(zoo_report: Report, keys: Sequence[str]) -> None:
         await screen.press("pageup")
         assert (await screen.press("pagedown")).about.startswith("checkpoints: ")
 
-    browse(zoo_report, steps)
 
-
-def test_tensors_have_types_and_shapes(tmp_path: Path) -> None:
+async def test_tensors_have_types_and_shapes(tmp_path: Path) -> None:
     arrays = {"a": values(1, 60, 50), "b": values(2, 7, 3, 5).astype(np.float16), "c": np.zeros(1, np.int64)}
     write_safetensors(tmp_path / "m.safetensors", [Tensor.of(key, array) for key, array in arrays.items()])
-    drawing = after_keys(blobstore.report([tmp_path]), ["enter"])
+    drawing = await after_keys(blobstore.report([tmp_path]), ["enter"])
     for key, words in {"a": "float 60 x 50", "b": "half 7 x 3 x 5", "c": "long 1"}.items():
         assert re.search(rf"^ +{size(arrays[key].nbytes)} .* {key} +{words}$", drawing.text, re.MULTILINE)
     assert "a: 12.0 KB, tensors, float 60 x 50; all of it stays" in drawing.about
 
 
 @pytest.mark.long
-def test_files_and_blobs_are_found_by_words(zoo_report: Report, zoo_folder: Path) -> None:
+async def test_files_and_blobs_are_found_by_words(zoo_report: Report, zoo_folder: Path) -> None:
     """A file by its name, the blobs of others by what they are; in the level that is open."""
     there = [path.relative_to(zoo_folder).as_posix() for path in zoo_folder.rglob("*") if "dictation-2" in path.name]
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("slash")
         drawing = await screen.type("DICT -2")
         await screen.press("enter")
@@ -303,8 +288,6 @@ def test_files_and_blobs_are_found_by_words(zoo_report: Report, zoo_folder: Path
         assert drawing.heading.startswith("0 found in")
         assert (await screen.press("escape")).heading == "speech / en / shared / half.ptd / backbone / 2"
 
-    browse(zoo_report, steps)
-
 
 # ---------------------------------------------------------------------------------------------------- findings
 
@@ -314,10 +297,9 @@ def plain(report: Report) -> list[dict[str, Any]]:
     return sorted(to_json(report)["findings"], key=lambda finding: -finding["counted"])
 
 
-def test_findings_are_sorted_by_what_they_add(zoo_report: Report) -> None:
+async def test_findings_are_sorted_by_what_they_add(zoo_report: Report) -> None:
     every = len(plain(zoo_report))
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         drawing = await screen.press("2")
         assert drawing.heading.startswith(f"{every} of {every} findings, {size(zoo_report.total_saves)} ─ all kinds")
         for row, finding in zip(drawing.rows, plain(zoo_report), strict=False):
@@ -328,16 +310,12 @@ def test_findings_are_sorted_by_what_they_add(zoo_report: Report) -> None:
         await screen.press("w")
         assert f"; {size(alone[-1])} if nothing else is done; " in screen.see().about
 
-    browse(zoo_report, steps)
 
-
-def test_findings_of_one_kind(zoo_report: Report) -> None:
+async def test_findings_of_one_kind(zoo_report: Report) -> None:
     """In turn; after the last kind all again, and back."""
     kinds = Counter(finding["kind"] for finding in plain(zoo_report))
-
     every = len(plain(zoo_report))
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("2")
         for kind in FindingKind:
             if kinds[kind.value]:
@@ -348,11 +326,9 @@ def test_findings_of_one_kind(zoo_report: Report) -> None:
         assert (await screen.press("f")).heading.endswith("all kinds")
         assert (await screen.press("F")).heading.endswith(FINDINGS[FindingKind.PADDING])
 
-    browse(zoo_report, steps)
-
 
 @pytest.mark.long
-def test_findings_are_found_by_all_their_places(zoo_report: Report) -> None:
+async def test_findings_are_found_by_all_their_places(zoo_report: Report) -> None:
     """Not only by those that a row names."""
     words = ("wake-word-512", "differ")
     files = zoo_report.files
@@ -362,10 +338,8 @@ def test_findings_are_found_by_all_their_places(zoo_report: Report) -> None:
         if finding.kind is FindingKind.NEAR_DUPLICATE
         and any("wake-word-512" in files[f].path for f, _ in finding.places)
     ]
-
     every = len(plain(zoo_report))
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("2", "slash")
         await screen.type(" ".join(words))
         drawing = await screen.press("enter")
@@ -378,22 +352,17 @@ def test_findings_are_found_by_all_their_places(zoo_report: Report) -> None:
         assert (await screen.press("2")).heading.startswith(f"{len(expected)} of")
         assert (await screen.press("escape")).heading.startswith(f"{every} of {every}")
 
-    browse(zoo_report, steps)
 
-
-def test_typing_searches_without_enter_and_no_key_does_anything_else(zoo_report: Report) -> None:
+async def test_typing_searches_without_enter_and_no_key_does_anything_else(zoo_report: Report) -> None:
     every = len(plain(zoo_report))
-
-    async def steps(screen: Screen) -> None:
+    after_two = (await after_keys(zoo_report, ["2", "down"])).about
+    async with browsing(zoo_report) as screen:
         await screen.press("2", "slash")
         await screen.type("q13")
         await screen.until(f"0 of {every}")
         await screen.press("backspace", "backspace", "backspace", "down")  # into the list
         await screen.until(f"{every} of {every}")
         assert (await screen.press("down")).about == after_two
-
-    after_two = after_keys(zoo_report, ["2", "down"]).about
-    browse(zoo_report, steps)
 
 
 # ------------------------------------------------------------------------------------------- commands, and after
@@ -408,11 +377,10 @@ def saved(report: Report) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def test_commands_are_copied_as_they_are(zoo_report: Report) -> None:
+async def test_commands_are_copied_as_they_are(zoo_report: Report) -> None:
     """To the clipboard, and for the end."""
     commands = saved(zoo_report)
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report, (80, 60)) as screen:
         drawing = await screen.press("3")
         assert len(drawing.rows) == len(commands) + 1
         for row, (command, nbytes) in zip(drawing.rows, commands.items(), strict=False):
@@ -427,30 +395,28 @@ def test_commands_are_copied_as_they_are(zoo_report: Report) -> None:
         assert screen.app.clipboard == " && ".join(commands)
         assert screen.app.copied == [*list(commands)[:2], " && ".join(commands)]
 
-    browse(zoo_report, steps, (80, 60))
 
-
-def test_the_whole_command_is_shown(zoo_report: Report) -> None:
+async def test_the_whole_command_is_shown(zoo_report: Report) -> None:
     command = next(iter(saved(zoo_report)))
-    wide = after_keys(zoo_report, ["3"], (250, 60))
+    wide = await after_keys(zoo_report, ["3"], (250, 60))
     assert command in "".join(
         line[1:] for line in wide.lines[wide.lines.index(next(x for x in wide.lines if x.startswith(" ──"))) + 1 : -1]
     )
-    assert "18 files replaced by 19 files" in after_keys(zoo_report, ["3", "i"]).text
+    assert "18 files replaced by 19 files" in (await after_keys(zoo_report, ["3", "i"])).text
 
 
-def test_a_finding_copies_its_command(zoo_report: Report) -> None:
-    async def steps(screen: Screen) -> None:
+async def test_a_finding_copies_its_command(zoo_report: Report) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("2", "y")
         assert screen.app.clipboard == plain(zoo_report)[0]["command"]
         assert "Copied." in (await screen.press("down", "enter", "y")).text
         await screen.press("escape")
         assert screen.app.clipboard == plain(zoo_report)[1]["command"]
 
-    browse(zoo_report, steps)
 
-
-def test_the_files_after_a_command_are_those_that_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_files_after_a_command_are_those_that_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command is run."""
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
@@ -460,8 +426,7 @@ def test_the_files_after_a_command_are_those_that_it_makes(tmp_path: Path, monke
     write_ptd(Path("models/c.ptd"), [Tensor.of("alone", values(3, 80, 50))])
     report = blobstore.report(["models"])
     [command] = saved(report)
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(report) as screen:
         drawing = await screen.press("3", "enter")
         assert drawing.heading.startswith("after command 1: ")
         assert sorted(cells(drawing.rows)) == ["c.ptd", "slim"]
@@ -476,32 +441,30 @@ def test_the_files_after_a_command_are_those_that_it_makes(tmp_path: Path, monke
         assert (await screen.press("a")).heading.startswith("after command 1: ")
         assert (await screen.press("a")).heading == "all files"
 
-    browse(report, steps)
     assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
     assert [path.name for path in Path("slim").iterdir()] == ["shared.ptd"]
     made = blobstore.open_ptd("slim/shared.ptd")
     assert {key: len(made.bytes(key)) for key in made} == {"w": shared.nbytes, "own": other.nbytes}
 
 
-def test_nothing_to_save_has_no_command(tmp_path: Path) -> None:
+async def test_nothing_to_save_has_no_command(tmp_path: Path) -> None:
     report = blobstore.report(write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(1, 60, 50))]))
-    assert after_keys(report, ["2", "y", "enter", "f", "s"]).about == "Nothing is wasted."
-    assert "No command saves anything here." in after_keys(report, ["3", "y", "enter", "i", "a"]).about
-    assert after_keys(report, ["3", "1", "a"]).heading == "all files"
+    assert (await after_keys(report, ["2", "y", "enter", "f", "s"])).about == "Nothing is wasted."
+    assert "No command saves anything here." in (await after_keys(report, ["3", "y", "enter", "i", "a"])).about
+    assert (await after_keys(report, ["3", "1", "a"])).heading == "all files"
 
 
 # ------------------------------------------------------------------------------------------------------- copies
 
 
 @pytest.mark.long
-def test_a_copy_is_gone_to_and_back(tmp_path: Path) -> None:
+async def test_a_copy_is_gone_to_and_back(tmp_path: Path) -> None:
     weight = values(1, 60, 50)
     for name in "abc":
         write_ptd(
             tmp_path / f"{name}.ptd", [Tensor.of("w", weight), Tensor.of(f"own.{name}", values(ord(name), 80, 50))]
         )
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(blobstore.report([tmp_path])) as screen:
         await screen.press("n", "enter", "end")  # w in a.ptd
         assert "w: 12.0 KB, tensors, float 60 x 50; all of it stays; goes with b.ptd, c.ptd" in screen.see().about
         drawing = await screen.press("enter")
@@ -525,15 +488,13 @@ def test_a_copy_is_gone_to_and_back(tmp_path: Path) -> None:
         assert drawing.heading.startswith("1 of 1 findings")
         assert (await screen.press("1", "b", "escape", "b")).heading == "a.ptd"
 
-    browse(blobstore.report([tmp_path]), steps)
 
-
-def test_everything_about_a_blob(tmp_path: Path) -> None:
+async def test_everything_about_a_blob(tmp_path: Path) -> None:
     weight = values(1, 60, 50)
     [a, _] = [write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("w", weight)]) for name in "ab"]
     start = a.read_bytes().index(weight.tobytes())
     report = blobstore.report([tmp_path])
-    text = after_keys(report, ["n", "enter", "end", "i"], (120, 40)).text
+    text = (await after_keys(report, ["n", "enter", "end", "i"], (120, 40))).text
     for words in (
         f"{tmp_path}/a.ptd (ptd)",
         "tensors float 60 x 50",
@@ -560,11 +521,10 @@ EVERYWHERE = [
 @pytest.mark.slow_for("extent1", "extent2", "extent3")
 @pytest.mark.long
 @pytest.mark.parametrize("extent", [(80, 24), (200, 50), (30, 10), (1, 1)])
-def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple[int, int]) -> None:
+async def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple[int, int]) -> None:
     """Control characters, marks of direction and markup are text, wide characters take two cells, long names are cut."""
     seen = []
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(report, extent) as screen:
         for key in EVERYWHERE:
             drawing = await screen.press(key)
             assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", drawing.text)
@@ -572,7 +532,6 @@ def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple
             assert "\x1b" not in screen.app.clipboard
             seen.append(drawing.text)
 
-    browse(report, steps, extent)
     if extent[0] == 200:
         text = "\n".join(seen)
         for name in (printable(HOSTILE), "[red]x[", "b\\x1b]0;t\\x07.ptd", "[@click=app.quit]q", "bad\\x1b[31m.ptd"):
@@ -580,29 +539,32 @@ def test_no_name_acts_on_the_terminal_or_is_markup(report: Report, extent: tuple
         assert re.search("long.\u05d0\u6f22\U0001f600.*….*\u05d0\u6f22\U0001f600", text)
 
 
-def test_what_was_not_read_is_listed(report: Report) -> None:
+async def test_what_was_not_read_is_listed(report: Report) -> None:
     """Only if there is such a thing."""
-    drawing = after_keys(report, ["4"])
+    drawing = await after_keys(report, ["4"])
     assert drawing.heading == "not read, and not in the numbers"
     [row] = drawing.rows
     assert "bad\\x1b[31m.ptd" in row and report.problems[0].reason[-20:] in drawing.about
     whole = Report(report.files, report.findings)
-    assert "Not read" not in after_keys(whole, ["4"]).text
-    assert "cannot be written" in after_keys(Report(report.files, (), (), ("the cache cannot be written",)), ["4"]).text
+    assert "Not read" not in (await after_keys(whole, ["4"])).text
+    assert (
+        "cannot be written"
+        in (await after_keys(Report(report.files, (), (), ("the cache cannot be written",)), ["4"])).text
+    )
 
 
-def test_colors_can_be_turned_off(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_colors_can_be_turned_off(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then what can go is filled, and what stays is hatched, all the same."""
-    used = re.findall("#d55e00", after_keys(report, ["2"]).svg)
+    used = re.findall("#d55e00", (await after_keys(report, ["2"])).svg)
     assert used
     monkeypatch.setenv("NO_COLOR", "1")
-    drawing = after_keys(report)
+    drawing = await after_keys(report)
     assert "#d55e00" not in drawing.svg
     assert re.search(r"\[█+░*", drawing.text)
 
 
-def test_the_size_of_the_terminal_may_change(zoo_report: Report) -> None:
-    async def steps(screen: Screen) -> None:
+async def test_the_size_of_the_terminal_may_change(zoo_report: Report) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.press("end", "enter", "end")
         about = screen.see().about
         for extent in ((40, 9), (10, 3), (150, 50), (80, 24)):
@@ -617,13 +579,11 @@ def test_the_size_of_the_terminal_may_change(zoo_report: Report) -> None:
         await screen.pilot.resize_terminal(80, 24)
         assert (await screen.press("q")).about == about
 
-    browse(zoo_report, steps)
 
-
-def test_the_mouse(zoo_report: Report) -> None:
+async def test_the_mouse(zoo_report: Report) -> None:
     """A click chooses, a click on what is chosen opens; names of views are buttons."""
+    async with browsing(zoo_report) as screen:
 
-    async def steps(screen: Screen) -> None:
         async def click(x: int, y: int) -> Drawing:
             await screen.pilot.click(offset=(x, y))
             await screen.pilot.pause()
@@ -643,17 +603,12 @@ def test_the_mouse(zoo_report: Report) -> None:
         await click(40, at)
         assert (await click(40, at)).heading.startswith("speech / en / commands / commands-224.pte")
 
-    browse(zoo_report, steps)
 
-
-def test_keys_that_come_at_once_act_one_after_the_other(zoo_report: Report) -> None:
+async def test_keys_that_come_at_once_act_one_after_the_other(zoo_report: Report) -> None:
     """As when they are pasted: each acts on what the one before it chose."""
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(zoo_report) as screen:
         await screen.pilot.press("down", "enter", "enter", "down", "enter", "end", "enter")
         assert (await screen.press()).heading == "speech / en / wake-word / adapters"
-
-    browse(zoo_report, steps)
 
 
 # ----------------------------------------------------------------------------------------------------- large sets
@@ -683,14 +638,13 @@ def large(files: int, blobs: int) -> Report:
 
 
 @pytest.mark.parametrize(("files", "blobs"), [(200, 20), pytest.param(10_000, 20, marks=pytest.mark.long)])
-def test_only_what_is_seen_is_made(files: int, blobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_is_seen_is_made(files: int, blobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of rows on the screen, nodes of files that are open; however many there are."""
     lines, places = [], []
     line, blob = Files.line, Tree._open
     monkeypatch.setattr(Files, "line", lambda self, row, width: lines.append(row) or line(self, row, width))
     monkeypatch.setattr(Tree, "_open", lambda self, node, number: places.append(number) or blob(self, node, number))
-
-    async def steps(screen: Screen) -> None:
+    async with browsing(large(files, blobs), (100, 40)) as screen:
         await screen.press("enter")
         assert not places
         lines.clear()
@@ -703,8 +657,6 @@ def test_only_what_is_seen_is_made(files: int, blobs: int, monkeypatch: pytest.M
         assert screen.see().heading.startswith("team-")
         assert len(places) <= 3
         assert screen.app.focused is not None and screen.app.focused.virtual_size < Size(1000, 1000)
-
-    browse(large(files, blobs), steps, (100, 40))
 
 
 # ------------------------------------------------------------------------------------------------ text in cells

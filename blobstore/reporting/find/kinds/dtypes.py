@@ -46,7 +46,7 @@ def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Fi
     """One finding for each pair; the narrower one stays."""
     findings = []
     for wide, narrow, name in relations:
-        gone, stays = (narrow, wide) if kept.of(wide) is wide else (wide, narrow)
+        gone, stays = (narrow, wide) if kept.root(wide) is wide else (wide, narrow)
         source = wide.layout.scalar_type.name.lower() if wide.layout is not None else "float"
         verb = "export" if in_programs(catalog, catalog.places([stays, gone])) else "save both files"
         findings.append(

@@ -94,7 +94,7 @@ def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Fi
     """One finding for each proof: what does not stay is claimed wherever it is."""
     findings = []
     for tensor, other, factors, order in relations:
-        stays = kept.of(tensor)
+        stays = kept.root(tensor)
         gone = [content for content in (tensor, other) if content is not stays]
         if len(gone) == 2:  # both give way to a third, as a finding of another class says; alone, one would stay
             gone = [other]

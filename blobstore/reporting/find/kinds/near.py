@@ -83,7 +83,7 @@ def _likely_bases(members: list[Content], kept: Kept) -> dict[Content, list[Cont
         first: dict[str, Content] = {}
         for content in members:
             base = first.setdefault(content.print.bands[band : band + 8], content)
-            if base is not content and kept.of(base) is not kept.of(content):
+            if base is not content and kept.root(base) is not kept.root(content):
                 shared.setdefault(content, Counter())[base] += 1
     ordered = [content for content in members if content in shared]
     return {content: [base for base, _ in shared[content].most_common(_MAX_BASES)] for content in ordered}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,7 @@ from blobstore.reporting.show.after import after
 from blobstore.reporting.show.tui.cells import FAINT, STRONG, column, counted, fit, folded
 from blobstore.reporting.show.tui.facts import Facts
 from blobstore.reporting.show.tui.view import Details, View
-from blobstore.reporting.show.words import by_hand
+from blobstore.reporting.show.words import by_hand, inputs
 
 __all__ = ["Commands", "Some"]
 
@@ -75,8 +74,8 @@ class Commands(View):
 
     def line(self, row: Some, width: int) -> Text:
         """What it saves, how many files it reads, and both ends of it."""
-        inputs = sum(_inputs(command) for command in row.commands)
-        text = Text(f"{size(row.saves):>{_SIZE + 1}}  {column(counted(inputs, 'file'), _INPUTS)}  ")
+        number = sum(map(inputs, row.commands))
+        text = Text(f"{size(row.saves):>{_SIZE + 1}}  {column(counted(number, 'file'), _INPUTS)}  ")
         if len(row.commands) > 1:
             return text.append(f"all {len(row.commands)} commands", STRONG)
         return text.append(fit(row.text, width - text.cell_len))
@@ -105,9 +104,3 @@ class Commands(View):
     def command(self, row: Some | None) -> str | None:
         """The command as text."""
         return row.text if row is not None else None
-
-
-def _inputs(command: str) -> int:
-    """How many files a command reads: all its words but its name, -o and what it writes."""
-    words = shlex.split(command)
-    return 1 if words[1] == "convert" else len(words) - 4
