@@ -71,7 +71,6 @@ def counted(what: Sized | int, noun: str) -> str:
 
 
 def print_error(error: object) -> None:
-    """Print one line on standard error."""
     err.print(plain(f"blobstore: {error}"), soft_wrap=True)
 
 

@@ -43,7 +43,6 @@ def integer(value: Any, largest: int = _LARGEST) -> int:
 
 
 def boolean(value: Any) -> bool:
-    """True or False."""
     if not isinstance(value, bool):
         raise MalformedError(f"expected true or false, found {_shown(value)}")
     return value
@@ -68,7 +67,6 @@ def text(value: Any, among: Collection[str] | None = None) -> str:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of texts."""
     return tuple(text(item) for item in items(value))
 
 

@@ -37,15 +37,7 @@ class Folder:
 
 @dataclass(frozen=True, repr=False)
 class ReportData:
-    """All files that could be read, and all that was found in them: what every way to show a report takes.
-
-    Attributes:
-        files: in the order in which they were asked for.
-        findings: by `FindingKind`, and the largest first within each.
-        problems: files that could not be read, and why.
-        notes: what did not go as requested, without making the report any less complete.
-        pool: a pool that would take much less than the commands of the findings leave; None if none would.
-    """
+    """What `Report` has, for every way to show it."""
 
     files: tuple[FileReport, ...]
     findings: tuple[Finding, ...]

@@ -153,7 +153,6 @@ class BlobStoreExporter(theirs.ExecutorchExporter, _Tracing):  # type: ignore[mi
 
     @classmethod
     def program_files(cls, filename: str) -> list[str]:
-        """The program and the data file."""
         return [filename, DATA_FILE]
 
 

@@ -60,7 +60,6 @@ def load(
 
 
 def _programs(manifest: Path) -> list[str]:
-    """The files of the programs in a folder."""
     try:
         found = json.loads(manifest.read_text(encoding="utf-8"))
         kind = found["export_format"]

@@ -77,6 +77,18 @@ class Llama:
                     tensors[f"{path}.lora_b.weight"] = torch.randn((out, RANK), generator=chance) * scale
         return tensors
 
+    def rotated(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a checkpoint or an adapter with the rows of queries and keys in the order of transformers, which rotates
+        halves of a head where Llama rotates pairs."""
+        heads = {"wq": self.n_heads, "wk": self.n_kv_heads}
+        made = dict(tensors)
+        for name, tensor in tensors.items():
+            for layer in heads.keys() & set(name.split(".")):
+                if "lora_a" not in name:
+                    pairs = tensor.unflatten(0, (heads[layer], -1, 2))
+                    made[name] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
+        return made
+
     def tell(self, tensors: Mapping[str, Tensor], prompt: str = "once", tokens: int = 40) -> str:
         """What eager PyTorch generates with the tensors of a checkpoint and an adapter, always the likeliest token."""
         from executorch.examples.models.llama.llama_transformer import construct_transformer

@@ -26,7 +26,7 @@ from tests.helpers.native_build import ROOT
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.letters import MODEL, TOKENS
-from tests.llm.test_training import LENGTH, RATE, STEPS, module, rotated
+from tests.llm.test_training import LENGTH, RATE, STEPS, module
 from tests.releases.server import serving
 from tests.runtime.application import build
 
@@ -61,13 +61,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two adapters as PEFT saves those of transformers' models."""
     folder = tmp_path_factory.mktemp("peft")
     for name, seed in SEEDS.items():
-        tensors = MODEL.adapter(seed)
-        heads = {"wq.lora_b": MODEL.n_heads, "wk.lora_b": MODEL.n_kv_heads}
-        for key in tensors:
-            for part, count in heads.items():
-                if part in key:
-                    tensors[key] = rotated(tensors[key], count).contiguous()
-        llama.write_peft(folder / name, tensors)
+        llama.write_peft(folder / name, MODEL.rotated(MODEL.adapter(seed)))
     return folder
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from blobstore.adapters import load_adapter, read_adapter
 from blobstore.errors import AdapterError, BlobStoreError
@@ -19,17 +18,6 @@ from tests.llm import llama
 from tests.llm.llama import LORA_ALPHA, RANK, Llama
 
 pytestmark = pytest.mark.long
-
-
-def hf_rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter as PEFT has it: rows of q and k in Hugging Face's order, first halves, then second ones."""
-    head = Llama().dim // Llama().n_heads
-    return {
-        name: tensor.view(-1, head // 2, 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape).contiguous()
-        if name.endswith(("wq.lora_b.weight", "wk.lora_b.weight"))
-        else tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def exported(folder: Path, target: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +72,7 @@ def test_room_by_overrides(folder: Path, tmp_path: Path) -> None:
     base = Llama().tell({**Llama().checkpoint(0), **nothing})
     assert llama.text(runner) == base
     for seed in (0, 1):
-        llama.write_peft(tmp_path / f"{seed}", hf_rows(Llama().adapter(seed)))
+        llama.write_peft(tmp_path / f"{seed}", Llama().rotated(Llama().adapter(seed)))
         load_adapter(cache, tmp_path / f"{seed}")
         assert llama.text(runner) == Llama().tell({**Llama().checkpoint(0), **Llama().adapter(seed)}) != base
     with pytest.raises(AdapterError, match=r"wq' has rank 24, but of the 16 in"):

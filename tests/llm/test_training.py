@@ -164,19 +164,12 @@ def test_a_quantized_program_learns_without_gradients(folder: Path, tmp_path: Pa
         assert llama.text(runner) == llama.text(fresh) != before
 
 
-def rotated(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key in the order of transformers, which rotates halves of a head where Llama rotates pairs."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
 def of_transformers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a Llama checkpoint or adapter under PEFT's names, in the order that transformers computes in."""
     found = {}
-    for name, tensor in tensors.items():
+    for name, tensor in Llama().rotated(tensors).items():
         _, number, *middle = name.split(".") if name.startswith("layers.") else ("", "", "")
         module = next((part for part in middle if part in {**PROJECTIONS, **FEED_FORWARD}), "")
-        if module in ("wq", "wk") and "lora_a" not in name:
-            tensor = rotated(tensor, Llama().n_heads if module == "wq" else Llama().n_kv_heads)  # noqa: PLW2901
         if "lora_" in name:
             found[llama.peft_name(name).replace(".weight", ".default.weight")] = tensor
         elif module:

@@ -14,7 +14,6 @@ import torch
 
 import blobstore
 from blobstore import errors
-from tests.helpers import models
 
 MODULES = [
     "adapters",
@@ -93,20 +92,3 @@ print(*(kind.__name__ for kind in kinds))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["ndarray"] * 3
-
-
-def test_names_may_be_a_path(tmp_path: Path) -> None:
-    """A checkpoint need not be opened first."""
-    blobstore.save_file({"w": np.ones(3)}, tmp_path / "w.ptd")
-    found = blobstore.report(tmp_path, names=tmp_path / "w.ptd")
-    assert len(found.files) == 1
-    with pytest.raises(errors.FileAccessError, match=r"missing\.ptd"):
-        blobstore.report(tmp_path, names=tmp_path / "missing.ptd")
-    (tmp_path / "m.pte").write_bytes(models.mlp().pte)
-    for call in (blobstore.report, lambda paths, names: blobstore.dedup_programs(paths, tmp_path / "out", names=names)):
-        with pytest.raises(errors.UnsupportedDataError, match="expected a checkpoint or its path, found a int"):
-            call(tmp_path, names=3)  # type: ignore[arg-type]
-        with pytest.raises(
-            errors.UnsupportedDataError, match=r"m\.pte: expected names from a \.safetensors or a \.ptd"
-        ):
-            call(tmp_path, names=tmp_path / "m.pte")

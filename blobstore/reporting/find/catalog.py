@@ -79,7 +79,6 @@ class Catalog:
         content.is_payload &= region.kind is RegionKind.PAYLOAD
 
     def region(self, place: Place) -> Region:
-        """The region at a place."""
         return self.files[place[0]].regions[place[1]]
 
     def places(self, contents: Iterable[Content]) -> tuple[Place, ...]:

@@ -122,7 +122,6 @@ class Compared:
         after: Iterable[Place],
         detail: str = "",
     ) -> Cause:
-        """A cause with its places named."""
         return Cause(kind, nbytes, saves, _named(self.old, before), _named(self.new, after), detail)
 
 

@@ -197,7 +197,6 @@ class Engine:
 
 
 def _divided(results: Iterable[Found | Problem]) -> tuple[list[Found], list[Problem]]:
-    """What was found, and the problems."""
     found: list[Found] = []
     problems: list[Problem] = []
     for result in results:

@@ -60,7 +60,6 @@ class Wanted:
 
     @property
     def width(self) -> int:
-        """Bytes of an element."""
         if self.scalar_type is not None:
             return ScalarType(self.scalar_type).itemsize
         return 4 if (self.stop - self.start) % 4 == 0 else 1

@@ -53,7 +53,6 @@ class After:
     goes: Mapping[tuple[int, int], Mapping[FindingKind, int]]
 
     def total_bytes(self, report: ReportData) -> int:
-        """Bytes of all files then."""
         made = sum(report.region(place).nbytes for file in self.files for place in file.places)
         return report.total_bytes - sum(report.files[f].size for f in self.replaced) + made
 

@@ -79,7 +79,6 @@ def _numbered_label(names: Sequence[str], number: int, files: Sequence[int]) -> 
 
 
 def _families(report: ReportData, names: Sequence[str], groups: Sequence[Group]) -> str:
-    """Each group of several files."""
     if not groups:
         return ""
     grouped = sum(len(group.files) for group in groups)

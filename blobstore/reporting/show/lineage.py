@@ -38,7 +38,6 @@ class Descent:
 
 
 def descent_title(descents: Sequence[Descent]) -> str:
-    """How many files come from others, in words."""
     return "1 file comes from another" if len(descents) == 1 else f"{len(descents)} files come from others"
 
 
@@ -87,7 +86,6 @@ def _base_of(tensors: Sequence[_Tensors], f: int, bases: Mapping[tuple[str, _Sha
 
 
 def _words(base: _Tensors, own: _Tensors) -> str:
-    """How a file differs from its base."""
     both = [key for key in own if key in base]
     types = Counter(own[key][1] for key in both if own[key][1] != base[key][1])
     parts = {

@@ -202,7 +202,6 @@ def _folders(folders: Sequence[Folder], wide: bool) -> _Rows:
 
 
 def _files(report: ReportData, wide: bool) -> _Rows:
-    """The largest files."""
     order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
     most = len(order) if wide else _FILES
     name_of = shortener([file.path for file in report.files])

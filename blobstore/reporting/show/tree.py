@@ -57,12 +57,10 @@ class Node:
 
     @property
     def saves(self) -> int:
-        """Bytes of it that can go."""
         return sum(self.goes.values())
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a whole file."""
         return self.source is not None and (self.parent is None or self.parent.source is None)
 
     def add(self, nbytes: int, goes: Kinds, files: int, items: int) -> None:
@@ -157,7 +155,6 @@ class Tree:
         return node.inner or []
 
     def file(self, source: int) -> Node:
-        """The node of a file."""
         return self._files[source]
 
     def blob(self, source: int, place: Place) -> Node:

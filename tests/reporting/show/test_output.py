@@ -207,11 +207,6 @@ def test_what_is_not_a_limit(text: str, tmp_path: Path) -> None:
     run(tmp_path, f"--fail-over={text}", code=2)
 
 
-def test_sizes_for_people() -> None:
-    shown = [size(n) for n in (0, 7, 999, 1000, 12345, 999_600, 4_000_000_000, 7 * 10**12)]
-    assert shown == ["0 B", "7 B", "999 B", "1.00 KB", "12.3 KB", "1.00 MB", "4.00 GB", "7 TB"]
-
-
 def test_the_cache_is_used_unless_it_is_refused(folder: Path, cache_folder: Path, tmp_path: Path) -> None:
     default = cache_folder / "blobstore" / "fingerprints.sqlite"
     run(folder, "--no-cache", code=3)

@@ -83,7 +83,7 @@ const copies = {
     let all = 0;
     this.data.blobs.forEach((blob) => {
       all += blob.nbytes;
-      for (const [kind, nbytes] of Object.entries(blob.goes)) goes[kind] = (goes[kind] || 0) + nbytes;
+      addTo(goes, blob.goes);
     });
     const sums = Object.values(goes);
     const total = sums.reduce((sum, nbytes) => sum + nbytes, 0);

@@ -61,7 +61,6 @@ class Tab(Static):
         self._number = number
 
     async def on_click(self) -> None:
-        """Show it."""
         await self.run_action(f"app.show({self._number})")
 
 
@@ -141,7 +140,6 @@ class Browser(App[None]):
     # ---- what is on the screen
 
     def compose(self) -> ComposeResult:
-        """From the top to the bottom."""
         yield Static(id="title")
         with Horizontal(id="tabs"):
             for number in range(len(self._views)):
@@ -161,11 +159,9 @@ class Browser(App[None]):
         self._draw()
 
     def on_resize(self) -> None:
-        """Fit everything into the new size."""
         self._draw()
 
     def _draw(self) -> None:
-        """Show the view as it is now."""
         view, width, height = self._view, self.size.width, self.size.height
         title = column(f"blobstore report  {headline(self._facts.report)}", width - 2)
         self._put("title", Text(f" {title} ", _REVERSE))
@@ -202,7 +198,6 @@ class Browser(App[None]):
         self._describe()
 
     async def on_row_list_opened(self) -> None:
-        """Open what was clicked."""
         self.action_open()
 
     # ---- keys
@@ -213,7 +208,6 @@ class Browser(App[None]):
         self.exit()
 
     def action_show(self, number: int) -> None:
-        """Show another view."""
         if number < len(self._views):
             self._view = self._views[number]
             self._listing.focus()
@@ -221,7 +215,6 @@ class Browser(App[None]):
             self._show_search(bool(self._view.query))
 
     def action_next(self, step: int) -> None:
-        """Show the next view."""
         if len(self.screen_stack) == 1:
             self.action_show((self._views.index(self._view) + step) % len(self._views))
 
@@ -237,7 +230,6 @@ class Browser(App[None]):
             self.action_info()
 
     def action_up(self) -> None:
-        """Go to what the level is in."""
         if self._view is self._files and self._files.up():
             self._draw()
             self._show_search(False)
@@ -253,7 +245,6 @@ class Browser(App[None]):
         self._draw()
 
     def action_sort(self, key: str) -> None:
-        """Sort by something else, or in the other direction."""
         if self._view.sort_by(key):
             self._draw()
 
@@ -264,7 +255,6 @@ class Browser(App[None]):
             self._draw()
 
     def action_kind(self, step: int) -> None:
-        """Show findings of another kind."""
         if self._view is self._findings:
             self._findings.next_kind(step)
             self._draw()
@@ -277,7 +267,6 @@ class Browser(App[None]):
             self.action_copy()
 
     def action_copy(self) -> None:
-        """Copy the command of the chosen row."""
         if command := self._view.command(self._view.chosen):
             self._copy(command)
             self._tell(f"Copied: {command}")
@@ -291,7 +280,6 @@ class Browser(App[None]):
     # ---- searching
 
     def action_find(self) -> None:
-        """Ask what to search for."""
         if self._view.SEARCHES:
             self._show_search(True)
             self.query_one(SearchInput).focus()
@@ -310,7 +298,6 @@ class Browser(App[None]):
         self._typed = self.set_timer(_PAUSE, self._search)
 
     def on_input_submitted(self) -> None:
-        """Search, and choose from what is there."""
         self.action_focus_list()
 
     def _search(self) -> None:
@@ -343,7 +330,6 @@ class Browser(App[None]):
         self.action_show(0 if some is not None else self._views.index(self._view))
 
     def action_info(self) -> None:
-        """Everything about what is chosen."""
         if details := self._view.details(self._view.chosen):
             self._inform(details)
 
@@ -366,5 +352,4 @@ class Browser(App[None]):
             self._inform(details, place)
 
     def action_help(self) -> None:
-        """What keys do."""
         self.push_screen(HelpWindow())

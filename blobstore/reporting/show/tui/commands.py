@@ -62,14 +62,12 @@ class Commands(View):
         self.rows = rows
 
     def heading(self) -> Text:
-        """What commands save, and what they do not."""
         report = self._facts.report
         other = report.total_saves - report.command_saves
         text = Text(f"{size(report.command_saves)} by commands")
         return text.append(f", {size(other)} {by_hand(report)}" if other else "")
 
     def columns(self, width: int) -> Text:
-        """Names above the columns."""
         return Text(f"{'saves':>{_SIZE + 1}}  {'reads':{_INPUTS}}  command", FAINT)
 
     def line(self, row: Some, width: int) -> Text:
@@ -81,13 +79,11 @@ class Commands(View):
         return text.append(fit(row.text, width - text.cell_len))
 
     def about(self, row: Some | None, width: int, lines: int) -> Text:
-        """The command, or both ends of it."""
         if row is None:
             return Text("No command saves anything here. The findings say what does.")
         return folded(row.text, width, lines)
 
     def details(self, row: Some | None) -> Details | None:
-        """What becomes of the files, and the command."""
         if row is None:
             return None
         report = self._facts.report
@@ -102,5 +98,4 @@ class Commands(View):
         return Details(row.name, facts, command=row.text)
 
     def command(self, row: Some | None) -> str | None:
-        """The command as text."""
         return row.text if row is not None else None

@@ -97,7 +97,6 @@ class Facts:
         )
 
     def of_finding(self, finding: Finding) -> Details:
-        """Everything about a finding."""
         region = self.report.region(finding.places[0])
         facts = [
             _fact("Adds", f"{size(finding.counted)} ({finding.counted:,} bytes) to what can be saved in all"),
@@ -110,17 +109,14 @@ class Facts:
         return Details(FINDINGS[finding.kind], facts, finding.places, heading, finding.command)
 
     def _advice(self, findings: Iterable[Finding]) -> Iterable[Text]:
-        """What to do about them, each once."""
         return (_fact("To do", words) for words in dict.fromkeys(map(self.to_do, findings)) if words)
 
 
 def typed(region: Region) -> str:
-    """The type and the shape of a tensor."""
     return printable(f"{region.element_type} {region.shape}".strip())
 
 
 def waste(goes: Kinds) -> Text:
-    """What can go, by kind of finding."""
     return Text("  ").join(wastes(goes)) if goes else Text("all of it stays")
 
 

@@ -105,13 +105,11 @@ class Files(View):
             self.show(node.parent, node)
 
     def show_now(self) -> None:
-        """Show the files as they are."""
         if self.then is not None:
             self.then, self.tree = None, self._now
             self.show(self.tree.root)
 
     def show_after(self, commands: Sequence[str], when: str) -> None:
-        """Show the files after commands."""
         self.then, self._when = after(self._facts.report, commands), when
         self.tree = self._now.after(self.then)
         self.show(self.tree.root)
@@ -185,7 +183,6 @@ class Files(View):
         return text.append(way)
 
     def columns(self, width: int) -> Text:
-        """Names above the numbers."""
         text = f"{'size':>{_SIZE + 1}}{'can go':>{_SIZE + 2}} "
         cells = self._bar(width)
         text += f"{'':{cells + 3}}" if cells else ""
@@ -206,7 +203,6 @@ class Files(View):
         return text.append(f"  {note}", FAINT) if beside else text
 
     def _bar(self, width: int) -> int:
-        """How many cells a bar has."""
         return 0 if "graph" not in _GRAPHS[self._graph] or width < 56 else 12 if width < 110 else 24
 
     def _numbers(self, row: Node | None, cells: int) -> Text:
@@ -223,7 +219,6 @@ class Files(View):
         return text
 
     def _note(self, node: Node) -> str:
-        """What a row is, in a word or two."""
         if node.place is not None:
             region = self._facts.report.region(node.place)
             return typed(region) or REGIONS[region.kind]
@@ -245,7 +240,6 @@ class Files(View):
         return text.append(f"; {others}") if others else text
 
     def details(self, row: Node | None) -> Details | None:
-        """Everything about a row."""
         if row is None:
             return None
         if row.place is not None and self.then is None:

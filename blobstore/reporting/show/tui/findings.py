@@ -87,7 +87,6 @@ class Findings(View):
         return text.append(" ─ ").append(kind_words(self._kind) if self._kind else "all kinds")
 
     def columns(self, width: int) -> Text:
-        """Names above the columns."""
         text = f"{'adds':>{_SIZE + 1}}" + (f"{'alone':>{_SIZE + 2}}" if width >= _WIDE else "")
         text += f"  {'finding':{_KIND}}  " + (f"{'type and shape':{_TYPE}}  " if width >= _WIDE else "")
         by = {"size": "what it adds", "waste": "what it saves alone", "name": "name"}[self.sort[0]]
@@ -115,9 +114,7 @@ class Findings(View):
         return text.append(f". To do: {fit(self._facts.to_do(row), width)}")
 
     def details(self, row: Finding | None) -> Details | None:
-        """Everything about a finding."""
         return self._facts.of_finding(row) if row is not None else None
 
     def command(self, row: Finding | None) -> str | None:
-        """The command that acts on a finding."""
         return row.command if row is not None else None

@@ -49,7 +49,6 @@ class RowList(ScrollView, can_focus=True):
         self._moved = moved
 
     def show(self, rows: Sequence[Any], cursor: int = 0) -> None:
-        """Show other rows."""
         self.rows = rows
         self.virtual_size = Size(0, len(rows))
         self.refresh()
@@ -69,7 +68,6 @@ class RowList(ScrollView, can_focus=True):
         self.choose(self.cursor)
 
     def render_line(self, y: int) -> Strip:
-        """A line of the screen."""
         width = self.scrollable_content_region.width
         number = y + self.scroll_offset.y
         if not 0 <= number < len(self.rows):
@@ -80,15 +78,12 @@ class RowList(ScrollView, can_focus=True):
         return strip.apply_style(self.rich_style + (_CURSOR if number == self.cursor else Style()))
 
     def action_move(self, step: int) -> None:
-        """Choose the row above or below."""
         self.choose(self.cursor + step)
 
     def action_page(self, step: int) -> None:
-        """Move by what fits on the screen."""
         self.choose(self.cursor + step * max(self.scrollable_content_region.height - 1, 1))
 
     def action_end(self, step: int) -> None:
-        """Choose the first or the last row."""
         self.choose(len(self.rows) - 1 if step > 0 else 0)
 
     def on_click(self, event: events.Click) -> None:

@@ -66,14 +66,12 @@ class Window(ModalScreen[Place | None]):
         self.listing = RowList(self._line)
 
     def compose(self) -> ComposeResult:
-        """A title, the rows, and what keys do."""
         with Vertical():
             yield Static(Text(self._caption, STRONG))
             yield self.listing
             yield Static(Text(self._hint, FAINT), id="hint")
 
     def on_mount(self) -> None:
-        """Fill it."""
         self.on_resize()
 
     def on_resize(self) -> None:
@@ -135,18 +133,15 @@ class DetailsWindow(Window):
         return Text(f"{nbytes:>8}  {fit(self._facts.where(row), width - 10)}")
 
     def action_go(self) -> None:
-        """Go to the chosen place."""
         row = self.listing.rows[self.listing.cursor]
         if not isinstance(row, Text):
             self.dismiss(row)
 
     def on_row_list_opened(self, message: RowList.Opened) -> None:
-        """Go to the place that was clicked."""
         message.stop()
         self.action_go()
 
     def action_copy(self) -> None:
-        """Copy the command."""
         if self._details.command:
             self._copy(self._details.command)
             self.query_one("#hint", Static).update(Text(f"Copied.  {self._hint}", FAINT))

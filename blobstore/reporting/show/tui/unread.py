@@ -24,27 +24,21 @@ class Unread(View):
         self.fill()
 
     def fill(self) -> None:
-        """Problems, then notes."""
         self.rows = [*((one.path, one.reason) for one in self._problems), *(("note", note) for note in self._notes)]
 
     def heading(self) -> Text:
-        """How many there are."""
         return Text("not read, and not in the numbers" if self._problems else "notes")
 
     def columns(self, width: int) -> Text:
-        """Names above the columns."""
         return Text(" what: why", FAINT)
 
     def line(self, row: tuple[str, str], width: int) -> Text:
-        """A path and a reason."""
         what = fit(row[0], max(width // 2, 10))
         text = Text.assemble(" ", (what, STRONG), ": ")
         return text.append(fit(row[1], width - text.cell_len))
 
     def about(self, row: tuple[str, str] | None, width: int, lines: int) -> Text:
-        """The same, in full."""
         return Text(f"{shown(row[0])}: {shown(row[1])}" if row is not None else "Everything was read.")
 
     def details(self, row: tuple[str, str] | None) -> Details | None:
-        """The same, in full."""
         return Details(shown(row[0]), [Text(shown(row[1]))]) if row is not None else None

@@ -61,7 +61,6 @@ class View(ABC):
 
     @property
     def chosen(self) -> Any:
-        """The chosen row, or None."""
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
     def sort_by(self, key: str) -> bool:
@@ -84,7 +83,6 @@ class View(ABC):
         return None
 
     def command(self, row: Any) -> str | None:
-        """The command of a row."""
         return None
 
     @abstractmethod
