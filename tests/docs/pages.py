@@ -61,13 +61,14 @@ def _readme(folder: Path, names: dict[str, Any]) -> None:
         models.mlp().write(folder / "demo-output" / "before", f"minilm-{length}")
 
 
-def _without_torch(folder: Path, names: dict[str, Any]) -> None:
-    models.mlp(delegated=True).write(folder)
+def _programs(*written: tuple[str, str], **options: Any) -> Callable[[Path, dict[str, Any]], None]:
+    """The same program in folders under names."""
 
+    def write(folder: Path, names: dict[str, Any]) -> None:
+        for place, name in written:
+            models.mlp(**options).write(folder / place, name)
 
-def _index(folder: Path, names: dict[str, Any]) -> None:
-    for name in ("short", "long"):
-        models.mlp().write(folder, name)
+    return write
 
 
 def _pool(folder: Path, names: dict[str, Any]) -> None:
@@ -84,11 +85,6 @@ def _fuse(folder: Path, names: dict[str, Any]) -> None:
     for seed, name in enumerate(("base", "tuned")):
         models.mlp(seed=seed).write(folder, name)
     dedup_programs(folder / "base.pte", folder / "slim")
-
-
-def _ci(folder: Path, names: dict[str, Any]) -> None:
-    for name in ("a", "b"):
-        models.mlp().write(folder / "build", name)
 
 
 def _processes(folder: Path, names: dict[str, Any]) -> None:
@@ -245,15 +241,15 @@ def _case_study(folder: Path, names: dict[str, Any]) -> None:
 PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/backends.md": _backends,
     "README.md": _readme,
-    "docs/index.md": _index,
+    "docs/index.md": _programs((".", "short"), (".", "long")),
     "docs/case-study.md": _case_study,
-    "docs/howto/ci.md": _ci,
+    "docs/howto/ci.md": _programs(("build", "a"), ("build", "b")),
     "docs/howto/fuse.md": _fuse,
     "docs/howto/dedup.md": _dedup,
     "docs/howto/lowering.md": _lowering,
     "docs/howto/packed.md": _packed,
     "docs/howto/processes.md": _processes,
-    "docs/howto/run-without-torch.md": _without_torch,
+    "docs/howto/run-without-torch.md": _programs((".", "model"), delegated=True),
     "docs/language-models.md": _language_models,
     "docs/pool.md": _pool,
     "docs/report.md": _report,

@@ -52,10 +52,15 @@ def x86_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arm64(x86_64: Path) -> Path:
     """The same with ELF's number of another machine."""
     path = x86_64.with_name("arm64.so")
-    data = bytearray(x86_64.read_bytes())
-    struct.pack_into("<H", data, 18, 183)
-    path.write_bytes(data)
+    shutil.copy(x86_64, path)
+    header(path, 18, struct.pack("<H", 183))
     return path
+
+
+def header(path: Path, at: int, new: bytes) -> None:
+    """Change what the header of a library says."""
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + new + data[at + len(new) :])
 
 
 def assemble(out: Path, *libraries: Path) -> subprocess.CompletedProcess[str]:
@@ -117,15 +122,11 @@ def text(path: Path) -> None:
 
 
 def of_32_bits(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[4] = 1
-    path.write_bytes(data)
+    header(path, 4, b"\1")
 
 
 def of_another_machine(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<H", data, 18, 243)
-    path.write_bytes(data)
+    header(path, 18, struct.pack("<H", 243))
 
 
 def for_small_pages(path: Path) -> None:

@@ -119,19 +119,28 @@ def test_tied_weights_of_a_checkpoint_are_told_how_to_be_stored_once(tmp_path: P
     assert finding.command == f"blobstore convert {path} tied.ptd"
 
 
-def test_gguf(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    weight, half = values(2, 32, 64), values(3, 16, 64).astype(np.float16)
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+def write_gguf(path: Path, *tensors: tuple[str, np.ndarray, Any], **options: Any) -> None:
+    """By the package of that name, which tests here need."""
+    writer = pytest.importorskip("gguf").GGUFWriter(path, "llama", **options)
     writer.add_name("a model")
-    writer.add_tensor("blk.0.weight", weight)
-    writer.add_tensor("blk.1.weight", half)
-    packed = np.random.default_rng(4).integers(0, 255, (4, 34), dtype=np.uint8)
-    writer.add_tensor("blk.2.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    for name, array, dtype in tensors:
+        writer.add_tensor(name, array, raw_dtype=dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_gguf(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    weight, half = values(2, 32, 64), values(3, 16, 64).astype(np.float16)
+    packed = np.random.default_rng(4).integers(0, 255, (4, 34), dtype=np.uint8)
+    write_gguf(
+        tmp_path / "model.gguf",
+        ("blk.0.weight", weight, None),
+        ("blk.1.weight", half, None),
+        ("blk.2.weight", packed, gguf.GGMLQuantizationType.Q8_0),
+    )
     write_ptd(tmp_path / "a.ptd", [Tensor.of("w", weight)])
     report = report_of(tmp_path)
     assert not report.problems
@@ -145,15 +154,11 @@ def test_gguf(tmp_path: Path) -> None:
 def test_gguf_in_the_other_byte_order(tmp_path: Path) -> None:
     """Its tensors are opaque, because no layout says in which order the bytes of a number are."""
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
-    writer.add_tensor("blk.0.weight", values(2, 32, 64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    weight = values(2, 32, 64)
+    write_gguf(tmp_path / "big.gguf", ("blk.0.weight", weight, None), endianess=gguf.GGUFEndian.BIG)
     [file] = report_of(tmp_path).files
     [region] = [region for region in file.regions if region.kind is RegionKind.TENSOR]
-    assert (region.layout, region.dtype, region.nbytes) == (None, "F32 (big-endian)", 4 * 32 * 64)
+    assert (region.layout, region.dtype, region.nbytes) == (None, "F32 (big-endian)", weight.nbytes)
 
 
 def test_a_manifest_is_the_structure_of_its_file() -> None:

@@ -296,12 +296,7 @@ def test_tensors_of_one_value_make_no_family(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- reprs, notebooks, pages
 
 
-def test_a_report_is_short_in_a_console(zoo_report: Report) -> None:
-    assert len(repr(zoo_report)) < 120
-    assert repr(zoo_report).startswith("<Report: ")
-    assert "200 files" in repr(zoo_report)
-    assert max(len(repr(file)) for file in zoo_report.files) < 400
-    assert max(len(repr(finding)) for finding in zoo_report.findings if not finding.command) < 400
+def test_a_report_of_nothing_says_so_in_a_console() -> None:
     assert repr(blobstore.report(["/missing.pte"])) == (
         "<Report: No file could be read, 0 findings, 1 could not be read>"
     )

@@ -28,11 +28,6 @@ function size(nbytes) {
   return `${Number(value.toPrecision(3))} TB`;
 }
 
-// Add bytes by kind to other ones.
-function addTo(sums, more) {
-  for (const [kind, nbytes] of Object.entries(more)) sums[kind] = (sums[kind] || 0) + nbytes;
-}
-
 // Whether a text in lower case has all words of a query, and none of those after a minus.
 function matcher(query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);

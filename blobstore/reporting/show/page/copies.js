@@ -83,7 +83,7 @@ const copies = {
     let all = 0;
     this.data.blobs.forEach((blob) => {
       all += blob.nbytes;
-      addTo(goes, blob.goes);
+      for (const [kind, nbytes] of Object.entries(blob.goes)) goes[kind] = (goes[kind] || 0) + nbytes;
     });
     const sums = Object.values(goes);
     const total = sums.reduce((sum, nbytes) => sum + nbytes, 0);

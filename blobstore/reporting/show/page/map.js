@@ -224,7 +224,7 @@ const map = {
         sum.nbytes += leaf.value;
         grouped.set(key, sum);
       } else {
-        addTo(plain, leaf.mix);
+        for (const [kind, nbytes] of Object.entries(leaf.mix)) plain[kind] = (plain[kind] || 0) + nbytes;
       }
     }
     const sums = [...grouped.values()].sort((a, b) => b.nbytes - a.nbytes);

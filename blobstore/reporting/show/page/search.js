@@ -40,7 +40,8 @@ const search = {
   add(leaf) {
     for (let at = leaf; at; at = at.parent) {
       if (!this.mixes.has(at)) this.mixes.set(at, {});
-      addTo(this.mixes.get(at), leaf.mix);
+      const mix = this.mixes.get(at);
+      for (const [kind, nbytes] of Object.entries(leaf.mix)) mix[kind] = (mix[kind] || 0) + nbytes;
     }
   },
 

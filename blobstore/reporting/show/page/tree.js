@@ -54,17 +54,13 @@ class Tree {
   sum(node) {
     for (const child of node.children) {
       this.sum(child);
-      this.count(node, child);
+      node.value += child.value;
+      node.files += child.files;
+      for (const kind in child.mix) node.mix[kind] = (node.mix[kind] || 0) + child.mix[kind];
     }
     if (node.file) node.files = 1;
     node.children.sort((a, b) => b.value - a.value);
     this.gather(node);
-  }
-
-  count(node, child) {
-    node.value += child.value;
-    node.files += child.files;
-    addTo(node.mix, child.mix);
   }
 
   // A long tail becomes one tile that opens: what is after forty and below a sixth of the whole, or after four hundred.
@@ -83,7 +79,9 @@ class Tree {
     rest.children = gone;
     for (const child of gone) {
       child.parent = rest;
-      this.count(rest, child);
+      rest.value += child.value;
+      rest.files += child.files;
+      for (const [kind, nbytes] of Object.entries(child.mix)) rest.mix[kind] = (rest.mix[kind] || 0) + nbytes;
     }
     this.gather(rest);
     node.children.sort((a, b) => b.value - a.value);
