@@ -584,7 +584,7 @@ def test_growing_is_not_called_saving(run, lowered, tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(run, shell, monkeypatch, tmp_path):
+def test_completion(run, shell, monkeypatch):
     """A script for the shell is printed, and it completes commands and options."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     assert "_BLOBSTORE_COMPLETE" in run("--show-completion", shell)
@@ -627,7 +627,7 @@ def without(*packages, run):
     return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_import_is_light(tmp_path):
+def test_import_is_light():
     done = without(
         "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.core.tools.compare"
     )

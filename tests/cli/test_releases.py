@@ -22,7 +22,7 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 @pytest.mark.long
-def test_from_files_to_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_from_files_to_a_device(tmp_path: Path) -> None:
     """publish, push, pull and gc, with --json and without."""
     releases, device = tmp_path / "releases", tmp_path / "device"
     tensors = weights()

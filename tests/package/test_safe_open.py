@@ -293,15 +293,6 @@ def test_a_file_that_is_truncated_under_a_slice(tmp_path: Path) -> None:
                 call()
 
 
-def test_many_names_of_one_blob_take_no_file_descriptors(tmp_path: Path) -> None:
-    blobstore.save_file({str(i): np.ones(3) for i in range(3000)}, tmp_path / "m.ptd")
-    with blobstore.safe_open(tmp_path / "m.ptd", "np") as file:
-        arrays = [file.get_tensor(key) for key in list(file.keys())]
-    for i, array in enumerate(arrays):
-        np.add(array, i, out=array)
-    assert [array[0] for array in arrays] == [i + 1 for i in range(3000)]
-
-
 @pytest.mark.long
 def test_a_handle_that_nobody_closed_warns_of_nothing(files: Path) -> None:
     with warnings.catch_warnings():

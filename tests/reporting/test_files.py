@@ -26,9 +26,8 @@ def report_of(*paths: Path | str, **options: Any) -> Report:
     return report
 
 
-@pytest.fixture(scope="module")
-def programs(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("programs")
+@pytest.mark.long
+def test_every_byte_of_lowered_programs(lowered: Any, tmp_path: Path) -> None:
     made = {
         "mlp": lowered.mlp(),
         "mlp-xnnpack": lowered.mlp(delegated=True),
@@ -39,45 +38,42 @@ def programs(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "decoder": lowered.decoder(),
         "adapters": lowered.adapters(delegated=True),
     }
-    return {name: model.write(folder / name, name) for name, model in made.items()}
-
-
-@pytest.mark.long
-def test_every_byte_of_lowered_programs(programs: dict[str, Path]) -> None:
-    report = report_of(*(path.parent for path in programs.values()))
+    for name, model in made.items():
+        model.write(tmp_path / name, name)
+    report = report_of(tmp_path)
     assert not report.problems
     assert not [f for f in report.findings if f.kind is FindingKind.UNREFERENCED]
     kinds = {kind for file in report.files for kind in file.by_kind}
     assert kinds == set(RegionKind) - {RegionKind.UNREFERENCED, RegionKind.METADATA}
 
 
-def test_initial_state_is_its_own_kind(programs: dict[str, Path]) -> None:
-    [file] = report_of(programs["counter"]).files
+def test_initial_state_is_its_own_kind(lowered: Any, tmp_path: Path) -> None:
+    [file] = report_of(lowered.counter().write(tmp_path)).files
     assert file.by_kind[RegionKind.STATE] == 64 * 4
 
 
-def test_methods_of_named_data_are_told(programs: dict[str, Path]) -> None:
-    [file] = report_of(programs["decoder"]).files
+def test_methods_of_named_data_are_told(lowered: Any, tmp_path: Path) -> None:
+    [file] = report_of(lowered.decoder().write(tmp_path)).files
     named = [region for region in file.regions if region.kind is RegionKind.NAMED_DATA]
     assert named
     assert {region.methods for region in named} == {("decode", "prefill")}
 
 
-def test_a_program_and_its_checkpoint(programs: dict[str, Path], lowered: Any, tmp_path: Path) -> None:
+def test_a_program_and_its_checkpoint(lowered: Any, tmp_path: Path) -> None:
     module, _ = lowered.mlp().methods["forward"]
     tensors = [Tensor.of(name, value.numpy()) for name, value in module.state_dict().items()]
     checkpoint = write_safetensors(tmp_path / "mlp.safetensors", tensors)
-    report = report_of(programs["mlp"], checkpoint)
+    report = report_of(lowered.mlp().write(tmp_path), checkpoint)
     found = [keys(report, f) for f in report.findings if f.kind is FindingKind.DUPLICATE_FILES]
     assert any("mlp.safetensors:first.weight" in places for places in found)
     assert all(finding.command is None for finding in report.findings)  # a checkpoint is not deployed
 
 
-def test_xnnpack_stores_convolutions_channels_last(programs: dict[str, Path], lowered: Any, tmp_path: Path) -> None:
+def test_xnnpack_stores_convolutions_channels_last(lowered: Any, tmp_path: Path) -> None:
     module, _ = lowered.conv().methods["forward"]
     weight = module.depthwise.weight.detach().numpy()
     checkpoint = write_safetensors(tmp_path / "conv.safetensors", [Tensor.of("depthwise.weight", weight)])
-    report = report_of(programs["conv"], checkpoint)
+    report = report_of(lowered.conv().write(tmp_path), checkpoint)
     [finding] = [f for f in report.findings if f.kind is FindingKind.OTHER_LAYOUT]
     assert "conv.safetensors:depthwise.weight" in keys(report, finding)
     assert finding.saves == weight.nbytes
@@ -191,10 +187,6 @@ def test_files_in_which_a_key_has_two_contents_get_no_common_data_file(tmp_path:
     [finding] = report_of(tmp_path).findings
     assert finding.command is None
     assert "different bytes" in finding.advice
-
-
-def break_pte(data: bytes) -> bytes:
-    return data[:8] + b"eh00" + b"\xff" * 20 + data[32:]
 
 
 BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {

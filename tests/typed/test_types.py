@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,9 +81,6 @@ class Revealing(ast.NodeTransformer):
         while isinstance(node, ast.Attribute):
             node = node.value
         return isinstance(node, ast.Name) and node.id in self.defined
-
-
-CACHE = tempfile.TemporaryDirectory()  # torch takes half a minute the first time
 
 
 def run_mypy(script: Path, *options: str, paths: Sequence[Path] = (ROOT,)) -> list[str]:

@@ -262,7 +262,7 @@ def test_slim_programs_that_hold_their_weights_again(lowered: Any, tmp_path: Pat
     assert not lost.added and not gained.removed  # files are compared below the folder of each report
 
 
-def test_the_methods_are_named(tmp_path: Path, lowered: Any) -> None:
+def test_the_methods_are_named(tmp_path: Path) -> None:
     """A region that two methods use, and one for each now: what the baseline knows of the methods is said."""
     old = to_json(report_of(tmp_path / "models", {"m.pte": Payload([W.tobytes(), V.tobytes()])}))
     plain = json.loads(json.dumps(old))

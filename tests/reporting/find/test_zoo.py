@@ -337,12 +337,6 @@ def test_a_page_of_nameless_tensors_says_how_they_get_names(tmp_path: Path) -> N
     assert "have no names" not in to_html(blobstore.report(tmp_path / "models"))
 
 
-def test_a_page_needs_no_library(zoo_report: Report) -> None:
-    page = to_html(zoo_report)
-    assert "src=" not in page and 'href="http' not in page and "@import" not in page
-    assert page.count("<script") == 2
-
-
 def test_names_that_look_like_parts_of_the_template_are_names(tmp_path: Path) -> None:
     """Files and folders called {{js}} or <b>: in commands, folders and groups they are text, and all parts are there."""
     for folder in ("{{data}}", "<b>bold"):

@@ -107,7 +107,7 @@ def test_urls(zoo: Path, protocol: str) -> None:
     assert all("://" in file.path for file in remote.files)
 
 
-def test_our_own_files_and_real_programs_by_url(zoo: Path, lowered: object, tmp_path: Path) -> None:
+def test_our_own_files_and_real_programs_by_url(lowered: object, tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     folder = tmp_path / "own"
     folder.mkdir()

@@ -230,6 +230,7 @@ def test_html_is_written_whole_or_not_at_all(folder: Path, tmp_path: Path) -> No
     run(folder, "--html", tmp_path / "x.html", code=3)
     page = (tmp_path / "x.html").read_text()
     assert page.count("<script") == 2
+    assert "src=" not in page and 'href="http' not in page and "@import" not in page  # it needs no library
     assert "alert(1)" not in page  # keys are in the packed data only
     assert "bad\\x1b[31m.ptd" in page
     assert "{{" not in page.split("<script>")[0]

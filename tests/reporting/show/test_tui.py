@@ -115,14 +115,14 @@ def test_regions_without_names_are_together(tmp_path: Path) -> None:
 
 def test_names_of_many_parts_and_folders_beyond_number(tmp_path: Path) -> None:
     """A name has eight modules at most; folders may be nested deeper than calls of Python."""
-    keys = [f"{'m.' * 2000}{i}" for i in range(20)]
+    keys = [f"{'m.' * 1100}{i}" for i in range(20)]
     made = blobstore.report(write_ptd(tmp_path / "a.ptd", [Tensor.of(key, values(i, 9)) for i, key in enumerate(keys)]))
     ways = [way for way, node in nodes(Tree.of(made)) if node.place and "m." in way]
     assert sorted(ways) == sorted(f"a.ptd/m.m.m.m.m.m.m.m/{key}" for key in keys)
-    deep = f"s3://zoo/{'x/' * 3000}a.ptd"
+    deep = f"s3://zoo/{'x/' * 1100}a.ptd"
     files = [FileReport(path, "ptd", 9, (Region(RegionKind.STRUCTURE, 0, 9),)) for path in (deep, "s3://zoo/b.ptd")]
     tree = Tree.of(Report(tuple(files), ()))
-    assert {way for way, node in nodes(tree) if node.is_file} == {"s3://zoo/" + "x/" * 3000 + "a.ptd", "s3://zoo/b.ptd"}
+    assert {way for way, node in nodes(tree) if node.is_file} == {"s3://zoo/" + "x/" * 1100 + "a.ptd", "s3://zoo/b.ptd"}
     assert tree.root.nbytes == 18
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from blobstore.core.regions.region import RegionKind
-from blobstore.reporting.find.catalog import Catalog, Content, Place
+from blobstore.reporting.find.catalog import Catalog, Place
 from blobstore.reporting.find.kinds.building import DEPLOYED, make, whole
 from blobstore.reporting.model import Finding, FindingKind, Work
 
@@ -33,16 +33,16 @@ def find(catalog: Catalog) -> Iterator[Finding]:
                 whole(catalog, payloads[1:]),
                 advice="lower the parts as one method that both call, or give the payload to the backend by a key",
             )
-        yield from _weights(catalog, content, weights)
+        yield from _weights(catalog, weights)
 
 
-def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Iterator[Finding]:
+def _weights(catalog: Catalog, places: Sequence[Place]) -> Iterator[Finding]:
     by_file: dict[int, list[Place]] = {}
     for place in places:
         by_file.setdefault(place[0], []).append(place)
     for of_file in by_file.values():
         if len(of_file) > 1:
-            yield _within(catalog, content, of_file)
+            yield _within(catalog, of_file)
     firsts = [of_file[0] for of_file in by_file.values()]
     if len(firsts) > 1:
         deployed, others = (
@@ -59,7 +59,7 @@ def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Ite
         )
 
 
-def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Finding:
+def _within(catalog: Catalog, places: Sequence[Place]) -> Finding:
     """Several copies in one file: of different methods, or else a tied weight."""
     file = catalog.files[places[0][0]]
     methods = [set(catalog.region(place).methods) for place in places]

@@ -12,7 +12,7 @@ from blobstore.core.text import printable, size
 from blobstore.reporting.model import FindingKind
 from blobstore.reporting.show.words import COLORS, FINDINGS
 
-__all__ = ["FAINT", "STRONG", "bar", "column", "counted", "fit", "folded", "kind_words", "shown", "wastes"]
+__all__ = ["FAINT", "STRONG", "bar", "column", "fit", "folded", "kind_words", "shown", "wastes"]
 
 STRONG = Style(bold=True)
 FAINT = Style(dim=True)
@@ -25,11 +25,6 @@ _MOST = 2000
 def shown(text: str) -> str:
     """Text from a file as it can be shown, without the middle of a very long one."""
     return printable(text if len(text) <= _MOST else f"{text[: _MOST // 2]}…{text[-_MOST // 2 :]}")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things in words."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def fit(text: str, width: int) -> str:

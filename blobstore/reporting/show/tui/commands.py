@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from rich.text import Text
 
+from blobstore.core.reprs import count
 from blobstore.core.text import printable, size
 from blobstore.reporting.show.after import after
-from blobstore.reporting.show.tui.cells import FAINT, STRONG, column, counted, fit, folded
+from blobstore.reporting.show.tui.cells import FAINT, STRONG, column, fit, folded
 from blobstore.reporting.show.tui.facts import Facts
 from blobstore.reporting.show.tui.view import Details, View
 from blobstore.reporting.show.words import by_hand, inputs
@@ -73,7 +74,7 @@ class Commands(View):
     def line(self, row: Some, width: int) -> Text:
         """What it saves, how many files it reads, and both ends of it."""
         number = sum(map(inputs, row.commands))
-        text = Text(f"{size(row.saves):>{_SIZE + 1}}  {column(counted(number, 'file'), _INPUTS)}  ")
+        text = Text(f"{size(row.saves):>{_SIZE + 1}}  {column(count(number, 'file'), _INPUTS)}  ")
         if len(row.commands) > 1:
             return text.append(f"all {len(row.commands)} commands", STRONG)
         return text.append(fit(row.text, width - text.cell_len))
@@ -91,7 +92,7 @@ class Commands(View):
         facts = [
             Text(f"{size(report.total_bytes)} now, {size(then.total_bytes(report))} after it"),
             Text(
-                f"{counted(len(then.replaced), 'file')} replaced by {counted(len(then.files), 'file')}; delete them once these are in use"
+                f"{count(len(then.replaced), 'file')} replaced by {count(len(then.files), 'file')}; delete them once these are in use"
             ),
             Text(row.text),
         ]

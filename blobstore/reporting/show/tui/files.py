@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from rich.cells import cell_len
 from rich.text import Text
 
+from blobstore.core.reprs import count
 from blobstore.core.text import size
 from blobstore.reporting.show.after import After, after
 from blobstore.reporting.show.tree import Node, Place, Tree
-from blobstore.reporting.show.tui.cells import FAINT, STRONG, bar, column, counted, fit, wastes
+from blobstore.reporting.show.tui.cells import FAINT, STRONG, bar, column, fit, wastes
 from blobstore.reporting.show.tui.facts import Facts, typed, waste
 from blobstore.reporting.show.tui.view import Details, View, matches
 from blobstore.reporting.show.words import FINDINGS, REGIONS, region_name
@@ -224,7 +225,7 @@ class Files(View):
             return typed(region) or REGIONS[region.kind]
         if node.is_file and node.source is not None:
             return self.tree.files[node.source].format
-        return counted(node.files, "file") if node.source is None else counted(node.items, "item")
+        return count(node.files, "file") if node.source is None else count(node.items, "item")
 
     def about(self, row: Node | None, width: int, lines: int) -> Text:
         """What the row is, what of it can go, and where its copies are."""
@@ -234,7 +235,7 @@ class Files(View):
             region = self._facts.report.region(node.place)
             facts += [REGIONS[region.kind], typed(region)]
         elif node.source is None:
-            facts.append(counted(node.files, "file"))
+            facts.append(count(node.files, "file"))
         text = Text.assemble((fit(node.label, 60), STRONG), f": {', '.join(filter(None, facts))}; ", waste(node.goes))
         others = self._facts.goes_with(node.place) if node.place is not None and self.then is None else ""
         return text.append(f"; {others}") if others else text
@@ -247,6 +248,6 @@ class Files(View):
         what = self._note(row)
         if row.source is not None:
             file = self.tree.files[row.source]
-            what = f"{file.name} ({file.format}): {counted(row.items, 'item') if row.place is None else what}"
+            what = f"{file.name} ({file.format}): {count(row.items, 'item') if row.place is None else what}"
         facts = [Text(what), Text(f"{size(row.nbytes)} ({row.nbytes:,} bytes)"), *wastes(row.goes)]
         return Details(row.label, facts)
