@@ -3,8 +3,7 @@
 A guard in Python is taken out of a copy of the project. Those in C++ are all compiled into one library, in which a
 variable of the environment takes one out. Each mutant runs in a process that is forked from this one, which has imported
 torch and ExecuTorch but nothing of the project. First the same tests run without a mutant. A finding is a mutant that
-survives although nothing says why, one that dies although the list says that it survives, a guard that is no longer in the
-source, or a test that does not run.
+survives, a guard that is no longer in the source, or a test that does not run.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from campaigns.mutants import native
 from campaigns.mutants.copies import FOLDER, ROOT, check, copy, environment, is_pytest, mutated, write
@@ -65,8 +66,7 @@ class Run:
     log: Path
     patience: float = PATIENCE
     stop_early: bool = True
-    began: float = 0.0
-    result: int | None = None  # negative: the signal that ended it
+    result: int = 0  # negative: the signal that ended it
     seconds: float = 0.0
 
     def __call__(self) -> int:
@@ -109,43 +109,35 @@ def main() -> None:
     _say(f"{len(chosen)} mutants; ready after {time.monotonic() - start:.0f} s")
     if not options.no_baseline:
         findings += _baseline([guard for _, guard in chosen], build, logs, options.jobs)
-    counts = dict.fromkeys(("killed", "survived", "excused"), 0)
-    waiting = sorted(chosen, key=lambda entry: len(entry[1].tests), reverse=True)
+    survived = 0
+    trees: SimpleQueue[Path] = SimpleQueue()
+    for worker in range(options.jobs):
+        trees.put(_tree(worker))
 
-    def begin(worker: int) -> Run | None:
-        if not waiting:
-            return None
-        number, guard = waiting.pop(0)
-        tree = native.TREE if guard.native else _tree(worker)
+    def tried(entry: tuple[int, Guard]) -> tuple[Guard, Run]:
+        number, guard = entry
+        tree = native.TREE if guard.native else trees.get()
         if not guard.native:
             write(tree / guard.file, mutated(guard).encode())
         run = _run(guard.name, list(guard.tests), tree, number, build if guard.native else None, logs / f"{number}.log")
-        run.log.parent.mkdir(exist_ok=True)
-        return run
-
-    def end(run: Run) -> None:
-        nonlocal findings
-        guard = next(guard for _, guard in chosen if guard.name == run.name)
-        assert run.result is not None
+        _in_process(run)
         if not guard.native:
-            write(run.tree / guard.file, (ROOT / guard.file).read_bytes())
-        if run.result not in (_PASSED, _FAILED) and run.result >= 0:
-            findings += 1
-            _say(f"FINDING {guard.name}: the tests did not run, see {run.log}")
-        elif run.result == _PASSED:
-            counts["excused" if guard.survives else "survived"] += 1
-            findings += not guard.survives
-            _say(f"{'survived' if guard.survives else 'FINDING survived'} {guard.name}: {guard.survives or guard.file}")
-        else:
-            counts["killed"] += 1
-            findings += bool(guard.survives)
-            _say(f"{'FINDING ' if guard.survives else ''}killed   {guard.name} ({run.seconds:.0f} s)")
+            write(tree / guard.file, (ROOT / guard.file).read_bytes())
+            trees.put(tree)
+        return guard, run
 
-    _work(begin, end, options.jobs)
-    _say(
-        f"{len(chosen)} mutants in {time.monotonic() - start:.0f} s: {counts['killed']} killed, "
-        f"{counts['excused']} survived with a reason, {counts['survived']} without; {findings} findings"
-    )
+    with ThreadPoolExecutor(options.jobs) as threads:
+        for guard, run in threads.map(tried, sorted(chosen, key=lambda entry: len(entry[1].tests), reverse=True)):
+            if run.result == _PASSED:
+                survived += 1
+                _say(f"FINDING survived {guard.name}: {guard.file}")
+            elif run.result != _FAILED and run.result >= 0:
+                findings += 1
+                _say(f"FINDING {guard.name}: the tests did not run, see {run.log}")
+            else:
+                _say(f"killed   {guard.name} ({run.seconds:.0f} s)")
+    findings += survived
+    _say(f"{len(chosen)} mutants in {time.monotonic() - start:.0f} s: {survived} survived; {findings} findings")
     sys.exit(1 if findings else 0)
 
 
@@ -221,45 +213,26 @@ def _baseline(guards: list[Guard], build: native.Build | None, logs: Path, jobs:
                 run = _run(name, tests[share::jobs], tree, 0, build if native_ones else None, log)
                 run.patience, run.stop_early = WITHOUT, False
                 runs.append(run)
-    findings = 0
-
-    def end(run: Run) -> None:
-        nonlocal findings
-        findings += run.result != _PASSED
-        _say(
-            f"{'' if run.result == _PASSED else 'FINDING '}without a mutant, {run.name}: ended with {run.result} after {run.seconds:.0f} s, {run.log}"
-        )
-
-    _work(lambda worker: runs.pop(0) if runs else None, end, jobs)
-    return findings
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(_in_process, runs))
+    for run in runs:
+        finding = "" if run.result == _PASSED else "FINDING "
+        _say(f"{finding}without a mutant, {run.name}: ended with {run.result} after {run.seconds:.0f} s, {run.log}")
+    return sum(run.result != _PASSED for run in runs)
 
 
-def _work(begin: Callable[[int], Run | None], end: Callable[[Run], None], jobs: int) -> None:
-    """Run what `begin` gives for each worker in forked processes, until it gives nothing more."""
-    running: dict[int, tuple[int, Run]] = {}
-    free = list(range(jobs))
-    while True:
-        while free and (run := begin(free[-1])) is not None:
-            running[_fork(run)] = (free.pop(), run)
-        if not running:
-            return
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process == 0:
-            for late, (_, run) in running.items():
-                if run.result is None and time.monotonic() - run.began > run.patience:
-                    os.killpg(late, signal.SIGKILL)
-            time.sleep(0.02)
-            continue
-        if process not in running:
-            continue
-        worker, run = running.pop(process)
-        run.result, run.seconds = os.waitstatus_to_exitcode(status), time.monotonic() - run.began
-        free.append(worker)
-        end(run)
+def _in_process(run: Run) -> None:
+    """Run in a forked process, which is killed when patience ends."""
+    began = time.monotonic()
+    child = _fork(run)
+    alarm = threading.Timer(run.patience, os.killpg, (child, signal.SIGKILL))
+    alarm.start()
+    _, status = os.waitpid(child, 0)
+    alarm.cancel()
+    run.result, run.seconds = os.waitstatus_to_exitcode(status), time.monotonic() - began
 
 
 def _fork(run: Run) -> int:
-    run.began = time.monotonic()
     sys.stdout.flush()
     child = os.fork()
     if child:

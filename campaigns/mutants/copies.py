@@ -73,8 +73,8 @@ def check(guard: Guard) -> None:
     """
     mutated(guard) if not guard.native else span(_source(guard.file), guard)
     for test in guard.tests:
-        path = test.partition("::")[0] if is_pytest(test) else f"runtime_bindings/tests/{test}.cpp"
-        if not (ROOT / path).exists():
+        path, _, function = test.partition("::") if is_pytest(test) else (f"runtime_bindings/tests/{test}.cpp", "", "")
+        if not (ROOT / path).exists() or function not in _source(path):
             raise StaleGuardError(f"there is no test {test}")
 
 

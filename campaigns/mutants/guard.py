@@ -18,18 +18,16 @@ class Guard:
         text: the guard; it occurs once in the function. Its layout does not count. In Python it is an expression, or
             statements. In C++ it is an expression, or statements that declare nothing that is used behind them, up to a
             semicolon or a brace.
-        mutant: what takes its place; the same kind of thing.
         tests: what must fail: pytest's ids, of files or tests, and names of programs in runtime_bindings/tests.
-        survives: why no test fails; "" if one must.
+        mutant: what takes its place; the same kind of thing. Most guards are conditions that never hold then.
     """
 
     name: str
     file: str
     function: str
     text: str
-    mutant: str
     tests: tuple[str, ...]
-    survives: str = ""
+    mutant: str = "0"
 
     @property
     def native(self) -> bool:

@@ -59,7 +59,6 @@ GUARDS = (
         f"{_RELEASES}/releases.cpp",
         "check_successor",
         "index_.published < old->published && !accept_older",
-        "false",
         (f"{_NATIVE}::test_ranges_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
     ),
     Guard(
@@ -67,7 +66,6 @@ GUARDS = (
         f"{_RELEASES}/releases.cpp",
         "parts_bytes",
         "sha256(bytes.data(), bytes.size()) != list.sha256",
-        "false",
         ("tests/releases/test_native_trust.py",),
     ),
     Guard(
@@ -75,15 +73,14 @@ GUARDS = (
         f"{_RELEASES}/assembly.cpp",
         "write_content",
         "reason.empty() && digest == wanted.sha256",
-        "reason.empty()",
         _WRONG,
+        mutant="reason.empty()",
     ),
     Guard(
         "C++: where `current` leads",
         f"{_RELEASES}/device.cpp",
         "view",
         "target.substr(0, kReleases.size()) != kReleases || !is_sha256(target.substr(kReleases.size()))",
-        "false",
         ("tests/releases/test_native.py", "tests/releases/test_native_trust.py"),
     ),
     Guard(
@@ -91,7 +88,6 @@ GUARDS = (
         f"{_RELEASES}/index.cpp",
         "read_file",
         "!leads_inside(file.name)",
-        "false",
         _NAMES,
     ),
     Guard(
@@ -99,7 +95,6 @@ GUARDS = (
         f"{_RELEASES}/ways.cpp",
         "checked",
         "!is_sound(one, content, ways)",
-        "false",
         _WAYS,
     ),
     Guard(
@@ -107,7 +102,6 @@ GUARDS = (
         f"{_CODEC}/decoder.cpp",
         "decode",
         "length > stored - at || length > kMostStored",
-        "false",
         _DECODED,
     ),
     # Files that appear complete, and files beside files
@@ -116,7 +110,6 @@ GUARDS = (
         f"{_OS}/output_file.cpp",
         "commit",
         "sync_descriptor(file_.descriptor()) != 0",
-        "false",
         _ORDER,
     ),
     Guard(
@@ -124,23 +117,22 @@ GUARDS = (
         f"{_OS}/temporary_files.cpp",
         "is_own_file",
         "S_ISREG(status.st_mode) && status.st_uid == geteuid()",
-        "true",
         ("tests/runtime/test_native_planted.py",),
+        mutant="true",
     ),
     Guard(
         "C++: only temporary files of no living process are removed",
         f"{_OS}/temporary_files.cpp",
         "remove_if_abandoned",
         "lock_file(file.descriptor(), /*shared=*/false) == Locked::Yes",
-        "true",
         _SAVE,
+        mutant="true",
     ),
     Guard(
         "C++: commits of another life of the path",
         f"{_CACHE}/working_copy.cpp",
         "find_state",
         "std::memcmp(there->id, id_.data(), id_.size()) != 0",
-        "false",
         _SHARED,
     ),
     Guard(
@@ -148,7 +140,6 @@ GUARDS = (
         f"{_CACHE}/working_copy.cpp",
         "find_state",
         "!gate.is_as_safe_as(file_)",
-        "false",
         _SHARED,
     ),
     Guard(
@@ -156,7 +147,6 @@ GUARDS = (
         f"{_CACHE}/working_copy.cpp",
         "recover",
         "std::memcmp(digest(journal.data(), size).data(), journal.data() + size, sizeof(Digest)) != 0",
-        "false",
         _SHARED,
     ),
     Guard(
@@ -164,7 +154,6 @@ GUARDS = (
         f"{_CACHE}/working_copy.cpp",
         "replay",
         "length > left || offset > header()->size || length > header()->size - offset",
-        "false",
         _SHARED,
     ),
     Guard(
@@ -172,8 +161,8 @@ GUARDS = (
         f"{_PACKED_SOURCES}/packed_copy.cpp",
         "catch_up",
         "blobstore::internal::digest(blob.data, blob.size)",
-        "*cache_.digest_now(blob)",
         ("packed_test",),
+        mutant="*cache_.digest_now(blob)",
     ),
     # Files of any origin
     Guard(
@@ -181,7 +170,6 @@ GUARDS = (
         f"{_FORMAT}/ptd_bounds.cpp",
         "read_bounds",
         "base > size || data_size > size - base",
-        "false",
         _PTD,
     ),
     Guard(
@@ -189,7 +177,6 @@ GUARDS = (
         f"{_FORMAT}/ptd_bounds.cpp",
         "read_segments",
         "offset > bounds.segment_data_size || size > bounds.segment_data_size - offset",
-        "false",
         _PTD,
     ),
     Guard(
@@ -197,7 +184,6 @@ GUARDS = (
         f"{_FORMAT}/ptd_reader.cpp",
         "read_table",
         "digest(data, bounds.segment_base) != head",
-        "false",
         _PTD,
     ),
     Guard(
@@ -205,7 +191,6 @@ GUARDS = (
         f"{_FORMAT}/flatbuffer.h",
         "spend",
         "cost > budget_",
-        "false",
         ("tests/runtime/test_bombs.py",),
     ),
     Guard(
@@ -213,7 +198,6 @@ GUARDS = (
         f"{_FORMAT}/safetensors.cpp",
         "set_layout",
         "nbytes != entry.end - entry.start",
-        "false",
         _SAFETENSORS,
     ),
     Guard(
@@ -221,7 +205,6 @@ GUARDS = (
         f"{_PACKED_SOURCES}/packed_file.cpp",
         "verify_packed",
         "found != recorded",
-        "false",
         _PACKED,
     ),
     Guard(
@@ -229,7 +212,6 @@ GUARDS = (
         "runtime_bindings/src/delegate/delegate_payload.cpp",
         "read_delegate_payload",
         "payload.size > size - kTail - length",
-        "false",
         ("tests/lowering/test_any_backend.py",),
     ),
 )

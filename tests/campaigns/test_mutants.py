@@ -86,7 +86,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_guard_in_python_is_replaced(source: Path, function: str, text: str, mutant: str, lines: list[str]) -> None:
     """By what the mutant has, however it is wrapped; everything else says the same."""
-    result = mutated(Guard("", "a.py", function, text, mutant, TESTS))
+    result = mutated(Guard("", "a.py", function, text, TESTS, mutant))
     before = Counter(
         line.strip() for line in PYTHON_SOURCE.replace("(\n        x\n        > 1 + y\n    )", "x > 1 + y").splitlines()
     )
@@ -97,10 +97,10 @@ def test_a_guard_in_python_is_replaced(source: Path, function: str, text: str, m
 
 def test_a_guard_in_cpp_can_be_switched_off(source: Path) -> None:
     guards = [
-        (4, Guard("", "a.cpp", "f", "x > 1", "false", TESTS)),
-        (5, Guard("", "a.cpp", "f", "check(x,'{',\"}\");", ";", TESTS)),
-        (6, Guard("", "a.cpp", "C", "x > 2", "false", TESTS)),
-        (7, Guard("", "a.cpp", "g", "x > 1", "true", TESTS)),
+        (4, Guard("", "a.cpp", "f", "x > 1", TESTS, "false")),
+        (5, Guard("", "a.cpp", "f", "check(x,'{',\"}\");", TESTS, ";")),
+        (6, Guard("", "a.cpp", "C", "x > 2", TESTS, "false")),
+        (7, Guard("", "a.cpp", "g", "x > 1", TESTS, "true")),
     ]
     [text] = with_switches(guards).values()
     assert text == (
@@ -114,14 +114,15 @@ def test_a_guard_in_cpp_can_be_switched_off(source: Path) -> None:
 @pytest.mark.parametrize(
     ("guard", "message"),
     [
-        (Guard("", "a.py", "C.f", "fail()", "pass", TESTS), "occurs 2 times"),
-        (Guard("", "a.py", "f", "x > 2", "False", TESTS), "occurs 0 times"),
-        (Guard("", "a.py", "g", "x > 1", "False", TESTS), "the function occurs 0 times"),
-        (Guard("", "b.py", "f", "x > 1", "False", TESTS), "does not exist"),
-        (Guard("", "a.py", "f", "x > 1", "False", ("tests/other.py::test",)), "there is no test"),
-        (Guard("", "a.cpp", "f", "x > 1", "false", ("other_test",)), "there is no test"),
-        (Guard("", "a.cpp", "h", "x > 1", "false", TESTS), "there is no function h"),
-        (Guard("", "a.cpp", "g", "x > 2", "false", TESTS), "occurs 0 times"),
+        (Guard("", "a.py", "C.f", "fail()", TESTS, "pass"), "occurs 2 times"),
+        (Guard("", "a.py", "f", "x > 2", TESTS, "False"), "occurs 0 times"),
+        (Guard("", "a.py", "g", "x > 1", TESTS, "False"), "the function occurs 0 times"),
+        (Guard("", "b.py", "f", "x > 1", TESTS, "False"), "does not exist"),
+        (Guard("", "a.py", "f", "x > 1", ("tests/other.py::test",), "False"), "there is no test"),
+        (Guard("", "a.py", "f", "x > 1", (f"{TESTS[0]}::test_it",)), "there is no test"),
+        (Guard("", "a.cpp", "f", "x > 1", ("other_test",), "false"), "there is no test"),
+        (Guard("", "a.cpp", "h", "x > 1", TESTS, "false"), "there is no function h"),
+        (Guard("", "a.cpp", "g", "x > 2", TESTS, "false"), "occurs 0 times"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -132,8 +133,8 @@ def test_what_is_not_there_is_a_finding(source: Path, guard: Guard, message: str
 
 def test_guards_that_overlap(source: Path) -> None:
     guards = [
-        (1, Guard("", "a.cpp", "f", "x > 1", "false", TESTS)),
-        (2, Guard("", "a.cpp", "f", "if (x > 1", "if (false", TESTS)),
+        (1, Guard("", "a.cpp", "f", "x > 1", TESTS, "false")),
+        (2, Guard("", "a.cpp", "f", "if (x > 1", TESTS, "if (false")),
     ]
     with pytest.raises(StaleGuardError, match="overlaps"):
         with_switches(guards)

@@ -11,6 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from blobstore import open_ptd, save_file
 from blobstore.releases import Patience
@@ -33,6 +41,18 @@ def published_once(publish_all: Callable[[Path], object]) -> Any:
         return tmp_path / "releases"
 
     return pytest.fixture(releases)
+
+
+def keys(
+    folder: Path, name: str = "key", curve: ec.EllipticCurve | None = None, password: bytes | None = None
+) -> tuple[Path, Path, ec.EllipticCurvePrivateKey]:
+    """The files of a private and a public key, and the key."""
+    key = ec.generate_private_key(curve or ec.SECP256R1())
+    secret = BestAvailableEncryption(password) if password else NoEncryption()
+    private, public = folder / name, folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public, key
 
 
 def weights(seed: int = 0, layers: int = 6, size: int = 128) -> Weights:

@@ -13,6 +13,7 @@ from blobstore.errors import BlobStoreError, ReleaseError, TransferError
 from blobstore.releases.index.index import Object
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import InterruptedTransferError, Patience
+from blobstore.releases.sources.registry import _Upload
 from blobstore.releases.sources.watched import Watched
 
 WANTED = Object("a" * 64, 100)
@@ -57,10 +58,12 @@ def test_a_range_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_body_is_sent_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes in another encoding would have another digest."""
-    made, _ = client(monkeypatch, (200, {"Content-Encoding": "gzip"}, bytes(100)))
-    with pytest.raises(TransferError, match="encodes"):
-        read(made, 0, 100)
+    """That is asked for: bytes in another encoding would have another digest."""
+    for encoding in ("gzip", "GZIP", "br", "x", "identity, gzip"):
+        made, connections = client(monkeypatch, (200, {"Content-Encoding": encoding}, bytes(100)))
+        with pytest.raises(TransferError, match="the server encodes"):
+            read(made, 0, 100)
+        assert connections.asked[0][1]["Accept-Encoding"] == "identity"
 
 
 def test_a_body_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,22 +81,30 @@ def test_a_body_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         read(made, 0, 100)
 
 
-def test_no_redirect_leads_from_this_machine_to_another_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, connections = client(monkeypatch, (302, {"Location": "http://one.test/x"}, b""), (200, {}, bytes(100)))
-    with pytest.raises(ReleaseError, match="HTTPS"), made.body("http://127.0.0.1:1/x", WANTED, 0, 100):
-        pass
-    assert len(connections.asked) == 1
+PLACES = {
+    "https to http": ("https://a.example/x", "http://a.example/y"),
+    "https to this machine": ("https://a.example/x", "http://127.0.0.1/y"),
+    "this machine by https to itself": ("https://localhost/x", "http://localhost/y"),
+    "http to http elsewhere": ("http://localhost/x", "http://a.example/y"),
+    "a file": ("https://a.example/x", "file:///etc/passwd"),
+    "a password": ("https://a.example/x", "//user:secret@a.example/y"),
+}
 
 
-@pytest.mark.parametrize(
-    "target", ["http://one.test/x", "http://127.0.0.1/x", "http://localhost:1/x", "//u:p@one.test/x"]
-)
-def test_no_redirect_leads_away_from_https(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """Not even to this machine, which has other programs."""
-    made, connections = client(monkeypatch, (302, {"Location": target}, b""), (200, {}, bytes(100)))
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_nothing_leads_away_from_https(place: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a redirect, nor who gives tokens, nor where an upload goes; not even to this machine, which has other programs."""
+    first, second = place
+    challenge = {"WWW-Authenticate": f'Bearer realm="{second}",service="a"'}
+    for answer in ((307, {"Location": second}, b""), (401, challenge, b"")):
+        made, connections = client(monkeypatch, answer, (200, {}, b'{"token": "t"}'))
+        with pytest.raises(ReleaseError), made.request("GET", first):
+            pass
+        assert [url for url, _ in connections.asked] == [first]
+    made, connections = client(monkeypatch, (202, {"Location": second}, b""))
     with pytest.raises(ReleaseError):
-        read(made, 0, 100)
-    assert [url for url, _ in connections.asked] == [URL]
+        _Upload(made, first, WANTED, -1, lambda count: None).go_on()
+    assert [url for url, _ in connections.asked] == [f"{first}/blobs/uploads/"]
 
 
 def test_nobody_logs_in_where_a_redirect_leads(monkeypatch: pytest.MonkeyPatch) -> None:

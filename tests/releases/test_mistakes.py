@@ -169,19 +169,6 @@ def test_commands_that_run_twice(releases: Path, tmp_path: Path) -> None:
     assert sorted((path, path.lstat().st_mtime_ns) for path in device.rglob("*") if path.is_file()) == first
 
 
-def test_keys_that_are_removed_and_come_back(tmp_path: Path) -> None:
-    """A release has what its files have; contents that come back are not stored again (F1)."""
-    root, tensors = tmp_path / "releases", weights()
-    publish(inputs(tmp_path / "in", tensors), root, name="a", version="1")
-    less = {key: value for key, value in tensors.items() if key != "layer1.weight"}
-    publish(inputs(tmp_path / "in", less), root, name="a", version="2")
-    pull(root / "a/2", tmp_path / "device")
-    assert same(found(tmp_path / "device/current"), less)
-    assert publish(inputs(tmp_path / "in", tensors), root, name="a", version="3").new_bytes == 0
-    pull(root / "a/3", tmp_path / "device")
-    assert same(found(tmp_path / "device/current"), tensors)
-
-
 @pytest.mark.long
 def test_two_hundred_data_files(tmp_path: Path) -> None:
     """Published, changed, pulled and collected; few requests and few open files are needed (F2)."""

@@ -38,7 +38,6 @@ from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, read_ways, same, spoil, weights
 from tests.releases.recording import Asked, recorded_pull, would_ask
-from tests.releases.test_faults import HOSTILE
 
 VERSIONS = ("1", "2", "3", "4")
 
@@ -369,23 +368,6 @@ def test_where_the_ways_are(published: Path, whole: Path, tmp_path: Path) -> Non
             lacks(alone, device, ways=os.fsencode(releases / "2/ways.json.zst"))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, (1 << 20) - 1, (1 << 20) + 13, 3 << 20])
-def test_what_python_encodes_is_decoded(size: int) -> None:
-    """In all encodings, with elements that do not end where a chunk or a content does."""
-    rng = np.random.default_rng(size)
-    data = (rng.standard_normal(size // 4 + 1) * 0.05).astype(np.float32).tobytes()[:size]
-    near = bytearray(data)
-    for at in rng.integers(0, max(size, 1), size // 50):
-        near[at] = (near[at] + 1) % 256
-    codes = [f"{letter}{width}" for letter, widths in (("u", "1248"), ("f", "248")) for width in widths]
-    for encoding in ["raw", *(f"planes:{width}" for width in "1248")]:
-        stored = b"".join(blobs.encode(memoryview(data), encoding))
-        assert native.decoded(encoding, size, stored) == data
-    for encoding in [f"near:{code}:{bits}" for code in codes for bits in "024"]:
-        stored = b"".join(blobs.encode(memoryview(data), encoding, memoryview(bytes(near))))
-        assert native.decoded(encoding, size, stored, bytes(near)) == data
-
-
 @given(st.data())
 def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
     """Whatever is wrong with what is stored: both give the same bytes, or none."""
@@ -601,16 +583,69 @@ def edited(release: Path, folder: Path, change: Callable[[Any], Any]) -> Path:
     return folder
 
 
+def of_kind(index: Any, kind: str) -> Any:
+    """The first file of a kind."""
+    return next(file for file in index["files"] if file["kind"] == kind)
+
+
+def with_file(index: Any, name: str, more: int = 0) -> None:
+    """Add a file with the contents of another one, and a name that is made of that one's."""
+    file = of_kind(index, "other")
+    index["files"].append({**file, "name": name.format(file["name"].upper()), "size": file["size"] + more})
+
+
+HOSTILE: dict[str, Callable[[Any], object]] = {
+    **{
+        name: lambda index, name=name: index["files"][0].update(name=name)
+        for name in ("../../evil", "a/./b", "a//b", "/etc/passwd", "C:\\evil", "a\nb", ".blobstore-0.tmp", "")
+    },
+    "a name twice": lambda index: with_file(index, "{}"),
+    "a file as a folder": lambda index: with_file(index, "{}/x"),
+    "two sizes": lambda index: with_file(index, "new", more=1),
+    "a digest that leads out": lambda index: index["files"][0].update(sha256="../" * 20 + "0000"),
+    "a digest of other letters": lambda index: index["files"][0].update(sha256="G" * 64),
+    "a digest in capitals": lambda index: index.update(parts=["B" * 64, 10]),
+    "a negative size": lambda index: index["files"][0].update(size=-1),
+    "a size without end": lambda index: index["files"][0].update(size=1 << 60),
+    "a time without end": lambda index: index.update(published=1 << 53),
+    "parts without end": lambda index: index.update(parts=["0" * 64, (1 << 28) + 1]),
+    "packed parts": lambda index: index.update(parts=[*index["parts"][:2], "packs"]),
+    "parts elsewhere": lambda index: index.update(parts=[*index["parts"][:2], "../.."]),
+    "data of nothing": lambda index: of_kind(index, "other").update(kind="program", data=["nothing.ptd"]),
+    "data that is none": lambda index: of_kind(index, "other").update(kind="program", data=["tokenizer/1.json"]),
+    "data of no program": lambda index: of_kind(index, "other").update(data=["model.ptd"]),
+    "another format": lambda index: index.update(format="blobstore.release.9"),
+    "no files": lambda index: index.pop("files"),
+    "a number as a name": lambda index: index.update(name=7),
+    "a name with a break": lambda index: index.update(name="a\n"),
+}
+
+
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Any) -> None:
-    """As Python refuses it, before anything is written (F4)."""
+def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Callable[[Any], object]) -> None:
+    """By both libraries, before anything is written (F4, S3)."""
     release = edited(published / "1", tmp_path / "bad", change)
     with pytest.raises(InvalidFileError):
         pull(release, tmp_path / "python")
+    assert not [path for path in (tmp_path / "python").rglob("*") if not path.is_dir()]
     for call in (lacks, take):
         with pytest.raises(InvalidFileError):
             call(release, tmp_path / "device")
     assert not (tmp_path / "device").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["files", "data"])
+def test_an_index_that_lists_too_much(published: Path, tmp_path: Path, kind: str) -> None:
+    """More files, or data files of a program, than any release has (S3)."""
+
+    def change(index: Any) -> None:
+        if kind == "files":
+            index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000))
+        else:
+            of_kind(index, "other").update(kind="program", data=["model.ptd"] * 100_001)
+
+    test_a_hostile_index_is_refused(published, tmp_path, change)
 
 
 @pytest.mark.parametrize(
@@ -620,8 +655,9 @@ def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Any
 )
 def test_what_is_no_index_at_all(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "index.json").write_bytes(data)
-    with pytest.raises(InvalidFileError):
-        lacks(tmp_path, tmp_path / "device")
+    for call in (pull, lacks):
+        with pytest.raises(InvalidFileError):
+            call(tmp_path, tmp_path / "device")
 
 
 def test_an_index_without_end(tmp_path: Path) -> None:
@@ -655,6 +691,7 @@ PARTS: dict[str, Callable[[Any], object]] = {
     "an overlap": lambda parts: parts["files"][0][1].__setitem__(0, 1),
     "behind the end": lambda parts: parts["files"][0][-1].__setitem__(1, 1 << 40),
     "nothing": lambda parts: parts["files"][0][0].__setitem__(1, 0),
+    "before the start": lambda parts: parts["files"][0][0].__setitem__(0, -1),
     "a place without end": lambda parts: parts["files"][0][-1].__setitem__(0, (1 << 53) - 1),
     "a digest that leads out": lambda parts: parts["files"][0][0].__setitem__(2, "../x"),
     "capitals": lambda parts: parts["files"][0][0].__setitem__(2, "A" * 64),
@@ -683,6 +720,9 @@ WAYS: dict[str, Callable[[Any], object]] = {
     "of another index": lambda ways: ways.update(index="0" * 64),
     "a content less": lambda ways: ways["ways"].pop(),
     "a content more": lambda ways: ways["ways"].append([]),
+    "an object below": lambda ways: ways["ways"][0].append(["planes:1", -1, 0, 1]),
+    "capitals": lambda ways: ways["ways"][0].append(["PLANES", 0, 0, 1]),
+    "a base of another size": lambda ways: ways["ways"][0].append(["near:u1:0", 0, 0, 1, 1]),
     "no object": lambda ways: ways["ways"][0].append(["planes:1", len(ways["objects"]), 0, 1]),
     "behind the end": lambda ways: ways["ways"][0].append(["planes:1", 0, ways["objects"][0][1], 1]),
     "raw of another size": lambda ways: ways["ways"][0].append(["raw", 0, 0, 1]),

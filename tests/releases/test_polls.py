@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from typer.testing import CliRunner
 
 from blobstore.cli.app import app
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Pulled, gc, publish, pull
 from blobstore.releases.sources.caching import cache_control
-from tests.releases.models import NOW, found, inputs, published_once, same, spoil, weights
+from tests.releases.models import NOW, found, inputs, keys, published_once, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.wire import needs_nginx, nginx, wire_to
 
@@ -185,16 +183,9 @@ def test_a_304_that_nobody_asked_for(server: Server, tmp_path: Path) -> None:
 
 def signed(releases: Path, tmp_path: Path) -> Path:
     """Sign a version 4, and give the public key."""
-    write_keys(tmp_path)
-    publish(inputs(tmp_path / "in", weights(4, 2, 32)), releases, name="a", version="4", sign=tmp_path / "key")
-    return tmp_path / "pub"
-
-
-def write_keys(tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (tmp_path / "key").write_bytes(private)
-    (tmp_path / "pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    private, public, _ = keys(tmp_path)
+    publish(inputs(tmp_path / "in", weights(4, 2, 32)), releases, name="a", version="4", sign=private)
+    return public
 
 
 def test_a_signature_is_fetched_though_nothing_changed(server: Server, releases: Path, tmp_path: Path) -> None:
@@ -205,9 +196,9 @@ def test_a_signature_is_fetched_though_nothing_changed(server: Server, releases:
     server.log.clear()
     assert not go(server, device, key=key).changed
     assert len(server.log) == 1
-    write_keys(tmp_path / "in")
+    _, other, _ = keys(tmp_path, "other")
     with pytest.raises(TrustError):
-        go(server, device, key=tmp_path / "in/pub")
+        go(server, device, key=other)
 
 
 @needs_nginx

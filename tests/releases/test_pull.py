@@ -23,7 +23,6 @@ from blobstore.releases import gc, publish, pull, push
 from blobstore.releases.index.index import Index, schema
 from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import Ways
-from tests.helpers.interruptions import forked
 from tests.releases.models import NOW, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
@@ -168,73 +167,48 @@ def test_a_pinned_digest_is_compared(releases: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "device").exists()
 
 
-def pulled_by_a_process_that_dies(source: Path, device: Path, number: int) -> int:
-    """Pull; the process ends before this system call, counted from 1."""
-
-    def work() -> None:
-        from tests.helpers.interruptions import killed_at_call
-
-        killed_at_call(number, lambda: pull(source, device))
-
-    return forked(work)
-
-
 KILLS = """
 import shutil, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from tests.helpers.interruptions import KILLED
-from tests.releases.test_pull import pulled_by_a_process_that_dies
-source, template, place = map(Path, sys.argv[2:5])
-number = 0
-while True:
-    number += 1
-    device = place / str(number)
-    shutil.copytree(template, device, symlinks=True)
-    code = pulled_by_a_process_that_dies(source, device, number)
-    if code != KILLED:
-        assert code == 0, code
-        break
-print(number)
-"""
-
-
-PUBLISHES = """
-import shutil, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from blobstore.releases import publish
+from blobstore.releases import publish, pull
 from tests.helpers.interruptions import KILLED, forked, killed_at_call
-template, place, inputs = map(Path, sys.argv[2:5])
+template, places, source = map(Path, sys.argv[2:])
+work = {
+    "pull": lambda folder: pull(source, folder),
+    "publish": lambda folder: publish(source, folder, name="a", version="3"),
+}[sys.argv[1]]
 code, number = KILLED, 0
 while code == KILLED:
     number += 1
-    folder = place / str(number)
-    shutil.copytree(template, folder)
-    code = forked(lambda: killed_at_call(number, lambda: publish(inputs, folder, name="a", version="3")))
+    folder = places / str(number)
+    shutil.copytree(template, folder, symlinks=True)
+    code = forked(lambda: killed_at_call(number, lambda: work(folder)))
 assert code == 0, code
 """
+
+
+def killed_at_each_call(work: str, template: Path, places: Path, source: Path) -> list[Path]:
+    """Copies of a folder that were left by processes that ended before each system call; in the last one, all was done."""
+    places.mkdir()
+    command = [sys.executable, "-c", KILLS, work, str(template), str(places), str(source)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(places.iterdir(), key=lambda path: int(path.name))
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: Path) -> None:
     """Before every call that changes a folder; the next pull goes on (F3)."""
-    template, places = tmp_path / "template", tmp_path / "kills"
-    places.mkdir()
+    template = tmp_path / "template"
     pull(releases / "assistant/1", template)
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(root), str(releases / "assistant/2"), str(template), str(places)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=root,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 15
+    devices = killed_at_each_call("pull", template, tmp_path / "kills", releases / "assistant/2")
+    assert len(devices) > 15
     seen = set()
-    for device in places.iterdir():
+    for device in devices:
         tensors = found(device / "current")
         seen.add("new" in tensors)
         assert same(tensors, expected() if "new" in tensors else weights())
@@ -283,20 +257,6 @@ def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monk
     assert same(found(device / "current"), expected())
 
 
-def test_damaged_blobs_that_are_here_are_fetched_instead(releases: Path, tmp_path: Path) -> None:
-    """A device's flash forgets; nothing that is assembled has other bytes than the index says (F2, F4)."""
-    device = tmp_path / "device"
-    done = pull(releases / "assistant/2", device)
-    path = (done.path / "model.ptd").resolve()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    tensors = {**expected(), "layer0.weight": -weights()["layer0.weight"]}
-    publish(inputs(tmp_path / "in", tensors, files=20), releases, name="assistant", version="4")
-    pull(releases / "assistant/4", device)
-    assert same(found(device / "current"), tensors)
-
-
 def test_a_damaged_base_that_is_here_is_not_used(releases: Path, tmp_path: Path) -> None:
     """A difference to it would be of no use; the content is fetched whole (F4)."""
     device = tmp_path / "device"
@@ -334,22 +294,11 @@ def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
 def test_a_publish_that_was_killed_is_done_again(tmp_path: Path) -> None:
     """Before every call that changes a folder: what devices see is the release before or this one, and the next try goes
     on (F3, R2)."""
-    releases, places, first = tmp_path / "releases", tmp_path / "kills", weights(layers=2, size=16)
-    places.mkdir()
+    releases, first = tmp_path / "releases", weights(layers=2, size=16)
     publish(inputs(tmp_path / "in", first, files=1), releases, name="a", version="2")
     second = {key: value * 2 for key, value in first.items()}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", PUBLISHES, str(Path(__file__).parents[2]), str(releases), str(places)),
-            str(inputs(tmp_path / "in", second, files=1)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stderr
-    killed = sorted(places.iterdir(), key=lambda path: int(path.name))[:-1]
+    inputs(tmp_path / "in", second, files=1)
+    *killed, _ = killed_at_each_call("publish", releases, tmp_path / "kills", tmp_path / "in")
     assert len(killed) > 30
     for folder in killed:
         seen = pull(folder / "a/latest", tmp_path / "devices" / folder.name).version

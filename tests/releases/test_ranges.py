@@ -21,7 +21,6 @@ from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import Object
 from blobstore.releases.sources.multipart import OVERHEAD, boundary_of, parts_of
 from blobstore.releases.sources.patience import WrongAnswerError
-from blobstore.releases.sources.source import Body
 from tests.releases.models import NOW, found, same
 from tests.releases.server import Server, serving
 from tests.releases.server import parts_of as encoded
@@ -384,18 +383,3 @@ def test_a_server_that_fails_at_everything_is_given_up(scattered: tuple[Path, An
             pull(f"{server.url}/{SECOND}", tmp_path / "device", patience=NOW)
         assert len(server.log) < 100
         assert pull(f"{server.url}/{FIRST}", tmp_path / "device", patience=NOW).changed is False
-
-
-def test_a_source_that_is_a_folder_sends_one_range_at_a_time(scattered: tuple[Path, Any], tmp_path: Path) -> None:
-    """Nothing is gained there by more."""
-    releases, tensors = scattered
-    for place in (FIRST, SECOND):
-        pull(releases / place, tmp_path / "device")
-    assert same(found(tmp_path / "device/current"), tensors)
-
-
-def test_bodies_are_what_sources_give() -> None:
-    """The parts of an answer are bodies like those of single ranges."""
-    for part in parts_of("one", iter([encoded(DATA, "bytes=0-9,20-29")]), "between", 0, 30, len(DATA)):
-        assert isinstance(part, Body)
-        assert b"".join(part.pieces) == DATA[part.start : part.start + 10]

@@ -356,7 +356,9 @@ def test_an_upload_stays_on_its_host(
         assert other.log == []
 
 
-@pytest.mark.parametrize("kind", ["registry", "registry, pinned", "layout", "layout, pinned"])
+@pytest.mark.parametrize(
+    "kind", ["registry", "registry, pinned", "registry, pinned, another manifest", "layout", "layout, pinned"]
+)
 def test_an_index_has_the_digest_of_its_manifest(releases: Path, tmp_path: Path, kind: str) -> None:
     """What a pin rests on: another index, whole and valid, is refused, and so is a manifest other than the pinned one (F4)."""
     layout = tmp_path / "layout"
@@ -369,9 +371,10 @@ def test_an_index_has_the_digest_of_its_manifest(releases: Path, tmp_path: Path,
     assert changed != index
     assert len(changed) == len(index)
     manifests = tmp_path / "registry/v2/team/a/manifests"
-    (manifests / f"sha256:{done.sha256}").write_bytes((manifests / "1").read_bytes())
+    more = b" " if "manifest" in kind else b""
+    (manifests / f"sha256:{done.sha256}").write_bytes((manifests / "1").read_bytes() + more)
     (layout / "blobs/sha256" / digest[7:]).write_bytes(changed)
-    (tmp_path / "registry/v2/team/a/blobs" / digest).write_bytes(changed)
+    (tmp_path / "registry/v2/team/a/blobs" / digest).write_bytes(index if more else changed)
     pin = f"@sha256:{done.sha256}" if "pinned" in kind else ""
     with serving(tmp_path / "registry") as server:
         host = server.url.removeprefix("http://")
