@@ -28,8 +28,8 @@ from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
 from blobstore.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, store_forms
 from blobstore.publishing.released import Released, read_index, read_released, store_pieces
-from blobstore.releases.index.index import File, Index, Object
-from blobstore.releases.index.parts import Parts, encode_parts
+from blobstore.releases.index.index import File, Index, Object, encode_json
+from blobstore.releases.index.parts import Parts
 from blobstore.releases.index.ways import EARLIER, WAYS, Ways, encode_ways, parse_ways
 from blobstore.releases.sources.caching import cache_control
 from blobstore.storage.objects import Objects
@@ -145,7 +145,7 @@ def mend(pool: Pool, version: Version) -> bool:
     data, index = read
     parts = parts_of_release(pool, version, index.files)
     if lacks(objects, index.parts):
-        _check(version, store_pieces(objects, [encode_parts(parts)]), index.parts)
+        _check(version, store_pieces(objects, [encode_json(parts)]), index.parts)
     for file in index.files if index.plain else ():
         _mend_file(pool, version, file)
     digest, renewal = sha256(data), Renewal(pool)

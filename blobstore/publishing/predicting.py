@@ -40,11 +40,6 @@ class _Published(Source):
 
     def __init__(self, index: bytes, parts: bytes, lists: Mapping[str, bytes]) -> None:
         self.name, self._index, self._parts, self._lists = "the release", index, parts, lists
-        self._fetched = 0
-
-    @property
-    def fetched(self) -> int:
-        return self._fetched
 
     def _counted(self, data: bytes) -> bytes:
         self._fetched += len(data)

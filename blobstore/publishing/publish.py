@@ -51,9 +51,18 @@ from blobstore.publishing.released import (
     released_before,
     store_pieces,
 )
-from blobstore.releases.index.index import VERSION, File, Index, check_file_name, check_name, encode, parse_index
+from blobstore.releases.index.index import (
+    VERSION,
+    File,
+    Index,
+    check_file_name,
+    check_name,
+    encode,
+    encode_json,
+    parse_index,
+)
 from blobstore.releases.index.needs import check_time
-from blobstore.releases.index.parts import encode_parts, parse_parts
+from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.ways import EARLIER, WAYS, encode_ways, parse_ways
 from blobstore.releases.sources.caching import cache_control
 from blobstore.releases.sources.source import FILES, INDEX, INDEXES, LATEST, SIGNATURES, pieces_of, sha256_of
@@ -380,7 +389,7 @@ class _Publisher:
         before = (whole_release(self._pool, one) for one in released_before(self._pool, version))
         previous = [release for release in before if release is not None]
         parts = parts_of_release(self._pool, version, files)
-        encoded_parts = encode_parts(parts)
+        encoded_parts = encode_json(parts)
         index = Index(
             format="blobstore.release.1",
             name=version.name,

@@ -22,7 +22,6 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.reprs import fields_line
 from blobstore.pool import Collected, Pool
 from blobstore.pool.collecting import UNUSED, collect
-from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version, live_versions
 from blobstore.publishing.mending import Renewal, mend, whole_release
 from blobstore.publishing.publish import opened
@@ -101,7 +100,8 @@ class _Round:
     def __init__(self, pool: Pool, noted: Mapping[str, int], keep: float) -> None:
         self._pool, self._objects = pool, pool.objects
         self.rewritten = self.removed = self.freed = self.waiting = 0
-        names = {one.name for one in pool.versions()} | _dropped(pool.tables)
+        dropped = pool.tables.query("SELECT DISTINCT name FROM events WHERE kind = 'drop'")
+        names = {one.name for one in pool.versions()} | {name for (name,) in dropped}
         there = {name: _listed(self._objects, name) for name in sorted(names) if "/" not in name}
         # after that: what was published meanwhile is in the pool, too
         versions = pool.versions()
@@ -168,10 +168,6 @@ class _Round:
         self._objects.put(UNUSED, json.dumps({"unused": unused}).encode() + b"\n")
         self.waiting = len(unused)
         return found
-
-
-def _dropped(tables: Tables) -> set[str]:
-    return {name for (name,) in tables.query("SELECT DISTINCT name FROM events WHERE kind = 'drop'")}
 
 
 def _listed(objects: Objects, name: str) -> dict[str, set[str]]:

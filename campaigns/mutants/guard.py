@@ -14,8 +14,7 @@ class Guard:
     Attributes:
         name: what the guard is for; unique.
         file: the source, from the root of the project.
-        function: the function in which it is; in Python `Class.method` or `function`, in C++ the bare name.
-        text: the guard; it occurs once in the function. Its layout does not count. In Python it is an expression, or
+        text: the guard; it occurs once in the source. Its layout does not count. In Python it is an expression, or
             statements. In C++ it is an expression, or statements that declare nothing that is used behind them, up to a
             semicolon or a brace.
         tests: what must fail: pytest's ids, of files or tests, and names of programs in runtime_bindings/tests.
@@ -24,7 +23,6 @@ class Guard:
 
     name: str
     file: str
-    function: str
     text: str
     tests: tuple[str, ...]
     mutant: str = "0"

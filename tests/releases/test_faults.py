@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from tests.releases.server import Server, is_object, serving
 @published_once
 def releases(folder: Path) -> None:
     publish(inputs(folder / "in", weights()), folder / "releases", name="a", version="1", plain=True)
-
-
-@pytest.fixture
-def server(releases: Path) -> Iterator[Server]:
-    with serving(releases) as server:
-        yield server
 
 
 def go(server: Server, device: Path, **options: Any) -> Any:

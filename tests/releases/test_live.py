@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from blobstore.adapters import save_adapter
 from blobstore.errors import ClosedError, IntegrityError, ReleaseError
 from blobstore.releases import Release, gc, publish, pull
 from blobstore.runtime import BlobCache
-from tests.helpers.waiting import give_way
 from tests.releases.models import Weights, inputs, same, weights
 
 
@@ -181,37 +179,6 @@ def test_gc_leaves_an_open_release(tmp_path: Path) -> None:
     assert found.follow().taken and found.path != path
     assert gc(device).in_use == 0 and not path.exists()
     found.close()
-
-
-@pytest.mark.long
-def test_readers_see_whole_releases(tmp_path: Path) -> None:
-    """While releases come, everything that is read at once is of one release (D2)."""
-    device = release(tmp_path, "0", {key: np.zeros((128, 128), np.float32) for key in weights()})
-    seen: set[float] = set()
-    torn: list[set[float]] = []
-    with Release.open(device) as found:
-        stop = threading.Event()
-
-        def read() -> None:
-            while not stop.is_set():
-                with found.cache.reading():
-                    values = {float(value) for key in found.cache for value in found.cache.numpy(key)[::64, 5]}
-                seen.update(values)
-                if len(values) != 1:
-                    torn.append(values)
-                give_way()  # to the thread that pulls
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        try:
-            for number in range(1, 11):
-                release(tmp_path, str(number), {key: np.full((128, 128), number, np.float32) for key in weights()})
-                assert found.follow().taken
-                gc(device)
-        finally:
-            stop.set()
-            thread.join()
-    assert torn == [] and len(seen) > 1
 
 
 def test_files_are_told_apart(tmp_path: Path) -> None:

@@ -578,7 +578,7 @@ def edited(release: Path, folder: Path, change: Callable[[Any], Any]) -> Path:
     """A release folder with another index."""
     index = json.loads((release / "index.json").read_text())
     change(index)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "index.json").write_text(json.dumps(index))
     return folder
 
@@ -739,14 +739,17 @@ WAYS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
 def test_hostile_ways_are_refused(published: Path, tmp_path: Path, change: Any) -> None:
     """They are not signed; nothing that they say leads out or takes memory (F4)."""
-    device = tmp_path / "device"
-    release = with_ways(published / "2", tmp_path / "release", change)
+    refuse_ways(published, with_ways(published / "2", tmp_path / "release", change), tmp_path / "device")
+
+
+def refuse_ways(published: Path, release: Path, device: Path) -> None:
+    """Both libraries do, of the release in a folder of its own."""
     download(published.parent, lacks(release, device))
-    sha256 = hashlib.sha256((release / "index.json").read_bytes()).hexdigest()
-    index = parse_index((release / "index.json").read_bytes(), "index")
+    data = (release / "index.json").read_bytes()
+    index = parse_index(data, "index")
     parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
     with pytest.raises(InvalidFileError):
-        parse_ways((release / "ways.json.zst").read_bytes(), sha256, parts, "ways")
+        parse_ways((release / "ways.json.zst").read_bytes(), hashlib.sha256(data).hexdigest(), parts, "ways")
     for call in (lacks, take):
         with pytest.raises(InvalidFileError):
             call(release, device)
@@ -755,20 +758,12 @@ def test_hostile_ways_are_refused(published: Path, tmp_path: Path, change: Any) 
 @pytest.mark.parametrize("behind", [lambda frame: b"\0", lambda frame: frame], ids=["a byte", "a frame"])
 def test_nothing_is_behind_the_frame_of_ways(published: Path, tmp_path: Path, behind: Callable[[bytes], bytes]) -> None:
     """Neither reader takes the first of what a list may be, and leaves the rest (F4)."""
-    device, release = tmp_path / "device", tmp_path / "release"
+    release = tmp_path / "release"
     release.mkdir()
     shutil.copy(published / "2" / "index.json", release)
     frame = (published / "2" / "ways.json.zst").read_bytes()
     (release / "ways.json.zst").write_bytes(frame + behind(frame))
-    download(published.parent, lacks(release, device))
-    digest = hashlib.sha256((release / "index.json").read_bytes()).hexdigest()
-    index = parse_index((release / "index.json").read_bytes(), "index")
-    parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
-    with pytest.raises(InvalidFileError):
-        parse_ways((release / "ways.json.zst").read_bytes(), digest, parts, "ways")
-    for call in (lacks, take):
-        with pytest.raises(InvalidFileError):
-            call(release, device)
+    refuse_ways(published, release, tmp_path / "device")
 
 
 NAMES = st.text(st.sampled_from('aB./\\:*?"<>|\0\n\x7f\x85 \u00a0\u3000\u200aé日'), max_size=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError, 
 from blobstore.releases import pull
 from tests.releases.test_native import (
     download,
+    edited,
     lacks,
     parts_of,
     published,  # noqa: F401 - a fixture
@@ -21,15 +21,6 @@ from tests.releases.test_native import (
     tree,
     update,
 )
-
-
-def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path:
-    """A copy of a release's index, with a change."""
-    folder.mkdir(exist_ok=True)
-    index = json.loads((release / "index.json").read_text())
-    change(index)
-    (folder / "index.json").write_text(json.dumps(index))
-    return folder
 
 
 @pytest.fixture

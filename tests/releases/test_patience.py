@@ -12,7 +12,6 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -31,7 +30,7 @@ from blobstore.releases import Patience, publish, pull
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, Notice, Pace, WrongAnswerError
 from tests.releases.models import found, inputs, published_once, same, weights
-from tests.releases.server import Server, is_object, serving
+from tests.releases.server import Server, is_object
 from tests.releases.wire import free_port
 
 
@@ -53,12 +52,6 @@ class Time:
 @published_once
 def releases(folder: Path) -> None:
     publish(inputs(folder / "in", weights(layers=2, size=16)), folder / "releases", name="a", version="1")
-
-
-@pytest.fixture
-def server(releases: Path) -> Iterator[Server]:
-    with serving(releases) as server:
-        yield server
 
 
 # Fleets

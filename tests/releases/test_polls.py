@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ def releases(folder: Path) -> None:
 
 
 @pytest.fixture
-def server(releases: Path) -> Iterator[Server]:
-    with serving(releases) as server:
-        server.tags = True
-        yield server
+def server(server: Server) -> Server:
+    """It gives tags."""
+    server.tags = True
+    return server
 
 
 def offer(releases: Path, version: int) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jsonschema
@@ -217,22 +216,6 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
         gc(device)
         assert list(device.rglob(".blobstore-*")) == []
     assert seen == {False, True}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_many_pulls_at_once(releases: Path, tmp_path: Path) -> None:
-    """Into one folder and into many; one of those into the same folder fetches (F2, F3)."""
-    with serving(releases) as server:
-        url = f"{server.url}/assistant/2/index.json"
-        with ThreadPoolExecutor(25) as pool:
-            shared = [pool.submit(pull, url, tmp_path / "shared", patience=NOW) for _ in range(50)]
-            own = [pool.submit(pull, url, tmp_path / str(i), patience=NOW) for i in range(50)]
-            done = [one.result() for one in shared]
-            assert all(one.result().changed for one in own)
-        assert sum(one.changed for one in done) == 1
-    for name in ("shared", *map(str, range(50))):
-        assert same(found(tmp_path / name / "current"), expected())
 
 
 def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

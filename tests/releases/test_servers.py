@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,6 @@ from tests.releases.server import Server, is_object, serving
 @published_once
 def releases(folder: Path) -> None:
     publish(inputs(folder / "in", weights()), folder / "releases", name="a", version="1")
-
-
-@pytest.fixture
-def server(releases: Path) -> Iterator[Server]:
-    with serving(releases) as server:
-        yield server
 
 
 def registry_of(place: Path, layout: Path) -> str:

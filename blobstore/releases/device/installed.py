@@ -56,14 +56,6 @@ _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _MADE = "made"
 
 
-class _Dated(Struct, frozen=True):
-    """What the index of a release says of its age, in whatever format it is."""
-
-    name: Name
-    version: Name
-    published: Size
-
-
 @dataclass(frozen=True)
 class LocalBlob:
     """A blob in a file that is here.
@@ -78,17 +70,16 @@ class LocalBlob:
     size: int
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """The release that was last switched to, or was about to be when that failed, also if nothing leads to it.
 
     Attributes:
-        name, version, published: as in its index.
+        name, version, published: as in its index, in whatever format that is.
     """
 
-    name: str
-    version: str
-    published: int
+    name: Name
+    version: Name
+    published: Size
 
 
 @dataclass(frozen=True)
@@ -288,8 +279,7 @@ class Installed:
             marks.append(Mark(match[1], match[2], int(match[3])))
         if (current := self.view) is not None:
             place = str(self._indexes / f"{current}.json")
-            dated = parse_json(self.index_bytes(current), _Dated, place, "an index of a release")
-            marks.append(Mark(dated.name, dated.version, dated.published))
+            marks.append(parse_json(self.index_bytes(current), Mark, place, "an index of a release"))
         return max(marks, key=lambda one: one.published, default=None)
 
     def signature(self, sha256: str) -> str | None:
@@ -313,18 +303,13 @@ class Installed:
     def complete(self, view: str, *, verify: bool = False) -> bool:
         """Whether all files of a release are here; their contents are read only to `verify` them."""
         try:
-            links = self._links(self.index(view))
+            index = self.index(view)
         except BlobStoreError:
             return False
         place = self.view_path(view)
         # Reading all files of a release takes seconds to minutes, a pull that finds nothing new takes milliseconds.
         here = self.sound if verify else self.has
-        return all(here(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
-
-    @staticmethod
-    def _links(index: Index) -> dict[str, Object]:
-        """The names in a release, and the objects that they lead to."""
-        return {file.name: file.object for file in index.files}
+        return all(here(file.object) and os.path.lexists(place / file.name) for file in index.files)
 
     def switch(self, index: bytes, sha256: str, signature: str | None) -> Path:
         """Make a release whose files are here the current one; its folder."""
@@ -335,22 +320,22 @@ class Installed:
             if signature is not None:
                 records.append((".sig", signature.encode()))
             for ending, data in records:
-                with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
-                    file.write(data)
+                with staging.open(self._indexes / (sha256 + ending), len(data)) as record:
+                    record.write(data)
         place = self.view_path(sha256)
         with named(place):
             new = temporary_beside(place)
             new.mkdir()
             folders = [new]
-            for name, wanted in self._links(parsed).items():
-                link = new / name
+            for file in parsed.files:
+                link = new / file.name
                 for folder in reversed(link.relative_to(new).parents[:-1]):
                     if not (new / folder).is_dir():
                         (new / folder).mkdir()
                         folders.append(new / folder)
                 # Relative, so that the folder of the device can be moved.
-                up = "../" * (2 + name.count("/"))
-                link.symlink_to(f"{up}files/{wanted.sha256}")
+                up = "../" * (2 + file.name.count("/"))
+                link.symlink_to(f"{up}files/{file.sha256}")
             for folder in folders:
                 sync_folder(folder)
             if place.is_dir():
@@ -366,8 +351,8 @@ class Installed:
                 os.replace(new, place)
             sync_folder(self._releases)
         # before the switch, because what fails must leave the old release; it can then still be pulled again
-        with Staging(force=True, follow=False) as staging, staging.open(self._indexes / _NEWEST) as file:
-            file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
+        with Staging(force=True, follow=False) as staging, staging.open(self._indexes / _NEWEST) as newest:
+            newest.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
         self._lead_to(sha256)
         return place
 
@@ -466,7 +451,7 @@ class Installed:
             needed: set[str] = set()
             for view in kept:
                 index = self.index(view)
-                needed |= {index.parts.sha256, *(wanted.sha256 for wanted in self._links(index).values())}
+                needed |= {index.parts.sha256, *(file.sha256 for file in index.files)}
             removed = [*_remove_all_but(needed, self.files), *_remove_all_but(kept, self._indexes)]
             for place in self._abandoned():
                 removed += [*_remove_all_but(set(), self.made(place)), *_remove_all_but(set(), place)]

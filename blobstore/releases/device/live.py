@@ -148,8 +148,10 @@ class Release:
         if not isinstance(adapters, str) or adapters not in ("keep", "release"):
             raise UnsupportedDataError(f"adapters must be 'keep' or 'release', found {adapters!r}")
         with self._turn:
-            done = self._native.follow(adapters == "release")
-            followed = Followed(*(tuple(one) if isinstance(one, list) else one for one in done))
+            done: list[Any] = [
+                tuple(one) if isinstance(one, list) else one for one in self._native.follow(adapters == "release")
+            ]
+            followed = Followed(*done)
             if followed.taken and followed.sha256 != self.sha256:
                 self._enter(followed.sha256)
             return followed

@@ -152,18 +152,11 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found, stale = _asked(installed, source, options)
-    return replace(_take(installed, source, found, options, threads, progress), stale=stale)
-
-
-def _take(
-    installed: Installed, source: Source, found: Found, options: PullOptions, threads: int, progress: Progress | None
-) -> Pulled:
-    """Make the release that was found the current one."""
     done = _nothing_new(installed, source, found.sha256, options)
-    if done is not None:
-        return done
-    with installed.fetching(source.name) as place:
-        return _Update(installed, source, found, options, place).run(threads, progress)
+    if done is None:
+        with installed.fetching(source.name) as place:
+            done = _Update(installed, source, found, options, place).run(threads, progress)
+    return replace(done, stale=stale)
 
 
 class _Update:
@@ -182,7 +175,7 @@ class _Update:
 
     def __init__(self, installed: Installed, source: Source, found: Found, options: PullOptions, place: Path) -> None:
         self._installed, self._source, self._options, self._place = installed, source, options, place
-        self._found = found
+        self._found, self._given = found, (installed, source, found.sha256, options)
         self._data, self._signature = _evidence(installed, source, found, options)
         self._compared, self._new = False, 0
         self._verify, self._fresh = options.verify, False
@@ -192,9 +185,9 @@ class _Update:
         while True:
             with self._installed.locked():
                 self._installed.deliver(self._place)
-                done = self._done_by_others()
+                done = None if self._new else _nothing_new(*self._given)  # others may have taken it
                 if done is None:
-                    index = self._index()
+                    index = _checked_index(*self._given, self._data, self._signature)
                     done = self._switched(index)
                 if done is not None:
                     self._installed.finish(self._place)
@@ -203,16 +196,6 @@ class _Update:
                 held.enter_context(self._installed.holding(self._installed.views()))
             with held:
                 self._obtain(index, threads, progress)
-
-    def _done_by_others(self) -> Pulled | None:
-        if self._new:
-            return None
-        return _nothing_new(self._installed, self._source, self._found.sha256, self._options)
-
-    def _index(self) -> Index:
-        return _checked_index(
-            self._installed, self._source, self._found.sha256, self._data, self._signature, self._options
-        )
 
     def _switched(self, index: Index) -> Pulled | None:
         """Switch to the release, if all its files are here, and were looked for once."""
@@ -323,7 +306,7 @@ def _older(installed: Installed, source: Source, found: Found, options: PullOpti
     """Why what was found is refused, if that is its age alone. Raises every other error of `_checked_index`."""
     data, signature = _evidence(installed, source, found, options)
     try:
-        _checked_index(installed, source, found.sha256, data, signature, options)
+        _checked_index(installed, source, found.sha256, options, data, signature)
     except _OlderError as error:
         return error
     return None
@@ -357,7 +340,7 @@ def _nothing_new(installed: Installed, source: Source, sha256: str, options: Pul
 
 
 def _checked_index(
-    installed: Installed, source: Source, sha256: str, data: bytes, signature: str | None, options: PullOptions
+    installed: Installed, source: Source, sha256: str, options: PullOptions, data: bytes, signature: str | None
 ) -> Index:
     """The index with this digest, if the folder may switch to it: signed, well-formed, a successor, and for its ExecuTorch."""
     if options.key is not None:

@@ -51,6 +51,7 @@ class Shopping:
         assemblies: one for each file that is missing.
         ranges: what the assemblies need of each spool.
         parts: the list of the parts of the release, to be kept beside its files; None if it is here, or none is needed.
+        source_name: as messages call the source.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Shopping:
     ) -> None:
         self._installed, self._source, self._verify, self._place = installed, source, verify, place
         self._checked: dict[str, LocalBlob | None] = {}
-        self._plain, self._fresh = plain, fresh
+        self._plain, self._fresh, self.source_name = plain, fresh, source.name
         self.bases: list[Assembly] = []
         self.assemblies: list[Assembly] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
@@ -131,11 +132,6 @@ class Shopping:
                 f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, {WAYS}"
             )
         return parse_ways(data, index_sha256, parts, f"{self._source.name} (the ways of {index.name} {index.version})")
-
-    @property
-    def source_name(self) -> str:
-        """As messages call the source."""
-        return self._source.name
 
     def need(self, step: Piece) -> Piece:
         """Note the range that a step needs."""

@@ -7,13 +7,11 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.disk.locks import create_locked
 from blobstore.core.disk.output import Output
-from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import IntegrityError
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index.index import Object
@@ -29,15 +27,12 @@ class ObjectWriter(io.RawIOBase):
 
     Args:
         folder: where it goes.
-        what: as progress calls the work.
-        total: about how many bytes it will have.
-        progress: called after every write.
 
     Raises:
         FileAccessError: writing fails, here or in any method.
     """
 
-    def __init__(self, folder: Path, what: str = "", total: int = 0, progress: Progress | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder, self._hash, self.size = folder, hashlib.sha256(), 0
         self._temporary: Path | None = None
@@ -47,7 +42,7 @@ class ObjectWriter(io.RawIOBase):
             if self._output is not None:
                 self._output.close()
             self._temporary = path
-            self._output = Output(path, 0o666, what, total, progress)
+            self._output = Output(path, 0o666, "", 0, None)
             return self._output.fileno()
 
         with named(folder):
@@ -101,11 +96,6 @@ class ObjectWriter(io.RawIOBase):
                 self._output.close()
         super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def store_bytes(folder: Path, data: bytes) -> Object:
     """Make an object of some bytes."""
@@ -114,15 +104,13 @@ def store_bytes(folder: Path, data: bytes) -> Object:
         return writer.finish()
 
 
-def store_file(folder: Path, path: Path, progress: Progress | None = None) -> Object:
+def store_file(folder: Path, path: Path) -> Object:
     """Make an object of a file.
 
     Raises:
         FileAccessError: the file cannot be read, or writing fails.
     """
-    with open_regular(path) as descriptor:
-        total = os.fstat(descriptor).st_size
-        with ObjectWriter(folder, f"storing {path.name}", total, progress) as writer:
-            while piece := os.read(descriptor, PIECE):
-                writer.write(piece)
-            return writer.finish()
+    with open_regular(path) as descriptor, ObjectWriter(folder) as writer:
+        while piece := os.read(descriptor, PIECE):
+            writer.write(piece)
+        return writer.finish()

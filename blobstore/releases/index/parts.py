@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from blobstore.core.constants import HOLE_LIMIT, MOST_FILES
 from blobstore.core.errors import InvalidFileError
-from blobstore.releases.index.index import Index, Meta, Object, Sha256, Size, Struct, encode_json, parse_json
+from blobstore.releases.index.index import Index, Meta, Object, Sha256, Size, Struct, parse_json
 
-__all__ = ["Part", "Parts", "check_hole", "encode_parts", "parse_parts"]
+__all__ = ["Part", "Parts", "check_hole", "parse_parts"]
 
 
 class Part(Struct, frozen=True, array_like=True):
@@ -102,8 +102,3 @@ def check_hole(start: int, stop: int, where: str) -> None:
         raise InvalidFileError(
             where, f"no part covers the {stop - start} bytes at {start}; at most {HOLE_LIMIT} may lie between parts"
         )
-
-
-def encode_parts(parts: Parts) -> bytes:
-    """JSON, the same for equal parts."""
-    return encode_json(parts)

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from blobstore.core.errors import TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE
-from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.ways import EARLIER, WAYS
+from blobstore.releases.index.index import INDEX_LIMIT, Object
 from blobstore.releases.sources.patience import GoneError
-from blobstore.releases.sources.source import INDEX, SIGNATURES, Body, Found, Source, check_pin
+from blobstore.releases.sources.source import INDEX, Body, Found, ReleaseFolder, check_pin
 from blobstore.storage.objects import Objects
 
 __all__ = ["BucketSource"]
 
 
-class BucketSource(Source):
+class BucketSource(ReleaseFolder):
     """A release in a bucket. Credentials are those of the environment; see `Pool`.
 
     Args:
@@ -32,22 +31,13 @@ class BucketSource(Source):
         root, self._product, self._version = folder.rsplit("/", 2)
         self._objects = Objects(root)
         self._lock = threading.Lock()
-        self._fetched = self._requests = 0
-
-    @property
-    def fetched(self) -> int:
-        return self._fetched
-
-    @property
-    def requests(self) -> int:
-        return self._requests
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self._fetched += nbytes
             self._requests += 1
 
-    def _small(self, path: str, limit: int) -> bytes | None:
+    def _small(self, path: str, limit: int, *, fresh: bool = False) -> bytes | None:
         nbytes = self._objects.size(path)
         if nbytes is None:
             return None
@@ -65,13 +55,6 @@ class BucketSource(Source):
         digest = sha256(index)
         check_pin(self._pin, digest, self.name)
         return Found(digest, index)
-
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        return self._small(f"{index.name}/{index.version}/{EARLIER if earlier else WAYS}", TABLE_LIMIT)
-
-    def signature(self, index_sha256: str) -> str | None:
-        signature = self._small(f"{SIGNATURES}/{index_sha256}", 1 << 16)
-        return None if signature is None else signature.decode("ascii", "replace")
 
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:

@@ -171,7 +171,9 @@ class Client:
                         raise InterruptedTransferError(f"{url}: the server asks for credentials again")
                     continue
                 if status in _REDIRECTS and method in {"GET", "HEAD"}:
-                    url = self._redirected(url, response.headers.get("Location"))
+                    if not (location := response.headers.get("Location")):
+                        raise TransferError(f"{url}: a redirect that leads nowhere")
+                    url = joined(url, location)
                     trusted = trusted and origin(url) == first
                     continue
                 self._refuse(method, url, response)
@@ -214,11 +216,6 @@ class Client:
                 self._proxies[proxy] = watched(urllib3.ProxyManager(proxy, **self._options))
             return self._proxies[proxy]
 
-    def _redirected(self, url: str, location: str | None) -> str:
-        if not location:
-            raise TransferError(f"{url}: a redirect that leads nowhere")
-        return joined(url, location)
-
     def _refuse(self, method: str, url: str, response: urllib3.BaseHTTPResponse) -> None:
         text = ""
         with contextlib.suppress(
@@ -238,8 +235,6 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         missing: bool = False,
-        method: str = "GET",
-        body: bytes | None = None,
     ) -> bytes | None:
         """A small answer, whole.
 
@@ -248,7 +243,6 @@ class Client:
             limit: the most bytes that it may have.
             headers: to send.
             missing: return None if the server does not have it.
-            method, body: for another kind of request.
 
         Raises:
             TransferError: patience ended, or the answer is longer.
@@ -256,7 +250,7 @@ class Client:
 
         def work() -> bytes | None:
             accept = (200, 404) if missing else (200,)
-            with self.request(method, url, headers=headers, body=body, accept=accept) as response:
+            with self.request("GET", url, headers=headers, accept=accept) as response:
                 if response.status == 404:
                     return None
                 return b"".join(self._pieces(url, response, None, limit))
@@ -336,7 +330,7 @@ class Client:
         while piece := _read(url, response, min(_READ, most - flow.received + 1), flow.received):
             with self._lock:
                 self.fetched += len(piece) if count else 0
-            flow.add(len(piece))
+            flow.received += len(piece)
             if flow.received > most:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
             flow.check()
@@ -481,10 +475,6 @@ class _Flow:
     def seconds(self) -> float:
         """Since the first byte was waited for."""
         return time.monotonic() - self._began
-
-    def add(self, nbytes: int) -> None:
-        """Bytes came."""
-        self.received += nbytes
 
     def check(self) -> None:
         """Raise SlowTransferError if those of the time that patience gives a read are too few."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from blobstore.releases.index.objects import store_bytes, store_file
 from blobstore.releases.index.references import Reference
 from blobstore.releases.sources.source import Body, Found, Source, check_pin, pieces_of, read_small
 
-__all__ = ["LayoutSource", "LayoutTarget"]
+__all__ = ["LayoutSource", "LayoutTarget", "OciSource"]
 
 _REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -48,7 +49,40 @@ def _tag(descriptor: dict[str, Any]) -> Any:
     return annotations.get(_REF_NAME) if isinstance(annotations, dict) else None
 
 
-class LayoutSource(Source):
+class OciSource(Source):
+    """A release whose manifest leads to its index and its lists."""
+
+    _manifest: OciManifest | None = None
+
+    @abstractmethod
+    def _blob(self, wanted: Object, limit: int) -> bytes:
+        """What has the name of a digest, of at most `limit` bytes; it is not compared."""
+
+    def _found(self, manifest: bytes, known: str | None) -> Found:
+        """What a manifest leads to, whose own digest was compared."""
+        self._manifest = parse_manifest(manifest, self.name)
+        wanted = self._manifest.index
+        return Found(wanted.sha256, None if wanted.sha256 == known else self._compared(wanted, INDEX_LIMIT, "index"))
+
+    def _compared(self, wanted: Object, limit: int, what: str) -> bytes:
+        data = self._blob(wanted, limit)
+        if sha256(data) != wanted.sha256:
+            raise IntegrityError(
+                self.name, f"the {what} does not have the digest of the manifest, sha256:{wanted.sha256}"
+            )
+        return data
+
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        if self._manifest is None:
+            return None
+        wanted = self._manifest.earlier if earlier else self._manifest.ways
+        return None if wanted is None else self._compared(wanted, TABLE_LIMIT, "list of ways")
+
+    def signature(self, index_sha256: str) -> str | None:
+        return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
+
+
+class LayoutSource(OciSource):
     """A release in an image layout.
 
     Args:
@@ -59,12 +93,6 @@ class LayoutSource(Source):
 
     def __init__(self, reference: Reference) -> None:
         self._reference, self._folder, self.name = reference, as_path(reference.place), reference.text
-        self._manifest: OciManifest | None = None
-        self._fetched = 0
-
-    @property
-    def fetched(self) -> int:
-        return self._fetched
 
     def _path(self, digest: str) -> Path:
         return self._folder / "blobs" / "sha256" / digest
@@ -85,33 +113,14 @@ class LayoutSource(Source):
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         digest = self._digest()
         data = read_small(self._path(digest), MANIFEST_LIMIT)
-        check_pin(digest, sha256(data), self.name)
-        self._manifest = parse_manifest(data, self.name)
-        wanted = self._manifest.index
-        if wanted.sha256 == known:
-            return Found(wanted.sha256, None)
-        index = read_small(self._path(wanted.sha256), INDEX_LIMIT)
-        self._fetched += len(data) + len(index)
-        if sha256(index) != wanted.sha256:
-            raise IntegrityError(self._path(wanted.sha256), "the index does not have the digest that is its name")
-        return Found(wanted.sha256, index)
-
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        if self._manifest is None:
-            return None
-        wanted = self._manifest.earlier if earlier else self._manifest.ways
-        if wanted is None:
-            return None
-        data = read_small(self._path(wanted.sha256), TABLE_LIMIT)
         self._fetched += len(data)
-        if sha256(data) != wanted.sha256:
-            raise IntegrityError(
-                self._path(wanted.sha256), "the list of ways does not have the digest that is its name"
-            )
-        return data
+        check_pin(digest, sha256(data), self.name)
+        return self._found(data, known)
 
-    def signature(self, index_sha256: str) -> str | None:
-        return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
+    def _blob(self, wanted: Object, limit: int) -> bytes:
+        data = read_small(self._path(wanted.sha256), limit)
+        self._fetched += len(data)
+        return data
 
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:

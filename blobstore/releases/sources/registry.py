@@ -10,15 +10,17 @@ import os
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
+from blobstore.core.errors import FileAccessError, TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import named
-from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, OciManifest, parse_manifest
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE
 from blobstore.releases.index.references import Reference, is_loopback
 from blobstore.releases.sources.http import Client, joined, natural, origin
+from blobstore.releases.sources.oci_layout import OciSource
 from blobstore.releases.sources.patience import InterruptedTransferError, retry
 from blobstore.releases.sources.server import ServerSource
 from blobstore.releases.sources.source import Found, check_pin
@@ -29,22 +31,13 @@ _CHUNK = 1 << 26
 """Larger objects are uploaded in chunks of this size, in bytes; a failed upload goes on at the border of one."""
 
 
-class _Repository:
-    """The URLs of one repository."""
-
-    def __init__(self, reference: Reference, client: Client) -> None:
-        self.reference, self.client = reference, client
-        host = urllib.parse.urlsplit(f"//{reference.place}").hostname or ""
-        self.root = f"{'http' if is_loopback(host) else 'https'}://{reference.place}/v2/{reference.repository}"
-
-    def blob(self, digest: str) -> str:
-        return f"{self.root}/blobs/sha256:{digest}"
-
-    def manifest(self, name: str) -> str:
-        return f"{self.root}/manifests/{name}"
+def _root_of(reference: Reference) -> str:
+    """Where the repository is."""
+    host = urllib.parse.urlsplit(f"//{reference.place}").hostname or ""
+    return f"{'http' if is_loopback(host) else 'https'}://{reference.place}/v2/{reference.repository}"
 
 
-class RegistrySource(ServerSource):
+class RegistrySource(ServerSource, OciSource):
     """A release in a registry.
 
     Args:
@@ -54,47 +47,24 @@ class RegistrySource(ServerSource):
 
     def __init__(self, reference: Reference, client: Client) -> None:
         super().__init__(reference.text, client)
-        self._repository = _Repository(reference, client)
-        self._manifest: OciManifest | None = None
+        self._asked, self._root = reference, _root_of(reference)
 
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
-        reference = self._repository.reference
-        url = self._repository.manifest(f"sha256:{reference.pin}" if reference.pin else reference.tag)
+        pin = self._asked.pin
+        url = f"{self._root}/manifests/{f'sha256:{pin}' if pin else self._asked.tag}"
         accept = {"Accept": MANIFEST_TYPE}
         found = self._client.poll(url, MANIFEST_LIMIT, tag=tag if known else None, fresh=fresh, headers=accept)
         if found.data is None:
             assert known is not None  # noqa: S101 - a tag is sent only for a known index
             return Found(known, None, found.tag, True, found.age)
-        check_pin(reference.pin, sha256(found.data), self.name)
-        self._manifest = parse_manifest(found.data, self.name)
-        wanted = self._manifest.index
-        if wanted.sha256 == known:
-            return Found(wanted.sha256, None, found.tag, False, found.age)
-        index = self._client.get(self._url(wanted), INDEX_LIMIT)
-        if index is None or sha256(index) != wanted.sha256:
-            raise IntegrityError(
-                self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}"
-            )
-        return Found(wanted.sha256, index, found.tag, False, found.age)
+        check_pin(pin, sha256(found.data), self.name)
+        return replace(self._found(found.data, known), tag=found.tag, age=found.age)
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        if self._manifest is None:
-            return None
-        wanted = self._manifest.earlier if earlier else self._manifest.ways
-        if wanted is None:
-            return None
-        data = self._client.get(self._url(wanted), TABLE_LIMIT)
-        if data is None or sha256(data) != wanted.sha256:
-            raise IntegrityError(
-                self.name, f"the list of ways does not have the digest of the manifest, sha256:{wanted.sha256}"
-            )
-        return data
-
-    def signature(self, index_sha256: str) -> str | None:
-        return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
+    def _blob(self, wanted: Object, limit: int) -> bytes:
+        return self._client.get(self._url(wanted), limit) or b""
 
     def _url(self, wanted: Object) -> str:
-        return self._repository.blob(wanted.sha256)
+        return f"{self._root}/blobs/sha256:{wanted.sha256}"
 
 
 class _Slice(io.RawIOBase):
@@ -124,14 +94,14 @@ class RegistryTarget:
     """
 
     def __init__(self, reference: Reference, client: Client) -> None:
-        self._repository, self._client = _Repository(reference, client), client
+        self._reference, self._root, self._client = reference, _root_of(reference), client
         self.name = reference.text
 
     def has(self, wanted: Object) -> bool:
         """Whether the repository has an object."""
 
         def ask() -> bool:
-            url = self._repository.blob(wanted.sha256)
+            url = f"{self._root}/blobs/sha256:{wanted.sha256}"
             with self._client.request("HEAD", url, accept=(200, 404)) as response:
                 length = response.headers.get("Content-Length")
                 return response.status == 200 and length in {None, str(wanted.size)}
@@ -151,19 +121,17 @@ class RegistryTarget:
             FileAccessError: the file cannot be read, or has another size.
         """
         with _readable(path, wanted) as descriptor:
-            upload = _Upload(self._client, self._repository.root, wanted, descriptor, sent)
+            upload = _Upload(self._client, self._root, wanted, descriptor, sent)
             retry(self._client.patience, upload.go_on)
 
     def put_manifest(self, data: bytes) -> str:
         """Upload the manifest, under the tag if there is one; its SHA-256."""
         digest = sha256(data)
-        tag = self._repository.reference.tag or f"sha256:{digest}"
+        tag = self._reference.tag or f"sha256:{digest}"
 
         def put() -> None:
-            headers = {"Content-Type": MANIFEST_TYPE}
-            with self._client.request(
-                "PUT", self._repository.manifest(tag), headers=headers, body=data, accept=(200, 201)
-            ):
+            url, headers = f"{self._root}/manifests/{tag}", {"Content-Type": MANIFEST_TYPE}
+            with self._client.request("PUT", url, headers=headers, body=data, accept=(200, 201)):
                 pass
 
         retry(self._client.patience, put)

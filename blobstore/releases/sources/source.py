@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.core.constants import MOST_GAP
-from blobstore.core.errors import FileAccessError, InvalidFileError, TrustError
+from blobstore.core.errors import InvalidFileError, TrustError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
@@ -29,6 +29,7 @@ __all__ = [
     "Body",
     "FolderSource",
     "Found",
+    "ReleaseFolder",
     "Source",
     "check_pin",
     "pieces_of",
@@ -97,15 +98,17 @@ class Source(ABC):
     cached = False
     """Whether caches may answer in its place, with what it had before."""
 
+    _fetched = _requests = 0
+
     @property
     def fetched(self) -> int:
         """Bytes of all that was read so far."""
-        return 0
+        return self._fetched
 
     @property
     def requests(self) -> int:
         """The number of requests so far; 0 for a folder."""
-        return 0
+        return self._requests
 
     @property
     def moving(self) -> bool:
@@ -198,7 +201,23 @@ def read_small(path: Path, limit: int) -> bytes:
         return b"".join(pieces_of(descriptor, 0, limit))
 
 
-class FolderSource(Source):
+class ReleaseFolder(Source):
+    """A release in a release folder, wherever that is: lists and signatures are small files at known paths."""
+
+    @abstractmethod
+    def _small(self, path: str, limit: int, *, fresh: bool = False) -> bytes | None:
+        """A file below the folder, of at most `limit` bytes; None if it is not there."""
+
+    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+        # not beside the index that was found: "latest" may be another release by now
+        return self._small(f"{index.name}/{index.version}/{EARLIER if earlier else WAYS}", TABLE_LIMIT, fresh=fresh)
+
+    def signature(self, index_sha256: str) -> str | None:
+        signature = self._small(f"{SIGNATURES}/{index_sha256}", 1 << 16)
+        return None if signature is None else signature.decode("ascii", "replace")
+
+
+class FolderSource(ReleaseFolder):
     """A release folder on this machine.
 
     Args:
@@ -212,12 +231,7 @@ class FolderSource(Source):
         path = Path(place)
         self.path = path / INDEX if os.path.isdir(path) else path  # noqa: PTH112 - whatever the text is
         self.name, self._pin = str(self.path), pin
-        self._fetched = 0
         self._root = self.path.parent.parent.parent
-
-    @property
-    def fetched(self) -> int:
-        return self._fetched
 
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         index = read_small(self.path, INDEX_LIMIT)
@@ -226,20 +240,14 @@ class FolderSource(Source):
         check_pin(self._pin, digest, self.name)
         return Found(digest, index)
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        path = self._root / index.name / index.version / (EARLIER if earlier else WAYS)
-        with named(path):
-            if not path.exists():
+    def _small(self, path: str, limit: int, *, fresh: bool = False) -> bytes | None:
+        place = self._root / path
+        with named(place):
+            if not place.exists():
                 return None
-        data = read_small(path, TABLE_LIMIT)
+        data = read_small(place, limit)
         self._fetched += len(data)
         return data
-
-    def signature(self, index_sha256: str) -> str | None:
-        try:
-            return read_small(self._root / SIGNATURES / index_sha256, 1 << 16).decode("ascii")
-        except (FileAccessError, UnicodeDecodeError):
-            return None
 
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
-from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
-from blobstore.releases.index.ways import EARLIER, WAYS
+from blobstore.releases.index.index import INDEX_LIMIT, Object
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.server import ServerSource
-from blobstore.releases.sources.source import SIGNATURES, Found, check_pin
+from blobstore.releases.sources.source import Found, ReleaseFolder, check_pin
 
 __all__ = ["WebSource"]
 
 
-class WebSource(ServerSource):
+class WebSource(ServerSource, ReleaseFolder):
     """A release on a web server.
 
     Args:
@@ -31,8 +30,8 @@ class WebSource(ServerSource):
         self._query = parts.query  # a signed URL; its query counts for all files
         self._base = urlunsplit(parts._replace(query="", fragment=""))
 
-    def _at(self, *path: str) -> str:
-        url = urljoin(self._base, "/".join(("../..", *path)))
+    def _at(self, path: str) -> str:
+        url = urljoin(self._base, f"../../{path}")
         return f"{url}?{self._query}" if self._query else url
 
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
@@ -42,16 +41,13 @@ class WebSource(ServerSource):
         check_pin(self._pin, digest, self.name)
         return Found(digest, found.data, found.tag, found.data is None, found.age)
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        # not beside the index: "latest" may be another release by now
+    def _small(self, path: str, limit: int, *, fresh: bool = False) -> bytes | None:
         headers = {"Cache-Control": "no-cache"} if fresh else None
-        path = self._at(index.name, index.version, EARLIER if earlier else WAYS)
-        return self._client.get(path, TABLE_LIMIT, headers=headers, missing=True)
+        return self._client.get(self._at(path), limit, headers=headers, missing=True)
 
     def signature(self, index_sha256: str) -> str | None:
         if index_sha256 not in self._signatures:
-            signature = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
-            self._signatures[index_sha256] = None if signature is None else signature.decode("ascii", "replace")
+            self._signatures[index_sha256] = super().signature(index_sha256)
         return self._signatures[index_sha256]
 
     def _url(self, wanted: Object) -> str:

@@ -1,0 +1,17 @@
+"""What several tests of releases use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.releases.server import Server, serving
+
+
+@pytest.fixture
+def server(releases: Path) -> Iterator[Server]:
+    """A web server of the folder `releases`, which each file has for itself."""
+    with serving(releases) as server:
+        yield server
