@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
+#include "crossing.h"
 #include "logical/dim_order.h"
 #include "text.h"
 
@@ -18,7 +20,6 @@ namespace {
 /// What every call needs, found when the library is loaded. References to classes are global, and never given back.
 struct Classes {
   jclass object = nullptr;
-  jclass string = nullptr;
   jclass boolean = nullptr;
   jclass integer = nullptr;
   jclass long_ = nullptr;
@@ -40,6 +41,9 @@ struct Classes {
   jfieldID type = nullptr;
   jfieldID sizes = nullptr;
   jfieldID order = nullptr;
+
+  jfieldID names = nullptr; // of a Named
+  jfieldID tensors = nullptr;
 };
 Classes classes;
 
@@ -80,16 +84,11 @@ void leave(JNIEnv* env, const char* name, const char* message) noexcept {
       "a tensor has at most " + std::to_string(et::kTensorDimensionLimit) + " dimensions, not " + std::to_string(rank));
 }
 
-[[noreturn]] void throw_input(size_t index, const std::string& reason) {
-  throw Error(ErrorKind::Input, "input " + std::to_string(index) + " " + reason);
-}
-
 } // namespace
 
 void find_classes(JNIEnv* env) {
   Classes found;
   found.object = find(env, "java/lang/Object");
-  found.string = find(env, "java/lang/String");
   found.boolean = find(env, "java/lang/Boolean");
   found.integer = find(env, "java/lang/Integer");
   found.long_ = find(env, "java/lang/Long");
@@ -115,10 +114,16 @@ void find_classes(JNIEnv* env) {
 
   found.tensor = find(env, "dev/blobstore/Tensor");
   found.allocate = static_of(found.tensor, "allocate", "(I[I[I)Ldev/blobstore/Tensor;");
-  found.data = checked(env, env->GetFieldID(found.tensor, "data", "Ljava/nio/ByteBuffer;"));
-  found.type = checked(env, env->GetFieldID(found.tensor, "type", "I"));
-  found.sizes = checked(env, env->GetFieldID(found.tensor, "sizes", "[I"));
-  found.order = checked(env, env->GetFieldID(found.tensor, "order", "[I"));
+  const auto field_of = [&](jclass type, const char* name, const char* signature) {
+    return checked(env, env->GetFieldID(type, name, signature));
+  };
+  found.data = field_of(found.tensor, "data", "Ljava/nio/ByteBuffer;");
+  found.type = field_of(found.tensor, "type", "I");
+  found.sizes = field_of(found.tensor, "sizes", "[I");
+  found.order = field_of(found.tensor, "order", "[I");
+  const Local<jclass> named(env, checked(env, env->FindClass("dev/blobstore/Named")));
+  found.names = field_of(named.get(), "names", "[Ljava/lang/String;");
+  found.tensors = field_of(named.get(), "tensors", "[Ldev/blobstore/Tensor;");
   classes = found;
 }
 
@@ -146,10 +151,7 @@ void leave_exception(JNIEnv* env) noexcept {
 }
 
 std::string to_string(JNIEnv* env, jstring text) {
-  if (text == nullptr) {
-    throw_java(env, "java/lang/NullPointerException", "a string is null");
-  }
-  std::u16string copy(static_cast<size_t>(env->GetStringLength(text)), u'\0');
+  std::u16string copy(static_cast<size_t>(env->GetStringLength(not_null(env, text, "a string is null"))), u'\0');
   static_assert(sizeof(jchar) == sizeof(char16_t));
   env->GetStringRegion(text, 0, static_cast<jsize>(copy.size()), reinterpret_cast<jchar*>(copy.data()));
   check(env);
@@ -164,63 +166,10 @@ std::string to_path(JNIEnv* env, jstring text) {
   return path;
 }
 
-namespace {
-
-template <typename Each>
-std::vector<std::string> all_of(JNIEnv* env, jobjectArray texts, Each each) {
-  if (texts == nullptr) {
-    throw_java(env, "java/lang/NullPointerException", "an array is null");
-  }
-  const jsize count = env->GetArrayLength(texts);
-  std::vector<std::string> out;
-  out.reserve(static_cast<size_t>(count));
-  for (jsize i = 0; i < count; ++i) {
-    const Local<jstring> one(env, static_cast<jstring>(checked(env, env->GetObjectArrayElement(texts, i))));
-    out.push_back(each(env, one.get()));
-  }
-  return out;
-}
-
-} // namespace
-
-std::vector<std::string> to_strings(JNIEnv* env, jobjectArray texts) {
-  return all_of(env, texts, to_string);
-}
-
-std::vector<std::string> to_paths(JNIEnv* env, jobjectArray texts) {
-  return all_of(env, texts, to_path);
-}
-
-std::vector<double> to_doubles(JNIEnv* env, jdoubleArray numbers) {
-  std::vector<double> out(static_cast<size_t>(env->GetArrayLength(numbers)));
-  env->GetDoubleArrayRegion(numbers, 0, static_cast<jsize>(out.size()), out.data());
-  check(env);
-  return out;
-}
-
 Local<jstring> to_java(JNIEnv* env, const std::string& text) {
   const std::u16string wide = to_utf16(text);
   return {
       env, checked(env, env->NewString(reinterpret_cast<const jchar*>(wide.data()), static_cast<jsize>(wide.size())))};
-}
-
-Local<jobjectArray> to_java(JNIEnv* env, const std::vector<std::string>& texts) {
-  Local<jobjectArray> array(
-      env, checked(env, env->NewObjectArray(static_cast<jsize>(texts.size()), classes.string, nullptr)));
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const Local<jstring> text = to_java(env, texts[i]);
-    env->SetObjectArrayElement(array.get(), static_cast<jsize>(i), text.get());
-    check(env);
-  }
-  return array;
-}
-
-Local<jlongArray> to_java(JNIEnv* env, const std::vector<jlong>& numbers) {
-  const auto size = static_cast<jsize>(numbers.size());
-  Local<jlongArray> array(env, checked(env, env->NewLongArray(size)));
-  env->SetLongArrayRegion(array.get(), 0, size, numbers.data());
-  check(env);
-  return array;
 }
 
 Local<jintArray> to_java(JNIEnv* env, const std::vector<jint>& numbers) {
@@ -229,6 +178,23 @@ Local<jintArray> to_java(JNIEnv* env, const std::vector<jint>& numbers) {
   env->SetIntArrayRegion(array.get(), 0, size, numbers.data());
   check(env);
   return array;
+}
+
+std::optional<double> Crossing<std::optional<double>>::from(JNIEnv* env, jobject number) {
+  const Local<jclass> type(env, env->GetObjectClass(not_null(env, number, "an OptionalDouble is null")));
+  const jmethodID is_present = checked(env, env->GetMethodID(type.get(), "isPresent", "()Z"));
+  const jmethodID value = checked(env, env->GetMethodID(type.get(), "getAsDouble", "()D"));
+  const bool present = checked(env, env->CallBooleanMethod(number, is_present)) != JNI_FALSE;
+  return present ? std::optional<double>(checked(env, env->CallDoubleMethod(number, value))) : std::nullopt;
+}
+
+Local<> Crossing<std::optional<double>>::to(JNIEnv* env, const std::optional<double>& number) {
+  const Local<jclass> type(env, checked(env, env->FindClass("java/util/OptionalDouble")));
+  const jmethodID maker = checked(
+      env,
+      number ? env->GetStaticMethodID(type.get(), "of", "(D)Ljava/util/OptionalDouble;")
+             : env->GetStaticMethodID(type.get(), "empty", "()Ljava/util/OptionalDouble;"));
+  return {env, checked(env, env->CallStaticObjectMethod(type.get(), maker, number.value_or(0)))};
 }
 
 NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
@@ -256,91 +222,87 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
   return {std::move(tensor), address};
 }
 
-Local<> copy_to_java(JNIEnv* env, const EtTensor& tensor) {
+NewTensor copy_to_java(JNIEnv* env, const EtTensor& tensor) {
   NewTensor made = new_tensor(env, internal::layout_of(tensor));
   if (const size_t size = tensor.nbytes(); size != 0) {
     std::memcpy(made.data, tensor.const_data_ptr(), size);
   }
-  return std::move(made.tensor);
+  return made;
 }
 
-Layout View::layout() const {
-  return {scalar_type, {sizes.begin(), sizes.begin() + rank}, {dim_order.begin(), dim_order.begin() + rank}};
+namespace {
+
+std::vector<jint> ints_of(JNIEnv* env, jintArray numbers) {
+  std::vector<jint> out(static_cast<size_t>(env->GetArrayLength(numbers)));
+  env->GetIntArrayRegion(numbers, 0, static_cast<jsize>(out.size()), out.data());
+  check(env);
+  return out;
 }
+
+/// Whether ExecuTorch can count its elements.
+bool countable(const Layout& layout) {
+  return executorch::aten::safe_numel(layout.sizes.data(), static_cast<ssize_t>(layout.sizes.size())).ok();
+}
+
+} // namespace
 
 View view_of(JNIEnv* env, jobject tensor) {
-  if (tensor == nullptr) {
-    throw_java(env, "java/lang/NullPointerException", "a tensor is null");
-  }
-  View view;
-  view.scalar_type = static_cast<int8_t>(env->GetIntField(tensor, classes.type));
+  const int type = env->GetIntField(not_null(env, tensor, "a tensor is null"), classes.type);
   const Local<jintArray> sizes(env, static_cast<jintArray>(env->GetObjectField(tensor, classes.sizes)));
   const Local<jintArray> order(env, static_cast<jintArray>(env->GetObjectField(tensor, classes.order)));
   const Local<> data(env, env->GetObjectField(tensor, classes.data));
-  const jsize rank = env->GetArrayLength(sizes.get());
-  if (static_cast<size_t>(rank) > view.sizes.size()) {
-    throw_deep(static_cast<size_t>(rank));
+  View view{{static_cast<int8_t>(type), ints_of(env, sizes.get()), {}}, nullptr, 0};
+  const size_t rank = view.layout.sizes.size();
+  if (rank > et::kTensorDimensionLimit) {
+    throw_deep(rank);
   }
-  view.rank = static_cast<uint8_t>(rank);
-  std::array<jint, et::kTensorDimensionLimit> dims = {};
-  static_assert(sizeof(jint) == sizeof(int32_t));
-  env->GetIntArrayRegion(sizes.get(), 0, rank, reinterpret_cast<jint*>(view.sizes.data()));
-  check(env);
   if (order) {
-    env->GetIntArrayRegion(order.get(), 0, rank, dims.data());
-    check(env);
-  }
-  for (uint8_t i = 0; i < view.rank; ++i) {
-    view.dim_order[i] = order ? static_cast<uint8_t>(dims[i]) : i;
+    const std::vector<jint> dims = ints_of(env, order.get());
+    view.layout.dim_order.assign(dims.begin(), dims.end());
+  } else {
+    view.layout.dim_order.resize(rank);
+    std::iota(view.layout.dim_order.begin(), view.layout.dim_order.end(), uint8_t{0});
   }
   view.data = env->GetDirectBufferAddress(data.get());
   view.nbytes = static_cast<size_t>(env->GetDirectBufferCapacity(data.get()));
   // the constructor in Java compared the two, so this is about memory that was not made by it
-  size_t nbytes = item_size(view.scalar_type);
-  for (uint8_t i = 0; i < view.rank; ++i) {
-    nbytes *= static_cast<size_t>(view.sizes[i]);
-  }
+  const std::optional<uint64_t> nbytes = layout_nbytes(view.layout);
   if (nbytes != view.nbytes || (view.data == nullptr && nbytes != 0)) {
     throw Error(ErrorKind::UnsupportedData, "the memory of a tensor is not that of a direct buffer");
   }
-  if (view.nbytes != 0 && reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
+  const size_t item = item_size(view.layout.scalar_type);
+  if (view.nbytes != 0 && reinterpret_cast<uintptr_t>(view.data) % item != 0) {
     throw Error(
         ErrorKind::UnsupportedData,
-        "the buffer of " + blobstore::to_string(view.layout()) + " begins at an address that is no multiple of " +
-            std::to_string(item_size(view.scalar_type)) + "; it is a slice of another one");
+        "the buffer of " + blobstore::to_string(view.layout) + " begins at an address that is no multiple of " +
+            std::to_string(item) + "; it is a slice of another one");
   }
   return view;
 }
 
-NamedTensors::NamedTensors(JNIEnv* env, jobjectArray names, jobjectArray tensors) : names_(to_strings(env, names)) {
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const Local<> tensor(env, checked(env, env->GetObjectArrayElement(tensors, static_cast<jsize>(i))));
-    views_.push_back(view_of(env, tensor.get()));
-  }
-}
-
-StateDict NamedTensors::state_dict() const {
+StateDict to_state_dict(JNIEnv* env, jobject named) {
+  const Local<jobjectArray> texts(env, static_cast<jobjectArray>(env->GetObjectField(named, classes.names)));
+  const Local<jobjectArray> tensors(env, static_cast<jobjectArray>(env->GetObjectField(named, classes.tensors)));
+  const std::vector<std::string> names = to_strings(env, texts.get(), to_string);
   StateDict out;
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const View& view = views_[i];
-    if (!executorch::aten::safe_numel(view.sizes.data(), view.rank).ok()) {
-      throw Error(ErrorKind::UnsupportedData, "'" + names_[i] + "' is too large");
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Local<> tensor(env, checked(env, env->GetObjectArrayElement(tensors.get(), static_cast<jsize>(i))));
+    const View view = view_of(env, tensor.get());
+    if (!countable(view.layout)) {
+      throw Error(ErrorKind::UnsupportedData, "'" + names[i] + "' is too large");
     }
-    out[names_[i]] = executorch::extension::make_tensor_ptr(
-        {view.sizes.begin(), view.sizes.begin() + view.rank},
+    out[names[i]] = executorch::extension::make_tensor_ptr(
+        view.layout.sizes,
         view.data,
-        {view.dim_order.begin(), view.dim_order.begin() + view.rank},
+        view.layout.dim_order,
         {},
-        static_cast<executorch::aten::ScalarType>(view.scalar_type));
+        static_cast<executorch::aten::ScalarType>(view.layout.scalar_type));
   }
   return out;
 }
 
 Inputs::Inputs(JNIEnv* env, jobjectArray values, const et::MethodMeta& method) {
-  if (values == nullptr) {
-    throw_java(env, "java/lang/NullPointerException", "the array of inputs is null");
-  }
-  const auto count = static_cast<size_t>(env->GetArrayLength(values));
+  const auto count = static_cast<size_t>(env->GetArrayLength(not_null(env, values, "the array of inputs is null")));
   places_.reserve(count);
   list_.resize(count);
   for (size_t i = 0; i < count; ++i) {
@@ -376,16 +338,16 @@ Inputs::Inputs(JNIEnv* env, jobjectArray values, const et::MethodMeta& method) {
 void Inputs::take_tensor(JNIEnv* env, size_t index, jobject value) {
   Place& place = places_.emplace_back();
   place.view = view_of(env, value);
-  View& view = place.view;
-  if (!executorch::aten::safe_numel(view.sizes.data(), view.rank).ok()) {
-    throw_input(index, "is too large");
+  Layout& layout = place.view.layout;
+  if (!countable(layout)) {
+    throw Error(ErrorKind::Input, "input " + std::to_string(index) + " is too large");
   }
   place.tensor.emplace(
-      static_cast<executorch::aten::ScalarType>(view.scalar_type),
-      view.rank,
-      view.sizes.data(),
-      view.data,
-      view.dim_order.data());
+      static_cast<executorch::aten::ScalarType>(layout.scalar_type),
+      static_cast<ssize_t>(layout.sizes.size()),
+      layout.sizes.data(),
+      place.view.data,
+      layout.dim_order.data());
   list_[index] = et::EValue(EtTensor(&*place.tensor));
 }
 
@@ -394,12 +356,12 @@ namespace {
 /// Copy a result to the memory of a Tensor.
 void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {
   const View view = view_of(env, to);
-  if (const Layout found = internal::layout_of(from); found != view.layout()) {
+  if (const Layout found = internal::layout_of(from); found != view.layout) {
     throw Error(
         ErrorKind::Layout,
         "output " + std::to_string(index) + " is " + blobstore::to_string(found) + ", and the tensor for it is " +
-            blobstore::to_string(view.layout()) +
-            (found.sizes == view.layout().sizes ? ", or has another order of dimensions" : ""));
+            blobstore::to_string(view.layout) +
+            (found.sizes == view.layout.sizes ? ", or has another order of dimensions" : ""));
   }
   if (view.nbytes != 0) {
     std::memcpy(view.data, from.const_data_ptr(), view.nbytes);
@@ -408,7 +370,7 @@ void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {
 
 Local<> value_to_java(JNIEnv* env, const et::EValue& value) {
   if (value.isTensor()) {
-    return copy_to_java(env, value.toTensor());
+    return copy_to_java(env, value.toTensor()).tensor;
   }
   if (value.isInt()) {
     const auto number = static_cast<jlong>(value.toInt());

@@ -4,13 +4,11 @@
 
 #include <jni.h>
 
-#include <array>
 #include <exception>
 #include <memory>
 #include <new>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -109,99 +107,35 @@ T& object(jlong handle) {
 
 // Strings and arrays. Java's strings are UTF-16, the library's UTF-8; bytes that are not become U+FFFD.
 
+/// The argument, unless it is null: that leaves NullPointerException.
+template <typename T>
+T not_null(JNIEnv* env, T reference, const char* message) {
+  if (reference == nullptr) {
+    throw_java(env, "java/lang/NullPointerException", message);
+  }
+  return reference;
+}
+
 /// @throws Error UnsupportedData: half of a surrogate pair. Leaves NullPointerException for null.
 std::string to_string(JNIEnv* env, jstring text);
 /// As above, for a path. @throws Error FileAccess: it has a NUL, where the system would end it.
 std::string to_path(JNIEnv* env, jstring text);
-std::vector<std::string> to_strings(JNIEnv* env, jobjectArray texts);
-std::vector<std::string> to_paths(JNIEnv* env, jobjectArray texts);
-std::vector<double> to_doubles(JNIEnv* env, jdoubleArray numbers);
+
+/// What `each` makes of every text.
+template <typename Each>
+std::vector<std::string> to_strings(JNIEnv* env, jobjectArray texts, const Each& each) {
+  const jsize count = env->GetArrayLength(not_null(env, texts, "an array is null"));
+  std::vector<std::string> out;
+  out.reserve(static_cast<size_t>(count));
+  for (jsize i = 0; i < count; ++i) {
+    const Local<jstring> one(env, static_cast<jstring>(checked(env, env->GetObjectArrayElement(texts, i))));
+    out.push_back(each(env, one.get()));
+  }
+  return out;
+}
 
 Local<jstring> to_java(JNIEnv* env, const std::string& text);
-Local<jobjectArray> to_java(JNIEnv* env, const std::vector<std::string>& texts);
-Local<jlongArray> to_java(JNIEnv* env, const std::vector<jlong>& numbers);
 Local<jintArray> to_java(JNIEnv* env, const std::vector<jint>& numbers);
-
-/// An argument that is null, for a text that is missing.
-inline Local<jstring> to_java(JNIEnv* env, const std::optional<std::string>& text) {
-  return text ? to_java(env, *text) : Local<jstring>(env, nullptr);
-}
-
-/// An array of objects of a class of this package, as an argument.
-struct Objects {
-  const char* type;
-  jobjectArray array;
-};
-
-/// What a value is in Java: a number as it is, everything else as a reference of this call.
-template <typename T>
-auto argument(JNIEnv* env, const T& value) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return static_cast<jboolean>(value);
-  } else if constexpr (std::is_integral_v<T>) {
-    return static_cast<std::conditional_t<sizeof(T) == sizeof(jlong), jlong, jint>>(value);
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return static_cast<jdouble>(value);
-  } else if constexpr (std::is_same_v<T, Objects>) {
-    return value.array;
-  } else {
-    return to_java(env, value);
-  }
-}
-
-/// The type of an argument in signatures.
-template <typename T, typename Argument>
-std::string type_of(const T& value, const Argument&) {
-  if constexpr (std::is_same_v<T, Objects>) {
-    return std::string("[Ldev/blobstore/") + value.type + ";";
-  } else {
-    return std::is_same_v<Argument, jboolean>           ? "Z"
-        : std::is_same_v<Argument, jint>                ? "I"
-        : std::is_same_v<Argument, jlong>               ? "J"
-        : std::is_same_v<Argument, jdouble>             ? "D"
-        : std::is_same_v<Argument, Local<jintArray>>    ? "[I"
-        : std::is_same_v<Argument, Local<jlongArray>>   ? "[J"
-        : std::is_same_v<Argument, Local<jobjectArray>> ? "[Ljava/lang/String;"
-                                                        : "Ljava/lang/String;";
-  }
-}
-
-template <typename T>
-T passed(T number) {
-  return number;
-}
-template <typename T>
-T passed(const Local<T>& reference) {
-  return reference.get();
-}
-
-/// A new object of a class of this package, such as "ValueInfo". Its constructor takes what the values are in Java.
-template <typename... Values>
-Local<> make(JNIEnv* env, const char* name, const Values&... values) {
-  const Local<jclass> type(env, checked(env, env->FindClass((std::string("dev/blobstore/") + name).c_str())));
-  const std::tuple<decltype(argument(env, values))...> arguments(argument(env, values)...);
-  const auto construct = [&](const auto&... each) -> Local<> {
-    const std::string signature = "(" + (type_of(values, each) + ... + std::string(")V"));
-    const jmethodID constructor = checked(env, env->GetMethodID(type.get(), "<init>", signature.c_str()));
-    return {env, checked(env, env->NewObject(type.get(), constructor, passed(each)...))};
-  };
-  return std::apply(construct, arguments);
-}
-
-/// An array of objects of a class of this package, each of which `each(value)` makes.
-template <typename Values, typename Each>
-Local<jobjectArray> make_array(JNIEnv* env, const char* name, const Values& values, const Each& each) {
-  const Local<jclass> type(env, checked(env, env->FindClass((std::string("dev/blobstore/") + name).c_str())));
-  Local<jobjectArray> array(
-      env, checked(env, env->NewObjectArray(static_cast<jsize>(values.size()), type.get(), nullptr)));
-  jsize index = 0;
-  for (const auto& value : values) {
-    const Local<> made = each(value);
-    env->SetObjectArrayElement(array.get(), index++, made.get());
-    check(env);
-  }
-  return array;
-}
 
 // Tensors
 
@@ -213,37 +147,21 @@ struct NewTensor {
 /// @throws Error UnsupportedData: its elements are of an unknown type, or it has more dimensions than ExecuTorch runs.
 NewTensor new_tensor(JNIEnv* env, const Layout& layout);
 
-/// A Tensor with a copy of the bytes.
-Local<> copy_to_java(JNIEnv* env, const executorch::aten::Tensor& tensor);
+/// One with a copy of the bytes.
+NewTensor copy_to_java(JNIEnv* env, const executorch::aten::Tensor& tensor);
 
 /// What a Tensor of Java refers to. Valid as long as Java can reach the Tensor.
 struct View {
-  int8_t scalar_type = 0;
-  uint8_t rank = 0;
-  std::array<int32_t, executorch::runtime::kTensorDimensionLimit> sizes = {};
-  std::array<uint8_t, executorch::runtime::kTensorDimensionLimit> dim_order = {};
+  Layout layout;
   void* data = nullptr;
   size_t nbytes = 0;
-
-  Layout layout() const;
 };
 /// @throws Error UnsupportedData: it has more dimensions than ExecuTorch runs, or memory that cannot be used.
 View view_of(JNIEnv* env, jobject tensor);
 
-/// Named tensors of Java during a call. The array keeps their memory, so nothing else may change it. There is no
-/// reference to each one, because a call has room for few.
-class NamedTensors {
- public:
-  NamedTensors(JNIEnv* env, jobjectArray names, jobjectArray tensors);
-
-  const std::vector<std::string>& names() const { return names_; }
-  const std::vector<View>& views() const { return views_; }
-  StateDict state_dict() const;
-
- private:
-  std::vector<std::string> names_;
-  std::vector<View> views_;
-};
+/// The tensors of a Named of Java. They refer to its memory, so they are valid during the call that it was passed to.
+/// There is no reference to each one, because a call has room for few.
+StateDict to_state_dict(JNIEnv* env, jobject named);
 
 /// The inputs of a call, during it. The array keeps the memory of tensors, so nothing else may change it.
 class Inputs {
@@ -270,24 +188,7 @@ class Inputs {
 /// @throws Error Layout: one of them differs from its result; those before it were written to.
 Local<jobjectArray> copy_to_java(JNIEnv* env, const Outputs& outputs, jobjectArray into = nullptr);
 
-// The functions of each file, for `Native`.
-
-void add_adapters(std::vector<JNINativeMethod>& functions);
-void add_cache(std::vector<JNINativeMethod>& functions);
-void add_packed(std::vector<JNINativeMethod>& functions);
-void add_programs(std::vector<JNINativeMethod>& functions);
-void add_releases(std::vector<JNINativeMethod>& functions);
-void add_requests(std::vector<JNINativeMethod>& functions);
-void add_tensors(std::vector<JNINativeMethod>& functions);
-void add_training(std::vector<JNINativeMethod>& functions);
-
 /// Find the classes that calls need often, once. @throws Pending.
 void find_classes(JNIEnv* env);
-
-/// A row of these lists. JNI takes its texts without const and never writes to them.
-template <typename Function>
-JNINativeMethod function(const char* name, const char* signature, Function* pointer) {
-  return {const_cast<char*>(name), const_cast<char*>(signature), reinterpret_cast<void*>(pointer)};
-}
 
 } // namespace blobstore::java

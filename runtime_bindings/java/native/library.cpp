@@ -4,7 +4,7 @@
 
 #include <jni.h>
 
-#include "convert.h"
+#include "crossing.h"
 #include "os/process_end.h"
 
 namespace blobstore::java {
@@ -18,12 +18,12 @@ void end() {
   }
 }
 
-void free(JNIEnv*, jclass, jlong object) {
+void free_share(jlong object) {
   delete reinterpret_cast<std::shared_ptr<void>*>(object);
 }
 
 /// Functions that are registered last run first, before what ExecuTorch made meanwhile is destroyed.
-void end_first(JNIEnv*, jclass) {
+void end_first() {
   (void)std::atexit(&end);
 }
 
@@ -38,16 +38,22 @@ extern "C" JNIEXPORT jint JNI_OnLoad(JavaVM* machine, void*) {
   }
   return guarded(env, [env]() -> jint { // 0 is no version, so loading fails
     find_classes(env);
-    std::vector<JNINativeMethod> functions{
-        function("free", "(J)V", &blobstore::java::free), function("endFirst", "()V", &end_first)};
-    add_adapters(functions);
-    add_cache(functions);
-    add_packed(functions);
-    add_programs(functions);
-    add_releases(functions);
-    add_requests(functions);
-    add_tensors(functions);
-    add_training(functions);
+    std::vector<Row> rows = {row<&free_share>("free"), row<&end_first>("endFirst")};
+    for (const auto& more :
+         {adapter_rows(),
+          cache_rows(),
+          packed_rows(),
+          program_rows(),
+          release_rows(),
+          request_rows(),
+          tensor_rows(),
+          training_rows()}) {
+      rows.insert(rows.end(), more.begin(), more.end());
+    }
+    std::vector<JNINativeMethod> functions;
+    for (Row& one : rows) { // JNI takes its texts without const and never writes to them
+      functions.push_back({const_cast<char*>(one.name), one.signature.data(), one.pointer});
+    }
     const Local<jclass> native(env, checked(env, env->FindClass("dev/blobstore/Native")));
     if (env->RegisterNatives(native.get(), functions.data(), static_cast<jint>(functions.size())) != JNI_OK) {
       throw Pending();

@@ -1,88 +1,60 @@
 // PackedStore in Java.
 #include <blobstore/packed.h>
 
-#include "convert.h"
+#include "crossing.h"
 
 namespace blobstore::java {
+
+template <>
+struct Mirror<PackedFile> {
+  static constexpr const char* name = "PackedFile";
+  static auto fields(const PackedFile& file) {
+    return std::make_tuple(file.path, file.size, file.entries, file.mapped, file.used, file.in_use, file.problem);
+  }
+};
+
+template <>
+struct Mirror<PackedStats> {
+  static constexpr const char* name = "PackedStats";
+  static auto fields(const PackedStats& stats) {
+    std::vector<std::string> why;
+    std::vector<uint64_t> often;
+    for (const auto& [reason, count] : stats.reasons) {
+      why.push_back(reason);
+      often.push_back(count);
+    }
+    const std::vector<uint64_t> numbers = {
+        stats.hits,
+        stats.builds,
+        stats.fallbacks,
+        stats.written,
+        stats.repacked,
+        stats.dropped,
+        stats.verified_bytes,
+        stats.mapped_bytes};
+    return std::make_tuple(numbers, why, often);
+  }
+};
+
 namespace {
 
-jobjectArray files(JNIEnv* env, const std::vector<PackedFile>& found) {
-  return make_array(
-             env,
-             "PackedFile",
-             found,
-             [env](const PackedFile& file) {
-               return make(
-                   env,
-                   "PackedFile",
-                   file.path,
-                   file.size,
-                   file.entries,
-                   file.mapped,
-                   file.used,
-                   file.in_use,
-                   file.problem);
-             })
-      .give();
-}
-
-jlong open(JNIEnv* env, jclass, jstring folder, jlong limit, jboolean verify, jlong read_ahead) {
-  return guarded(env, [&] {
-    PackedOptions options;
-    options.limit = static_cast<uint64_t>(limit);
-    options.verify = verify != JNI_FALSE;
-    options.read_ahead = static_cast<uint64_t>(read_ahead);
-    return share(PackedStore::open(to_path(env, folder), options));
-  });
-}
-
-jobject stats(JNIEnv* env, jclass, jlong store) {
-  return guarded(env, [&] {
-    const PackedStats found = object<PackedStore>(store).stats();
-    std::vector<std::string> why;
-    std::vector<jlong> often;
-    for (const auto& [reason, count] : found.reasons) {
-      why.push_back(reason);
-      often.push_back(static_cast<jlong>(count));
-    }
-    std::vector<jlong> numbers;
-    for (const uint64_t number :
-         {found.hits,
-          found.builds,
-          found.fallbacks,
-          found.written,
-          found.repacked,
-          found.dropped,
-          found.verified_bytes,
-          found.mapped_bytes}) {
-      numbers.push_back(static_cast<jlong>(number));
-    }
-    return make(env, "PackedStats", numbers, why, often).give();
-  });
-}
-
-jobjectArray list(JNIEnv* env, jclass, jlong store) {
-  return guarded(env, [&] { return files(env, object<PackedStore>(store).list()); });
-}
-
-jobjectArray verify(JNIEnv* env, jclass, jlong store) {
-  return guarded(env, [&] { return files(env, object<PackedStore>(store).verify()); });
-}
-
-jobjectArray gc(JNIEnv* env, jclass, jlong store) {
-  return guarded(env, [&] { return files(env, object<PackedStore>(store).gc()); });
+std::shared_ptr<PackedStore> open(const Path& folder, uint64_t limit, bool verify, uint64_t read_ahead) {
+  PackedOptions options;
+  options.limit = limit;
+  options.verify = verify;
+  options.read_ahead = read_ahead;
+  return PackedStore::open(folder.text, options);
 }
 
 } // namespace
 
-void add_packed(std::vector<JNINativeMethod>& functions) {
-  functions.insert(
-      functions.end(),
-      {function("openPacked", "(Ljava/lang/String;JZJ)J", &open),
-       function("packedStats", "(J)Ldev/blobstore/PackedStats;", &stats),
-       function("packedList", "(J)[Ldev/blobstore/PackedFile;", &list),
-       function("packedVerify", "(J)[Ldev/blobstore/PackedFile;", &verify),
-       function("packedGc", "(J)[Ldev/blobstore/PackedFile;", &gc)});
+std::vector<Row> packed_rows() {
+  return {
+      row<&open>("openPacked"),
+      row<&PackedStore::stats>("packedStats"),
+      row<&PackedStore::list>("packedList"),
+      row<&PackedStore::verify>("packedVerify"),
+      row<&PackedStore::gc>("packedGc")};
 }
 
 } // namespace blobstore::java

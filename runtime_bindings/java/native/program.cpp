@@ -2,7 +2,7 @@
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 
-#include "convert.h"
+#include "crossing.h"
 
 namespace blobstore::java {
 namespace {
@@ -53,121 +53,72 @@ Info info(const et::Result<et::Tag>& tag, const Meta& meta, std::string name) {
   return out;
 }
 
-jobjectArray to_java(JNIEnv* env, const std::vector<Info>& infos) {
-  return make_array(
-             env,
-             "ValueInfo",
-             infos,
-             [env](const Info& one) {
-               const auto ints = [](const auto& list) { return std::vector<jint>(list.begin(), list.end()); };
-               return make(
-                   env,
-                   "ValueInfo",
-                   one.kind,
-                   one.layout.scalar_type,
-                   ints(one.layout.sizes),
-                   ints(one.layout.dim_order),
-                   one.name);
-             })
-      .give();
-}
-
-jobjectArray inputs(JNIEnv* env, const et::MethodMeta& method, const std::vector<std::string>& names) {
+std::vector<Info> inputs(const et::MethodMeta& method, const std::vector<std::string>& names) {
   std::vector<Info> infos;
   for (size_t i = 0; i < method.num_inputs(); ++i) {
     infos.push_back(info(method.input_tag(i), [&] { return method.input_tensor_meta(i); }, names[i]));
   }
-  return to_java(env, infos);
+  return infos;
 }
 
-jobjectArray outputs(JNIEnv* env, const et::MethodMeta& method) {
+std::vector<Info> outputs(const et::MethodMeta& method) {
   std::vector<Info> infos;
   for (size_t i = 0; i < method.num_outputs(); ++i) {
     infos.push_back(info(method.output_tag(i), [&] { return method.output_tensor_meta(i); }, ""));
   }
-  return to_java(env, infos);
+  return infos;
 }
 
-jlong load_program(JNIEnv* env, jclass, jstring path, jlong cache, jlong packed) {
-  return guarded(env, [&] {
-    return share(Program::load(to_path(env, path), shared<BlobCache>(cache), shared<PackedStore>(packed)));
-  });
+std::shared_ptr<Program> load(
+    const Path& path, std::shared_ptr<BlobCache> cache, const std::shared_ptr<PackedStore>& packed) {
+  return Program::load(path.text, std::move(cache), packed);
 }
 
-jobjectArray methods(JNIEnv* env, jclass, jlong program) {
-  return guarded(env, [&] { return java::to_java(env, object<Program>(program).methods()).give(); });
+std::vector<Info> program_inputs(const Program& program, const std::string& method) {
+  return inputs(program.method_meta(method), program.input_names(method));
 }
 
-jobjectArray needs(JNIEnv* env, jclass, jlong program, jstring method) {
-  return guarded(
-      env, [&] { return java::to_java(env, object<Program>(program).needs(to_string(env, method))).give(); });
+std::vector<Info> program_outputs(const Program& program, const std::string& method) {
+  return outputs(program.method_meta(method));
 }
 
-jobjectArray backends(JNIEnv* env, jclass, jlong program, jstring method) {
-  return guarded(
-      env, [&] { return java::to_java(env, object<Program>(program).backends(to_string(env, method))).give(); });
+std::vector<Info> method_inputs(const Method& method) {
+  return inputs(method.meta(), method.input_names());
 }
 
-jobjectArray program_inputs(JNIEnv* env, jclass, jlong handle, jstring method) {
-  return guarded(env, [&] {
-    const auto& program = object<Program>(handle);
-    const std::string name = to_string(env, method);
-    return inputs(env, program.method_meta(name), program.input_names(name));
-  });
+std::vector<Info> method_outputs(const Method& method) {
+  return outputs(method.meta());
 }
 
-jobjectArray program_outputs(JNIEnv* env, jclass, jlong program, jstring method) {
-  return guarded(env, [&] { return outputs(env, object<Program>(program).method_meta(to_string(env, method))); });
-}
-
-jstring packed_cache_path(JNIEnv* env, jclass, jlong program) {
-  return guarded(env, [&] { return java::to_java(env, object<Program>(program).packed_cache_path()).give(); });
-}
-
-jlong load_method(JNIEnv* env, jclass, jlong program, jstring name) {
-  return guarded(env, [&] { return share(object<Program>(program).load_method(to_string(env, name))); });
-}
-
-jstring method_name(JNIEnv* env, jclass, jlong method) {
-  return guarded(env, [&] { return java::to_java(env, object<Method>(method).name()).give(); });
-}
-
-jobjectArray method_inputs(JNIEnv* env, jclass, jlong handle) {
-  return guarded(env, [&] {
-    const auto& method = object<Method>(handle);
-    return inputs(env, method.meta(), method.input_names());
-  });
-}
-
-jobjectArray method_outputs(JNIEnv* env, jclass, jlong method) {
-  return guarded(env, [&] { return outputs(env, object<Method>(method).meta()); });
-}
-
-jobjectArray execute(JNIEnv* env, jclass, jlong handle, jobjectArray values, jobjectArray into) {
-  return guarded(env, [&] {
-    auto& method = object<Method>(handle);
-    const Inputs inputs(env, values, method.meta());
-    return copy_to_java(env, method.execute(inputs.list()), into).give();
-  });
+Local<jobjectArray> execute(JNIEnv* env, Method& method, jobjectArray values, Results into) {
+  const Inputs inputs(env, values, method.meta());
+  return copy_to_java(env, method.execute(inputs.list()), into.array);
 }
 
 } // namespace
 
-void add_programs(std::vector<JNINativeMethod>& functions) {
-  functions.insert(
-      functions.end(),
-      {function("loadProgram", "(Ljava/lang/String;JJ)J", &load_program),
-       function("programMethods", "(J)[Ljava/lang/String;", &methods),
-       function("programNeeds", "(JLjava/lang/String;)[Ljava/lang/String;", &needs),
-       function("programBackends", "(JLjava/lang/String;)[Ljava/lang/String;", &backends),
-       function("programInputs", "(JLjava/lang/String;)[Ldev/blobstore/ValueInfo;", &program_inputs),
-       function("programOutputs", "(JLjava/lang/String;)[Ldev/blobstore/ValueInfo;", &program_outputs),
-       function("programPackedCachePath", "(J)Ljava/lang/String;", &packed_cache_path),
-       function("loadMethod", "(JLjava/lang/String;)J", &load_method),
-       function("methodName", "(J)Ljava/lang/String;", &method_name),
-       function("methodInputs", "(J)[Ldev/blobstore/ValueInfo;", &method_inputs),
-       function("methodOutputs", "(J)[Ldev/blobstore/ValueInfo;", &method_outputs),
-       function("execute", "(J[Ljava/lang/Object;[Ldev/blobstore/Tensor;)[Ljava/lang/Object;", &execute)});
+template <>
+struct Mirror<Info> {
+  static constexpr const char* name = "ValueInfo";
+  static auto fields(const Info& info) {
+    return std::make_tuple(info.kind, info.layout.scalar_type, info.layout.sizes, info.layout.dim_order, info.name);
+  }
+};
+
+std::vector<Row> program_rows() {
+  return {
+      row<&load>("loadProgram"),
+      row<&Program::methods>("programMethods"),
+      row<&Program::needs>("programNeeds"),
+      row<&Program::backends>("programBackends"),
+      row<&program_inputs>("programInputs"),
+      row<&program_outputs>("programOutputs"),
+      row<&Program::packed_cache_path>("programPackedCachePath"),
+      row<&Program::load_method>("loadMethod"),
+      row<&Method::name>("methodName"),
+      row<&method_inputs>("methodInputs"),
+      row<&method_outputs>("methodOutputs"),
+      row<&execute>("execute")};
 }
 
 } // namespace blobstore::java

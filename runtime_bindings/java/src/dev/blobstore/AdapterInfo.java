@@ -26,14 +26,13 @@ public final class AdapterInfo extends Value {
   AdapterInfo(
       String path,
       @Nullable String foundation,
-      boolean hasScale,
-      double scale,
+      OptionalDouble scale,
       String[] metadata,
       String[] modules,
       String[] problems) {
     this.path = path;
     this.foundation = Optional.ofNullable(foundation);
-    this.scale = hasScale ? OptionalDouble.of(scale) : OptionalDouble.empty();
+    this.scale = scale;
     Map<String, String> read = new LinkedHashMap<>();
     for (int i = 0; i < metadata.length; i += 2) {
       read.put(metadata[i], metadata[i + 1]);

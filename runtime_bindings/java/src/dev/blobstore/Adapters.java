@@ -58,8 +58,7 @@ public final class Adapters {
    *     unchanged.
    */
   public static long save(String path, Map<String, Tensor> tensors, List<String> foundation, double scale) {
-    Named named = new Named(tensors);
-    return Native.saveAdapter(path, named.names, named.tensors, foundation.toArray(new String[0]), scale);
+    return Native.saveAdapter(path, new Named(tensors), foundation.toArray(new String[0]), scale);
   }
 
   /** As {@link #load(LogicalTensors, String, OptionalDouble, double)}, at strength 1 and the recorded scale. */
@@ -79,8 +78,7 @@ public final class Adapters {
    *     is for another foundation, incomplete, or of another scale.
    */
   public static long load(LogicalTensors tensors, String path, OptionalDouble programScale, double strength) {
-    boolean known = programScale.isPresent();
-    return tensors.number(on -> Native.loadAdapter(on, path, known, programScale.orElse(0), strength));
+    return tensors.get(on -> Native.loadAdapter(on, path, programScale, strength));
   }
 
   /**
@@ -91,7 +89,7 @@ public final class Adapters {
    *     Update, FileAccess, Integrity.
    */
   public static long setStrength(LogicalTensors tensors, double strength) {
-    return tensors.number(on -> Native.setAdapterStrength(on, strength));
+    return tensors.get(on -> Native.setAdapterStrength(on, strength));
   }
 
   /**
@@ -105,8 +103,7 @@ public final class Adapters {
       LogicalTensors tensors, List<String> paths, double[] strengths, OptionalDouble programScale) {
     String[] names = paths.toArray(new String[0]);
     double[] all = strengths.clone();
-    boolean known = programScale.isPresent();
-    return tensors.number(on -> Native.loadAdapters(on, names, all, known, programScale.orElse(0)));
+    return tensors.get(on -> Native.loadAdapters(on, names, all, programScale));
   }
 
   /**
@@ -117,7 +114,7 @@ public final class Adapters {
    */
   public static long setStrengths(LogicalTensors tensors, double... strengths) {
     double[] all = strengths.clone();
-    return tensors.number(on -> Native.setAdapterStrengths(on, all));
+    return tensors.get(on -> Native.setAdapterStrengths(on, all));
   }
 
   /**
@@ -129,6 +126,6 @@ public final class Adapters {
    *     embedding that is tied to lm_head. Update: a weight is quantized or combined with others.
    */
   public static MergedAdapter merge(LogicalTensors tensors, String path, double alpha) {
-    return new MergedAdapter(tensors.number(on -> Native.mergeAdapter(on, path, alpha)));
+    return new MergedAdapter(tensors.get(on -> Native.mergeAdapter(on, path, alpha)));
   }
 }

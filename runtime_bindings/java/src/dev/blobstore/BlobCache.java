@@ -91,7 +91,7 @@ public final class BlobCache extends NativeObject {
    */
   public static BlobCache open(List<String> paths, Mode mode, @Nullable BlobCache base, @Nullable PackedStore packed) {
     String[] names = paths.toArray(new String[0]);
-    return new BlobCache(both(base, packed, (b, p) -> Native.openCache(names, mode.ordinal(), b, p)));
+    return new BlobCache(with(base, b -> with(packed, p -> Native.openCache(names, mode.ordinal(), b, p))));
   }
 
   /**
@@ -136,12 +136,12 @@ public final class BlobCache extends NativeObject {
 
   /** A number that grows with every commit or revert, here or in the base. */
   public long generation() {
-    return number(Native::cacheGeneration);
+    return get(Native::cacheGeneration);
   }
 
   /** The generation of a key's last change; 0 if it never changed. @throws BlobStoreException.KeyNotFound if unknown. */
   public long version(String key) {
-    return number(cache -> Native.cacheVersion(cache, key));
+    return get(cache -> Native.cacheVersion(cache, key));
   }
 
   /**
@@ -154,7 +154,7 @@ public final class BlobCache extends NativeObject {
    */
   public long update(Map<String, Tensor> blobs) {
     Named named = new Named(blobs);
-    return number(cache -> Native.cacheUpdate(cache, named.names, named.tensors));
+    return get(cache -> Native.cacheUpdate(cache, named));
   }
 
   /**
@@ -164,7 +164,7 @@ public final class BlobCache extends NativeObject {
    * @throws BlobStoreException as {@link #open} and {@link #update}; after an error nothing was changed.
    */
   public long load(String path) {
-    return number(cache -> Native.cacheLoad(cache, path));
+    return get(cache -> Native.cacheLoad(cache, path));
   }
 
   /**
@@ -175,13 +175,13 @@ public final class BlobCache extends NativeObject {
    *     After an error nothing was changed.
    */
   public long revert() {
-    return number(Native::cacheRevert);
+    return get(Native::cacheRevert);
   }
 
   /** As {@link #revert()}, for some keys. @throws BlobStoreException KeyNotFound, also. */
   public long revert(List<String> keys) {
     String[] names = keys.toArray(new String[0]);
-    return number(cache -> Native.cacheRevertKeys(cache, names));
+    return get(cache -> Native.cacheRevertKeys(cache, names));
   }
 
   /**
@@ -194,7 +194,7 @@ public final class BlobCache extends NativeObject {
    *     InvalidAlignment, DataChanged. After an error the path is unchanged.
    */
   public long save(String path, boolean dirtyOnly) {
-    return number(cache -> Native.cacheSave(cache, path, dirtyOnly));
+    return get(cache -> Native.cacheSave(cache, path, dirtyOnly));
   }
 
   /** Keys of this cache's files whose bytes differ, or may differ, from those of the files. */
@@ -204,11 +204,7 @@ public final class BlobCache extends NativeObject {
 
   /** Check that the files are still as long as when they were opened. @throws BlobStoreException.FileAccess if not. */
   public void checkFiles() {
-    get(
-        cache -> {
-          Native.cacheCheckFiles(cache);
-          return null;
-        });
+    run(Native::cacheCheckFiles);
   }
 
   /**

@@ -1,5 +1,7 @@
 package dev.blobstore;
 
+import java.util.List;
+
 /**
  * What every call of this package throws if it cannot be done. The message names the file or the key, what was expected
  * and what was found. Each kind of error of the C++ library is one nested class here, under the same name, so that a
@@ -227,50 +229,42 @@ public class BlobStoreException extends RuntimeException {
     }
   }
 
-  private interface Maker {
+  interface Maker {
     BlobStoreException make(String path, String reason, int number);
   }
 
-  /** The kinds of the C++ library, {@code enum class ErrorKind} of blobstore/error.h, in its order. */
-  enum Kind {
-    InvalidFile(InvalidFile::new),
-    Integrity(Integrity::new),
-    FileAccess(FileAccess::new),
-    KeyNotFound(KeyNotFound::new),
-    KeyConflict(KeyConflict::new),
-    Layout(Layout::new),
-    Closed(Closed::new),
-    Unsupported(Unsupported::new),
-    Program(Program::new),
-    MethodNotFound(MethodNotFound::new),
-    Input(Input::new),
-    MissingBackend(MissingBackend::new),
-    Execution(Execution::new),
-    UnsupportedData(UnsupportedData::new),
-    Update(Update::new),
-    Adapter(Adapter::new),
-    OutputPath(OutputPath::new),
-    DataChanged(DataChanged::new),
-    Training(Training::new),
-    NotFiniteLoss(NotFiniteLoss::new),
-    InvalidKey(InvalidKey::new),
-    InvalidAlignment(InvalidAlignment::new),
-    Release(Release::new),
-    Trust(Trust::new),
-    Transfer(Transfer::new),
-    Checkpoint(Checkpoint::new);
-
-    private static final Kind[] ALL = values();
-
-    private final Maker maker;
-
-    Kind(Maker maker) {
-      this.maker = maker;
-    }
-  }
+  /** Of the kinds of the C++ library, {@code enum class ErrorKind} of blobstore/error.h, in its order. */
+  static final List<Maker> MAKERS =
+      List.of(
+          InvalidFile::new,
+          Integrity::new,
+          FileAccess::new,
+          KeyNotFound::new,
+          KeyConflict::new,
+          Layout::new,
+          Closed::new,
+          Unsupported::new,
+          Program::new,
+          MethodNotFound::new,
+          Input::new,
+          MissingBackend::new,
+          Execution::new,
+          UnsupportedData::new,
+          Update::new,
+          Adapter::new,
+          OutputPath::new,
+          DataChanged::new,
+          Training::new,
+          NotFiniteLoss::new,
+          InvalidKey::new,
+          InvalidAlignment::new,
+          Release::new,
+          Trust::new,
+          Transfer::new,
+          Checkpoint::new);
 
   /** The exception for an error of the library; native code calls this. */
   static BlobStoreException of(int kind, String path, String reason, int number) {
-    return Kind.ALL[kind].maker.make(path, reason, number);
+    return MAKERS.get(kind).make(path, reason, number);
   }
 }

@@ -20,7 +20,7 @@ public final class LogicalTensors extends NativeObject {
    * @throws BlobStoreException InvalidFile: records are damaged. KeyConflict: two records contradict each other.
    */
   public static LogicalTensors of(BlobCache cache) {
-    return new LogicalTensors(cache.number(Native::openTensors));
+    return new LogicalTensors(cache.get(Native::openTensors));
   }
 
   /** The names of the tensors, without aliases. */
@@ -63,7 +63,7 @@ public final class LogicalTensors extends NativeObject {
    */
   public long update(Map<String, Tensor> values, boolean finite) {
     Named named = new Named(values);
-    return number(tensors -> Native.tensorUpdate(tensors, named.names, named.tensors, finite));
+    return get(tensors -> Native.tensorUpdate(tensors, named, finite));
   }
 
   /**
@@ -76,7 +76,7 @@ public final class LogicalTensors extends NativeObject {
    */
   public long updateStateDict(Map<String, Tensor> values, boolean strict, boolean finite) {
     Named named = new Named(values);
-    return number(tensors -> Native.tensorUpdateStateDict(tensors, named.names, named.tensors, strict, finite));
+    return get(tensors -> Native.tensorUpdateStateDict(tensors, named, strict, finite));
   }
 
   /**
@@ -85,7 +85,7 @@ public final class LogicalTensors extends NativeObject {
    * @throws BlobStoreException FileAccess, InvalidFile, Integrity, UnsupportedData, also.
    */
   public long updateStateDict(String path, boolean strict, boolean finite) {
-    return number(tensors -> Native.tensorUpdateFile(tensors, path, strict, finite));
+    return get(tensors -> Native.tensorUpdateFile(tensors, path, strict, finite));
   }
 
   @Override

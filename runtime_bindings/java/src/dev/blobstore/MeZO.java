@@ -37,7 +37,7 @@ public final class MeZO extends NativeObject {
    */
   public static MeZO of(BlobCache cache, double lr, double eps, long seed, String... names) {
     String[] wanted = names.clone();
-    return new MeZO(cache.number(on -> Native.makeMezo(on, lr, eps, seed, wanted)));
+    return new MeZO(cache.get(on -> Native.makeMezo(on, lr, eps, seed, wanted)));
   }
 
   /** The names of the tensors that are trained, sorted. */
@@ -47,25 +47,17 @@ public final class MeZO extends NativeObject {
 
   /** How many steps were made. */
   public synchronized long steps() {
-    return number(Native::mezoSteps);
+    return get(Native::mezoSteps);
   }
 
   /** Go on with an adapter that was saved after so many steps. */
   public synchronized void setSteps(long steps) {
-    number(
-        on -> {
-          Native.mezoSetSteps(on, steps);
-          return 0;
-        });
+    run(on -> Native.mezoSetSteps(on, steps));
   }
 
   /** Change the options from the next step on. @throws BlobStoreException.Training they are impossible. */
   public synchronized void setOptions(double lr, double eps, long seed) {
-    number(
-        on -> {
-          Native.mezoSetOptions(on, lr, eps, seed);
-          return 0;
-        });
+    run(on -> Native.mezoSetOptions(on, lr, eps, seed));
   }
 
   /**

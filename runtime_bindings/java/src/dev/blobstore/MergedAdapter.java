@@ -18,7 +18,7 @@ public final class MergedAdapter extends NativeObject {
 
   /** The generation of the commit that changed them. */
   public long generation() {
-    return number(Native::mergedGeneration);
+    return get(Native::mergedGeneration);
   }
 
   /** Whether {@link #undo} was called. */
@@ -33,6 +33,6 @@ public final class MergedAdapter extends NativeObject {
    * @throws BlobStoreException.Adapter it was undone already, or the weights were changed since. Nothing was changed.
    */
   public long undo() {
-    return number(Native::mergedUndo);
+    return get(Native::mergedUndo);
   }
 }

@@ -59,12 +59,7 @@ public final class Method extends NativeObject {
         throw new BlobStoreException.UnsupportedData("", "the tensor for output " + i + " is read-only", 0);
       }
     }
-    long method = handle.lease();
-    try {
-      return new Outputs(Native.execute(method, given, into));
-    } finally {
-      handle.release();
-    }
+    return new Outputs(get(method -> Native.execute(method, given, into)));
   }
 
   @Override

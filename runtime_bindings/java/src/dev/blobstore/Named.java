@@ -5,6 +5,7 @@ import java.util.Map;
 
 /** Tensors by name, as native code takes them: a copy, so that no other thread changes it meanwhile. */
 final class Named {
+  // native code reads these
   final String[] names;
   final Tensor[] tensors;
 

@@ -1,9 +1,8 @@
 package dev.blobstore;
 
 import java.io.Closeable;
-import java.util.function.LongBinaryOperator;
+import java.util.function.LongConsumer;
 import java.util.function.LongFunction;
-import java.util.function.LongUnaryOperator;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -53,6 +52,7 @@ abstract class NativeObject implements Closeable {
     return getClass().getSimpleName() + "(" + about + ")";
   }
 
+  /** Call with the native object, which stays meanwhile. */
   final <T> T get(LongFunction<T> call) {
     long pointer = handle.lease();
     try {
@@ -62,31 +62,16 @@ abstract class NativeObject implements Closeable {
     }
   }
 
-  final long number(LongUnaryOperator call) {
-    long pointer = handle.lease();
-    try {
-      return call.applyAsLong(pointer);
-    } finally {
-      handle.release();
-    }
+  final void run(LongConsumer call) {
+    get(
+        pointer -> {
+          call.accept(pointer);
+          return null;
+        });
   }
 
-  /** Call with two objects, each of which may be null, which is 0. */
-  static long both(@Nullable NativeObject first, @Nullable NativeObject second, LongBinaryOperator call) {
-    long one = first == null ? 0 : first.handle.lease();
-    try {
-      long two = second == null ? 0 : second.handle.lease();
-      try {
-        return call.applyAsLong(one, two);
-      } finally {
-        if (second != null) {
-          second.handle.release();
-        }
-      }
-    } finally {
-      if (first != null) {
-        first.handle.release();
-      }
-    }
+  /** Call with an object that may be null, which is 0. */
+  static <T> T with(@Nullable NativeObject object, LongFunction<T> call) {
+    return object == null ? call.apply(0) : object.get(call);
   }
 }

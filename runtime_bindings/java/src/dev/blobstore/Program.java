@@ -1,7 +1,6 @@
 package dev.blobstore;
 
 import java.util.List;
-import java.util.Objects;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -26,8 +25,7 @@ public final class Program extends NativeObject {
    * @throws BlobStoreException FileAccess, InvalidFile, KeyNotFound, Layout, Program; Closed: cache or packed.
    */
   public static Program load(String path, BlobCache cache, @Nullable PackedStore packed) {
-    Objects.requireNonNull(cache, "cache");
-    return new Program(both(cache, packed, (c, p) -> Native.loadProgram(path, c, p)));
+    return new Program(cache.get(on -> with(packed, p -> Native.loadProgram(path, on, p))));
   }
 
   /** The names of its methods. */
@@ -67,7 +65,7 @@ public final class Program extends NativeObject {
    * @throws BlobStoreException MethodNotFound, MissingBackend, Program; KeyNotFound: a delegate's blob.
    */
   public Method loadMethod(String name) {
-    return new Method(number(program -> Native.loadMethod(program, name)));
+    return new Method(get(program -> Native.loadMethod(program, name)));
   }
 
   @Override

@@ -35,12 +35,12 @@ public final class Release extends NativeObject {
 
   private Release(long pointer) {
     super(pointer);
-    cache = new BlobCache(number(Native::releaseCache));
+    cache = new BlobCache(get(Native::releaseCache));
   }
 
   /** As {@link #open(String, List, PackedStore, String)}, with all data files but adapters. */
   public static Release open(String directory) {
-    return open(directory, null, null, new ReleaseOptions().texts()[3]);
+    return open(directory, null, null, new ReleaseOptions().executorch);
   }
 
   /**
@@ -55,7 +55,7 @@ public final class Release extends NativeObject {
   public static Release open(
       String directory, @Nullable List<String> data, @Nullable PackedStore packed, String executorch) {
     String[] names = data == null ? null : data.toArray(new String[0]);
-    return new Release(both(packed, null, (p, none) -> Native.openRelease(directory, names, p, executorch)));
+    return new Release(with(packed, p -> Native.openRelease(directory, names, p, executorch)));
   }
 
   /** Name of the release whose blobs the cache has. */

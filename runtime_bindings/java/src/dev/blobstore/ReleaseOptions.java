@@ -4,13 +4,14 @@ import java.util.Objects;
 
 /** What a release must be. Each method changes this object and returns it. For one thread at a time. */
 public final class ReleaseOptions {
+  // native code reads these
   private String sha256 = "";
   private String name = "";
   private String version = "";
-  private String executorch = "1.5";
+  String executorch = "1.5";
   private String ways = "";
-  boolean allowRollback = false;
-  boolean plain = false;
+  private boolean allowRollback = false;
+  private boolean plain = false;
 
   /**
    * The SHA-256 that the index must have, in lower case hexadecimal digits. Without it, check the signature of the index
@@ -55,9 +56,5 @@ public final class ReleaseOptions {
   public ReleaseOptions plain(boolean value) {
     plain = value;
     return this;
-  }
-
-  String[] texts() {
-    return new String[] {sha256, name, version, executorch, ways};
   }
 }

@@ -33,7 +33,7 @@ public final class Releases {
    *     version than the options say, or is older than the installed one.
    */
   public static Missing missing(String index, String directory, ReleaseOptions options) {
-    return Native.missing(index, directory, options.texts(), options.allowRollback, options.plain);
+    return Native.missing(index, directory, options);
   }
 
   /**
@@ -45,7 +45,7 @@ public final class Releases {
    *     so that {@link #missing} lists it again. Otherwise as {@link #missing}. The old release stays current.
    */
   public static InstalledRelease commit(String index, String directory, ReleaseOptions options) {
-    return Native.commit(index, directory, options.texts(), options.allowRollback, options.plain);
+    return Native.commit(index, directory, options);
   }
 
   /** The downloader of the application, or of the system. */
@@ -74,7 +74,7 @@ public final class Releases {
   public static InstalledRelease pull(String url, String directory, Download download, ReleaseOptions options)
       throws IOException {
     Objects.requireNonNull(download);
-    return Native.pull(url, directory, options.texts(), options.allowRollback, options.plain, download);
+    return Native.pull(url, directory, options, download);
   }
 
   /**

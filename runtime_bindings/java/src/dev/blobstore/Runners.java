@@ -48,7 +48,7 @@ public final class Runners extends NativeObject {
         leased[count] = caches.get(count).handle.lease();
       }
       Runners made =
-          new Runners(Native.makeQueue(leased, programScale.isPresent(), programScale.orElse(0)), all);
+          new Runners(Native.makeQueue(leased, programScale), all);
       for (int i = 0; i < leased.length; ++i) {
         long scope = Native.enterScope(leased[i]);
         try {
@@ -82,17 +82,19 @@ public final class Runners extends NativeObject {
     @Nullable Stop stop = request.stop;
     @Nullable Consumer<String> onToken = request.onToken;
     long turn =
-        number(
+        get(
             queue ->
-                both(
+                with(
                     conversation,
-                    stop,
-                    (one, two) -> Native.queueBegin(queue, prompt, request.adapter, request.strength, one, two)));
+                    one ->
+                        with(
+                            stop,
+                            two -> Native.queueBegin(queue, prompt, request.adapter, request.strength, one, two))));
     if (turn == 0) {
       return "";
     }
     try {
-      TextRunner runner = runners.get(Native.turnRunner(turn));
+      TextRunner runner = runners.get((int) Native.turnRunner(turn));
       if (Native.turnResets(turn)) {
         runner.reset();
       }
@@ -125,20 +127,12 @@ public final class Runners extends NativeObject {
    *     file cannot be used. Closed.
    */
   public void setAdapter(String name, String path) {
-    number(
-        queue -> {
-          Native.queueSetAdapter(queue, name, path);
-          return 0;
-        });
+    run(queue -> Native.queueSetAdapter(queue, name, path));
   }
 
   /** Forget a name. @throws BlobStoreException KeyNotFound: there is no such adapter. Closed. */
   public void removeAdapter(String name) {
-    number(
-        queue -> {
-          Native.queueRemoveAdapter(queue, name);
-          return 0;
-        });
+    run(queue -> Native.queueRemoveAdapter(queue, name));
   }
 
   /** The names of the adapters, in the order of the alphabet. */
@@ -156,11 +150,7 @@ public final class Runners extends NativeObject {
   public void close() {
     if (!closed()) {
       try {
-        number(
-            queue -> {
-              Native.queueClose(queue);
-              return 0;
-            });
+        run(Native::queueClose);
       } catch (BlobStoreException.Closed already) {
         return; // by another thread
       }

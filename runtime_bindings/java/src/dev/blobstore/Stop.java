@@ -12,15 +12,11 @@ public final class Stop extends NativeObject {
 
   /** End the requests that this was given to. */
   public void set() {
-    number(
-        on -> {
-          Native.setStop(on);
-          return 0;
-        });
+    run(Native::setStop);
   }
 
   /** Whether {@link #set} was called. */
   public boolean isSet() {
-    return number(on -> Native.isStopSet(on) ? 1 : 0) != 0;
+    return get(Native::isStopSet);
   }
 }

@@ -2,7 +2,6 @@ package dev.blobstore;
 
 import java.util.List;
 import java.util.Objects;
-import java.util.function.LongBinaryOperator;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -33,7 +32,7 @@ public final class TrainingProgram extends NativeObject {
    *     no planned memory. As {@link Program#loadMethod}.
    */
   public static TrainingProgram load(Program program, String method) {
-    return new TrainingProgram(program.number(from -> Native.loadTraining(from, method)));
+    return new TrainingProgram(program.get(from -> Native.loadTraining(from, method)));
   }
 
   /** The names of the trained parameters, in the order of the program. */
@@ -53,11 +52,7 @@ public final class TrainingProgram extends NativeObject {
    */
   public void setParameter(String name, Tensor value) {
     Objects.requireNonNull(value, "value");
-    number(
-        training -> {
-          Native.trainingSetParameter(training, name, value);
-          return 0;
-        });
+    run(training -> Native.trainingSetParameter(training, name, value));
   }
 
   /** As {@link #step(Optimizer, OnNan, Object...)}, and throws if the loss is not finite. */
@@ -73,20 +68,9 @@ public final class TrainingProgram extends NativeObject {
    * @throws BlobStoreException NotFiniteLoss, Training; as {@link Method#execute}.
    */
   public Outputs step(Optimizer optimizer, OnNan onNan, @Nullable Object... inputs) {
+    Objects.requireNonNull(optimizer, "optimizer");
     Object[] given = inputs.clone(); // no other thread exchanges them
-    long training = handle.lease();
-    try {
-      long by = optimizer.handle.lease();
-      try {
-        synchronized (optimizer) { // the library's own are for one thread at a time
-          return new Outputs(Native.trainingStep(training, by, given, onNan.ordinal()));
-        }
-      } finally {
-        optimizer.handle.release();
-      }
-    } finally {
-      handle.release();
-    }
+    return new Outputs(call(optimizer, (training, by) -> Native.trainingStep(training, by, given, onNan.ordinal())));
   }
 
   /**
@@ -99,7 +83,7 @@ public final class TrainingProgram extends NativeObject {
    */
   public long save(String path, @Nullable Optimizer optimizer, String... base) {
     String[] files = base.clone();
-    return with(optimizer, (training, by) -> Native.trainingSave(training, by, path, files));
+    return call(optimizer, (training, by) -> Native.trainingSave(training, by, path, files));
   }
 
   /**
@@ -111,31 +95,28 @@ public final class TrainingProgram extends NativeObject {
    */
   public void restore(String path, @Nullable Optimizer optimizer, String... base) {
     String[] files = base.clone();
-    with(
+    call(
         optimizer,
         (training, by) -> {
           Native.trainingLoad(training, by, path, files);
-          return 0;
+          return null;
         });
   }
 
-  private long with(@Nullable Optimizer optimizer, LongBinaryOperator call) {
-    long training = handle.lease();
-    try {
-      if (optimizer == null) {
-        return call.applyAsLong(training, 0);
-      }
-      long by = optimizer.handle.lease();
-      try {
-        synchronized (optimizer) { // as in a step
-          return call.applyAsLong(training, by);
-        }
-      } finally {
-        optimizer.handle.release();
-      }
-    } finally {
-      handle.release();
-    }
+  private interface Call<T> {
+    T on(long training, long optimizer);
+  }
+
+  private <T> T call(@Nullable Optimizer optimizer, Call<T> call) {
+    return get(
+        training ->
+            with(
+                optimizer,
+                by -> {
+                  synchronized (optimizer == null ? this : optimizer) { // one is for one thread at a time
+                    return call.on(training, by);
+                  }
+                }));
   }
 
   /**
@@ -150,7 +131,7 @@ public final class TrainingProgram extends NativeObject {
    */
   public long publish(LogicalTensors target, boolean strict, boolean finite) {
     Objects.requireNonNull(target, "target");
-    return both(this, target, (from, to) -> Native.trainingPublish(from, to, strict, finite));
+    return get(from -> target.get(to -> Native.trainingPublish(from, to, strict, finite)));
   }
 
   @Override

@@ -73,20 +73,25 @@ final class Checks {
     return BlobCache.open(folder + "programs/xor.ptd");
   }
 
-  private Method serve(BlobCache cache) {
-    try (Program program = Program.load(folder + "programs/serve.pte", cache)) {
-      return program.loadMethod("forward");
+  /** It holds the cache. */
+  private Method method(String program, BlobCache cache) {
+    try (Program loaded = Program.load(folder + "programs/" + program + ".pte", cache)) {
+      return loaded.loadMethod("forward");
     }
   }
 
+  private Method serve(BlobCache cache) {
+    return method("serve", cache);
+  }
+
   private void errors() {
-    for (BlobStoreException.Kind kind : BlobStoreException.Kind.values()) {
-      BlobStoreException error = BlobStoreException.of(kind.ordinal(), "/a/file", "a reason", 5);
+    for (BlobStoreException.Maker kind : BlobStoreException.MAKERS) {
+      BlobStoreException error = kind.make("/a/file", "a reason", 5);
       same(error.getMessage(), "/a/file: a reason");
       same(error.path(), "/a/file");
       same(error.reason(), "a reason");
       same(error.number(), 5);
-      print("kind", kind, error.getClass().getSimpleName(), error.getClass().getSuperclass().getSimpleName());
+      print("kind", error.getClass().getSimpleName(), error.getClass().getSuperclass().getSimpleName());
     }
     same(BlobStoreException.of(0, "", "a reason", 0).getMessage(), "a reason");
     // from the library, with the path, the reason and errno
@@ -306,9 +311,7 @@ final class Checks {
   }
 
   private void values() {
-    try (BlobCache empty = BlobCache.open();
-        Program program = Program.load(folder + "programs/text.pte", empty);
-        Method forward = program.loadMethod("forward")) {
+    try (Method forward = method("text", BlobCache.open())) {
       Outputs outputs = forward.execute();
       same(outputs.text(0), "a text");
       same(outputs.integer(1), 7L);
@@ -316,9 +319,7 @@ final class Checks {
       fails(BlobStoreException.UnsupportedData.class, () -> outputs.tensor(1), "output 1 is Long, not Tensor");
       fails(ArrayIndexOutOfBoundsException.class, () -> outputs.get(3));
     }
-    try (BlobCache empty = BlobCache.open();
-        Program program = Program.load(folder + "programs/numbers.pte", empty);
-        Method forward = program.loadMethod("forward")) {
+    try (Method forward = method("numbers", BlobCache.open())) {
       Tensor x = Tensor.of(new float[] {1, 2}, 2);
       Outputs outputs = forward.execute(x, 3, 0.5f, true);
       print("numbers", outputs.tensor(0).floats());
@@ -330,9 +331,7 @@ final class Checks {
   }
 
   private void orders() {
-    try (BlobCache empty = BlobCache.open();
-        Program program = Program.load(folder + "programs/channels_last.pte", empty);
-        Method forward = program.loadMethod("forward")) {
+    try (Method forward = method("channels_last", BlobCache.open())) {
       same(Arrays.toString(forward.inputs().get(0).dimOrder()), "[0, 2, 3, 1]");
       ByteBuffer memory = ByteBuffer.allocateDirect(32).order(ByteOrder.nativeOrder());
       memory.asFloatBuffer().put(new float[] {-1, 2, -3, 4, -5, 6, -7, 8});
@@ -368,9 +367,7 @@ final class Checks {
           "read-only");
       require(Arrays.equals(mine.floats(), expected), "not written to");
     }
-    try (BlobCache empty = BlobCache.open();
-        Program program = Program.load(folder + "programs/text.pte", empty);
-        Method forward = program.loadMethod("forward")) {
+    try (Method forward = method("text", BlobCache.open())) {
       Tensor one = Tensor.zeros(DType.INT64);
       fails(BlobStoreException.Layout.class, () -> forward.executeInto(new Tensor[] {one}), "output 0 is no tensor");
     }
@@ -402,9 +399,7 @@ final class Checks {
       Arrays.fill(many, points());
       fails(input, () -> forward.execute(many), "1000 were given");
     }
-    try (BlobCache empty = BlobCache.open();
-        Program program = Program.load(folder + "programs/planned.pte", empty);
-        Method forward = program.loadMethod("forward")) { // adds 1 to its input
+    try (Method forward = method("planned", BlobCache.open())) { // adds 1 to its input
       Tensor x = Tensor.of(new float[] {0, 1, 2, 3}, 4);
       same(Arrays.toString(forward.execute(x).tensor(1).floats()), "[2.0, 4.0, 6.0, 8.0]");
       same(Arrays.toString(x.floats()), "[0.0, 1.0, 2.0, 3.0]");
@@ -503,10 +498,6 @@ final class Checks {
       List<String> foundations = List.of(at + "foundation.ptd");
       byte[] expected = Files.readAllBytes(Path.of(at + "2.ptd")); // as Python wrote it
       same(Adapters.save(at + "saved.ptd", pair, foundations, 1), (long) expected.length);
-      fails(
-          BlobStoreException.Adapter.class,
-          () -> Adapters.save(at + "saved.ptd", pair, foundations, Double.NaN),
-          "not a finite number");
       fails(BlobStoreException.Adapter.class, () -> Adapters.save(at + "saved.ptd", Map.of(), foundations, 1));
       require(Arrays.equals(Files.readAllBytes(Path.of(at + "saved.ptd")), expected), "the file differs");
 
@@ -519,9 +510,7 @@ final class Checks {
       same(cache.blob("m.lora_a").floats()[9], 2f);
       Adapters.load(tensors, at + "1.ptd", one, 0.5);
       same(cache.blob("m.lora_b").floats()[13], 0.5f);
-      fails(BlobStoreException.Adapter.class, () -> Adapters.setStrength(tensors, Double.NaN));
       fails(BlobStoreException.FileAccess.class, () -> Adapters.load(tensors, at + "3.ptd"));
-      fails(BlobStoreException.Adapter.class, () -> Adapters.load(tensors, at + "adapter.ptd"), "foundation");
       fails(BlobStoreException.Adapter.class, () -> Adapters.read(at + "foundation.ptd"));
       fails(BlobStoreException.Adapter.class, () -> Adapters.fingerprint(List.of()));
 
@@ -530,8 +519,6 @@ final class Checks {
       same(peft.foundation, Optional.empty());
       Adapters.load(tensors, at + "peft", OptionalDouble.of(0.25), 1);
       same(cache.blob("m.lora_b").floats()[12], 8f);
-      same(cache.blob("m.lora_b").floats()[13], 0f);
-      same(cache.blob("m.lora_a").floats()[4], 3f);
       Adapters.loadAll(tensors, List.of(at + "peft", at + "peft"), new double[] {1, -1}, OptionalDouble.of(0.5));
       same(cache.blob("m.lora_b").floats()[13], -4f);
 
@@ -541,15 +528,9 @@ final class Checks {
       same(cache.blob("m.lora_b").floats()[13], 0.5f);
       fails(
           BlobStoreException.Adapter.class,
-          () -> Adapters.loadAll(tensors, List.of(at + "1.ptd", at + "2.ptd"), new double[] {1, 1}, one));
-      fails(
-          BlobStoreException.Adapter.class,
           () -> Adapters.loadAll(tensors, List.of(at + "1.ptd"), new double[] {1, 1}, one),
           "1 adapters and 2 strengths");
       fails(BlobStoreException.Adapter.class, () -> Adapters.setStrengths(tensors, 1, 1));
-      same(cache.blob("m.lora_b").floats()[13], 0.5f);
-      Adapters.loadAll(tensors, List.of(), new double[] {}, one);
-      same(cache.blob("m.lora_b").floats()[13], 0f);
     }
   }
 
@@ -873,7 +854,7 @@ final class Checks {
     for (NativeObject one : List.of(cache, program, method, tensors, store, sgd)) {
       require(one.closed(), "closed");
       one.close(); // again
-      fails(gone, () -> one.number(pointer -> pointer), "this " + one.getClass().getSimpleName() + " was closed");
+      fails(gone, () -> one.get(pointer -> pointer), "this " + one.getClass().getSimpleName() + " was closed");
     }
     fails(gone, cache::keys);
     fails(gone, cache::revert);
