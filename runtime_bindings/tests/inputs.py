@@ -19,7 +19,6 @@ from blobstore import BlobStore, save_file
 from blobstore.adapters import save_adapter
 from blobstore.core.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
-from tests.helpers import models
 from tests.logical import native_tensors
 from tests.runtime import native_programs
 
@@ -30,7 +29,6 @@ def main(folders: list[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     first.mkdir(parents=True)
     write_tensors(first)
-    write_program(first)
     write_delegates(first / "delegates")
     write_adapters(first / "adapters")
     native_programs.write(first / "programs")
@@ -51,12 +49,6 @@ def write_tensors(folder: Path) -> None:
     store.add("opaque", bytes(range(100)))
     store.write_ptd(folder / "plain.ptd")
     make_working_copy(folder / "plain.ptd", folder / "copy.ptd")
-
-
-def write_program(folder: Path) -> None:
-    """program.pte, which takes its weights from program.ptd."""
-    models.mlp(external=True).write(folder).rename(folder / "program.pte")
-    (folder / "_default_external_constant.ptd").rename(folder / "program.ptd")
 
 
 def write_adapters(folder: Path) -> None:

@@ -206,34 +206,6 @@ def test_refused_updates_change_nothing(cache):
     assert cache.generation == 0 and cache.dirty == ()
 
 
-def test_keys_that_share_bytes_in_the_file_change_separately(foundation):
-    """Keys that the file stores once have separate memory in the cache."""
-    for mode in ("private", "copy"):
-        cache = BlobCache(foundation, mode)
-        for key in SHARED_BYTES:
-            before = {other: cache.bytes(other) for other in cache}
-            cache.update({key: np.full_like(cache.numpy(key), 3)})
-            assert {k for k in cache if cache.bytes(k) != before[k]} == {key}
-        cache.revert()
-        assert {k: bytes(v) for k, v in cache.views()} == {k: a.tobytes() for k, a in foundation_arrays().items()}
-
-
-def test_neighbours_on_a_page_are_reverted_separately(foundation):
-    """A revert of one key does not affect others on its pages (B3)."""
-    cache = BlobCache(foundation)
-    clean = foundation_arrays()
-    cache.update({key: changed(clean[key], 5) for key in clean})
-    for n, key in enumerate(KEYS):
-        cache.revert([key])
-        for m, other in enumerate(KEYS):
-            expected = clean[other] if m <= n else changed(clean[other], 5)
-            np.testing.assert_array_equal(
-                np.frombuffer(cache.get_data(other), expected.dtype), expected.reshape(-1), err_msg=f"{key} {other}"
-            )
-    assert cache.dirty == ()
-    assert cache.verify()
-
-
 def test_a_write_copies_only_its_pages(tmp_path):
     """Memory of the process grows by the changed pages and shrinks again with a revert (B4)."""
     arrays = {f"w{i}": np.full(1 << 20, i, np.float32) for i in range(8)}
@@ -444,27 +416,6 @@ def test_replaced_file_keeps_the_old_weights(tmp_path):
     assert (cache.numpy("a") == np.arange(5000.0)).all()
     os.unlink(tmp_path / "a.ptd")
     assert cache.verify()
-
-
-def test_copy_is_immune_to_truncation(tmp_path):
-    """In mode "copy" the file is not needed after opening."""
-    save_file({"a": np.arange(5000.0), "b": np.arange(5000.0)}, tmp_path / "a.ptd")
-    cache = BlobCache(tmp_path / "a.ptd", "copy")
-    os.truncate(tmp_path / "a.ptd", 0)
-    cache.update({"a": np.ones(5000)})
-    assert (cache.numpy("b") == np.arange(5000.0)).all()
-    cache.revert()
-    assert (cache.numpy("a") == np.arange(5000.0)).all()
-    assert cache.verify()
-
-
-def test_truncation_is_an_error_where_it_can_be_noticed(tmp_path):
-    """A commit to a truncated file is an error instead of a bus error (B5)."""
-    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
-    cache = BlobCache(tmp_path / "a.ptd")
-    os.truncate(tmp_path / "a.ptd", 0)
-    with pytest.raises(errors.FileAccessError, match=r"a\.ptd: "):  # not a bus error
-        cache.update({"a": np.ones(5000)})
 
 
 def test_commit_while_reading_in_the_same_thread_is_an_error(cache):

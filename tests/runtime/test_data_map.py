@@ -177,9 +177,10 @@ class TestNativeDataMap(NamedDataMapContract):
 
 
 def test_no_two_keys_share_an_address(tmp_path, foundation):
-    """XNNPACK identifies weights by address, and a write to one key must not reach another."""
-    for mode in ("private", "copy"):
-        cache = BlobCache(foundation, mode)
+    """XNNPACK identifies weights by address, and a write to one key must not reach another. An empty blob has one, too."""
+    make_working_copy(foundation, tmp_path / "copy.ptd")
+    for path, mode in ((foundation, "private"), (foundation, "copy"), (tmp_path / "copy.ptd", "shared")):
+        cache = BlobCache(path, mode)
         addresses = [cache.numpy(key).__array_interface__["data"][0] for key in cache]
         assert len(set(addresses)) == len(addresses)
 

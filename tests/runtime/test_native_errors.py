@@ -28,8 +28,9 @@ def test_the_native_module_names_each_kind_as_the_header_does():
 
 
 def test_each_kind_of_the_header_is_one_class_in_python():
+    """Paths and reasons may have bytes that are not UTF-8."""
     assert len(kinds()) > 10
     for kind in kinds():
-        error = native._make_error(in_python(kind), b"/some/file", b"a reason", 5)
+        error = native._make_error(in_python(kind), b"/some/file\xff", b"a reason \xff", 5)
         assert type(error) is getattr(errors, f"{RENAMED.get(kind, kind)}Error")
         assert "/some/file" in str(error) and "a reason" in str(error)

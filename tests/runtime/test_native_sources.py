@@ -13,22 +13,6 @@ from tests.helpers.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
 SOURCES = LIBRARY / "src"
-# Includes go down this list, never up.
-ROOMS = (
-    "facade",
-    "requests",
-    "training",
-    "adapters",
-    "logical",
-    "program",
-    "delegate",
-    "packed",
-    "releases",
-    "codec",
-    "cache",
-    "format",
-    "os",
-)
 # The system, the compiler's library, or what a tool makes of them
 SYSTEM = re.compile(
     r"#\s*(?:el)?if.*\b(?:__linux__|__APPLE__|_WIN32|__ANDROID__|__unix__|__GLIBC__|__SANITIZE_\w+__|MADV_\w+)"
@@ -40,14 +24,6 @@ HOOKS = (b"crash_at", b"crash_point", b"crash_here", b"CrashPoint", b"DataMapPro
 FORMATS = {"format": 0, "throw_format_error": 0, "throw_error": 1, "throw_error_in": 2}
 
 FILES = sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")])
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCES)))
-def test_includes_go_down_the_list_of_rooms(path):
-    here = path.relative_to(SOURCES).parts[0]
-    for name in re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")):
-        assert (SOURCES / name).is_file(), f"{name} is not in a room"
-        assert ROOMS.index(name.split("/")[0]) >= ROOMS.index(here), f"{here} includes {name}, which is above it"
 
 
 # How Python spells an argument or a value, which a C++ developer does not know

@@ -468,25 +468,6 @@ cache.update({{"shift": np.zeros(16, np.float32)}})
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
 
 
-def test_native_errors_have_a_class_each():
-    """Paths and reasons may have bytes that are not UTF-8."""
-    from blobstore.runtime.native import _ERRORS, _make_error
-
-    for kind in ("invalid_file", "integrity", "file_access", *_ERRORS):
-        error = _make_error(kind, b"file\xff", b"why \xff", 2)
-        assert isinstance(error, errors.BlobStoreError)
-        assert "file" in str(error)
-
-
-def test_save_programs_output_runs(tmp_path):
-    """The slim program runs on its data file (D1)."""
-    save_programs({"m": models.mlp(external=True).manager}, tmp_path)
-    program = Program(tmp_path / "m.pte", data=sorted(tmp_path.glob("*.ptd")))
-    torch.testing.assert_close(
-        program.method()(*models.mlp(external=True).inputs()), models.mlp(external=True).eager()[0], **CLOSE
-    )
-
-
 def test_impossible_inputs(mlp):
     """Impossible inputs are refused before anything is copied or converted."""
     for value, error in (

@@ -4,10 +4,8 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
-import random
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -113,15 +111,8 @@ for line in sys.stdin:
     assert value(cache) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("point", CRASH_POINTS)
-@pytest.mark.parametrize("survivor", ["already open", "opened later"])
-def test_killed_in_a_commit(copy, hooks, point, survivor):
-    """Killed at each point, a commit leaves the old or the new weights, for processes that were there and for later
-    ones (B3)."""
-    number, committed = CRASH_POINTS[point]
-    before = BlobCache(copy, "shared") if survivor == "already open" else None
+def kill_in_a_commit(copy, hooks, point):
+    """Let a process be killed at a point of its second commit."""
     victim = run(
         """
 from blobstore_runtime import _native
@@ -131,10 +122,22 @@ _native.crash_at(int(sys.argv[2]))
 cache.update(weights(2))
 """,
         copy,
-        number,
+        point,
         hooks=hooks,
     )
     assert victim.wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("point", CRASH_POINTS)
+@pytest.mark.parametrize("survivor", ["already open", "opened later"])
+def test_killed_in_a_commit(copy, hooks, point, survivor):
+    """Killed at each point, a commit leaves the old or the new weights, for processes that were there and for later
+    ones (B3)."""
+    number, committed = CRASH_POINTS[point]
+    before = BlobCache(copy, "shared") if survivor == "already open" else None
+    kill_in_a_commit(copy, hooks, number)
     cache = before or BlobCache(copy, "shared")
     expected = 2 if committed else 1
     assert value(cache) == expected
@@ -144,37 +147,6 @@ cache.update(weights(2))
         assert np.frombuffer(file.get_data("a"), np.float32)[0] == expected
     cache.update(weights(7))
     assert value(cache) == 7 and value(BlobCache(copy, "shared")) == 7
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_killed_at_random_moments(copy):
-    """Three processes commit and are killed; a fourth only ever sees whole generations (B3)."""
-    cache = BlobCache(copy, "shared")
-    script = """
-cache = BlobCache(sys.argv[1], "shared")
-n = int(sys.argv[2])
-print("ready", flush=True)
-while True:
-    n = n % 1000 + 1
-    cache.update(weights(n))
-"""
-    rng = random.Random(5)  # noqa: S311 - the moments of the kills
-    for turn in range(6):
-        victims = [run(script, copy, 100 * i + turn) for i in range(3)]
-        for victim in victims:
-            assert victim.stdout.readline() == "ready\n"
-        commits = cache.generation + rng.randrange(3, 15)
-        while cache.generation < commits:
-            assert value(cache) >= 0
-        for victim in victims:
-            for _ in range(rng.randrange(1, 10)):
-                assert value(cache) >= 0
-            victim.send_signal(signal.SIGKILL)
-        for victim in victims:
-            victim.wait()
-        assert value(cache) >= 0
-        assert cache.verify()
 
 
 def test_a_killed_reader_holds_no_lock(copy):
@@ -218,32 +190,21 @@ def test_commits_of_several_processes_are_counted(copy):
     assert cache.generation == 75
 
 
-def kill_in_a_commit(copy, hooks):
-    """Let a process be killed between two blobs of a commit."""
-    victim = run(
-        """
-from blobstore_runtime import _native
-cache = BlobCache(sys.argv[1], "shared")
-_native.crash_at(5)
-cache.update(weights(2))
-""",
-        copy,
-        hooks=hooks,
-    )
-    assert victim.wait() == -signal.SIGKILL
+def patch(path, at, data):
+    """Write over bytes of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
 
 
-def flip(path, at):
-    """Change a bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+def commits_of(copy):
+    return copy.with_name(f"{copy.name}.commits")
 
 
 def test_a_damaged_journal_is_an_error(copy, hooks):
     """An interrupted commit that cannot be finished is reported (B5)."""
-    kill_in_a_commit(copy, hooks)
-    flip(copy.with_name("copy.ptd.commits"), 4096 + 1000)
+    kill_in_a_commit(copy, hooks, 5)  # between two blobs
+    patch(commits_of(copy), 4096 + 1000, b"damaged")
     with pytest.raises(errors.IntegrityError, match=r"copy\.ptd\.commits: .*neither the old nor the new weights"):
         BlobCache(copy, "shared")
 
@@ -251,17 +212,23 @@ def test_a_damaged_journal_is_an_error(copy, hooks):
 def journal(copy, words, body=b""):
     """Write a journal as a killed process would have left it."""
     BlobCache(copy, "shared").close()
-    commits = copy.with_name("copy.ptd.commits")
-    data = bytearray(commits.read_bytes())[:4096].ljust(4096, b"\0")
-    made = b"".join(word.to_bytes(8, "little") for word in words) + body
-    data[56:64] = len(made).to_bytes(8, "little")
-    commits.write_bytes(data + made + xxhash.xxh3_128_digest(made))
+    made = b"".join(map(word, words)) + body
+    patch(commits_of(copy), 56, word(len(made)))
+    patch(commits_of(copy), 4096, made + xxhash.xxh3_128_digest(made))
+
+
+def word(number):
+    return number.to_bytes(8, "little")
+
+
+def interrupt(copy):
+    """Leave what a process leaves that was killed in a commit, which turns the first number into a 9."""
+    journal(copy, [7, 1, 1, 0, open_ptd(copy).byte_range("a")[0], 4], np.float32(9).tobytes())
 
 
 def test_a_journal_is_replayed(copy):
-    """The control of the test below."""
-    at = open_ptd(copy).byte_range("a")[0]
-    journal(copy, [7, 1, 1, 0, at, 4], np.float32(9).tobytes())
+    """So the other tests leave what would count, if they did not change it (B3)."""
+    interrupt(copy)
     cache = BlobCache(copy, "shared")
     assert (cache.generation, cache.version("a"), cache.numpy("a")[0]) == (7, 7, 9)
 
@@ -302,10 +269,7 @@ def test_a_journal_that_names_keys_that_are_not_there(copy):
 def test_a_journal_that_its_file_does_not_hold(copy, nbytes):
     """Nothing behind the end of the file is read (B5)."""
     journal(copy, [5, 0, 0])
-    commits = copy.with_name("copy.ptd.commits")
-    data = bytearray(commits.read_bytes())
-    data[56:64] = nbytes.to_bytes(8, "little")
-    commits.write_bytes(data)
+    patch(commits_of(copy), 56, word(nbytes))
     with pytest.raises(errors.IntegrityError, match="journal is damaged"):
         BlobCache(copy, "shared")
 
@@ -316,10 +280,7 @@ def test_a_journal_that_its_file_does_not_hold(copy, nbytes):
 def test_a_file_of_commits_that_contradicts_the_copy(copy, at, number):
     """It does not count, and a new one replaces it (B5)."""
     BlobCache(copy, "shared").update(weights(2))
-    commits = copy.with_name("copy.ptd.commits")
-    data = bytearray(commits.read_bytes())
-    data[at : at + 8] = number.to_bytes(8, "little")
-    commits.write_bytes(data)
+    patch(commits_of(copy), at, word(number))
     cache = BlobCache(copy, "shared")
     assert (cache.generation, value(cache)) == (0, 2)
 
@@ -598,7 +559,7 @@ signal.pause()  # until it is killed
 def test_a_link_instead_of_the_file_of_commits_is_not_followed(copy, tmp_path):
     """Not even a link to a valid file, which another user may be able to write."""
     BlobCache(copy, mode="shared").update({"a": np.ones(SIZE, np.float32)})
-    commits = tmp_path / f"{copy.name}.commits"
+    commits = commits_of(copy)
     commits.rename(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").read_bytes()
     commits.symlink_to("elsewhere")
@@ -622,72 +583,40 @@ def test_the_file_of_commits_is_replaced(copy, tmp_path):
     assert (tmp_path / f"{copy.name}.commits").stat().st_mode & 0o777 == 0o600
 
 
-def commits_of_a_killed_process(path):
-    """What a process leaves that was killed in a commit which turns the first bytes of the blobs into 666."""
-    with open_ptd(path) as data_map:
-        mark = bytes.fromhex(data_map.metadata["blobstore.working_copy"])
-    status = path.stat()
-    blob = path.read_bytes().index(np.ones(64, np.float32).tobytes())
-    evil = np.full(64, 666, np.float32).tobytes()
-    made = struct.pack("<5Q", 1, 1, 0, blob, len(evil)) + evil
-    header = b"BLOBCMT1" + mark + struct.pack("<5Q", status.st_ino, status.st_size, 1, 0, len(made))
-    data = header.ljust(4096, b"\0") + made + xxhash.xxh3_128_digest(made)
-    return data + bytes(-len(data) % 4096)
-
-
-def values(path):
-    with BlobCache(path, "shared") as cache, cache.reading():
-        return set(cache.numpy("a").tolist())
-
-
-@pytest.fixture
-def ones(tmp_path):
-    save_file({"a": np.ones(SIZE, np.float32)}, tmp_path / "original.ptd")
-    make_working_copy(tmp_path / "original.ptd", tmp_path / "copy.ptd")
-    return tmp_path / "copy.ptd"
-
-
-def test_a_killed_commit_is_finished(ones):
-    """So the following tests leave what would count, if they did not change it (B3)."""
-    Path(f"{ones}.commits").write_bytes(commits_of_a_killed_process(ones))
-    Path(f"{ones}.commits").chmod(0o600)
-    assert values(ones) == {1.0, 666.0}
-
-
 @pytest.mark.parametrize("how", ["removed first", "replaced"])
-def test_the_commits_of_a_dead_working_copy_do_not_count(ones, how):
+def test_the_commits_of_a_dead_working_copy_do_not_count(copy, how):
     """Not even if the system gives its inode to the next one (S2)."""
-    commits = Path(f"{ones}.commits")
-    commits.write_bytes(commits_of_a_killed_process(ones))
-    dead = commits.read_bytes()
+    interrupt(copy)
+    dead = commits_of(copy).read_bytes()
     if how == "removed first":
-        ones.unlink()
-    make_working_copy(ones.with_name("original.ptd"), ones)
-    assert not commits.exists()
-    commits.write_bytes(dead[:24] + struct.pack("<Q", ones.stat().st_ino) + dead[32:])
-    commits.chmod(0o600)
-    assert values(ones) == {1.0}
+        copy.unlink()
+    make_working_copy(copy.with_name("original.ptd"), copy)
+    assert not commits_of(copy).exists()
+    commits_of(copy).write_bytes(dead)
+    patch(commits_of(copy), 24, word(copy.stat().st_ino))
+    commits_of(copy).chmod(0o600)
+    assert value(BlobCache(copy, "shared")) == 0
 
 
-def test_every_working_copy_has_its_own_mark(ones):
+def test_every_working_copy_has_its_own_mark(copy):
     """32 digits that cannot be guessed; files derived from a working copy are not working copies (S2)."""
-    make_working_copy(ones, ones.with_name("second.ptd"))
-    with open_ptd(ones) as data_map:
+    make_working_copy(copy, copy.with_name("second.ptd"))
+    with open_ptd(copy) as data_map:
         store = BlobStore()
         store.merge(data_map)
-        ones.with_name("third.ptd").write_bytes(store.to_bytes(metadata=data_map.metadata))
+        copy.with_name("third.ptd").write_bytes(store.to_bytes(metadata=data_map.metadata))
     marks = []
     for name in ("copy.ptd", "second.ptd", "third.ptd"):
-        with open_ptd(ones.with_name(name), verify=True) as data_map:
+        with open_ptd(copy.with_name(name), verify=True) as data_map:
             marks.append(data_map.metadata.get("blobstore.working_copy"))
     assert marks[0] != marks[1] and [len(bytes.fromhex(mark)) for mark in marks[:2]] == [16, 16] and marks[2] is None
 
 
 @pytest.mark.parametrize("mark", [None, "", "0" * 31, "g" * 32, "A" * 32])
-def test_what_nobody_marked_is_not_opened(ones, mark, tmp_path):
+def test_what_nobody_marked_is_not_opened(copy, mark, tmp_path):
     """A deployed file would change for good (S2)."""
     plain = tmp_path / "plain.ptd"
-    with open_ptd(ones) as data_map, plain.open("wb") as file:
+    with open_ptd(copy) as data_map, plain.open("wb") as file:
         store = BlobStore()
         store.merge(data_map)
         write_ptd(file, store.entries(), {} if mark is None else {"blobstore.working_copy": mark})
@@ -699,14 +628,12 @@ def test_what_nobody_marked_is_not_opened(ones, mark, tmp_path):
     assert plain.read_bytes() == before and not Path(f"{plain}.commits").exists()
 
 
-def test_a_copy_of_a_copy_in_the_middle_of_a_commit(ones, tmp_path):
+def test_a_copy_of_a_copy_in_the_middle_of_a_commit(copy, tmp_path):
     """It holds neither the old nor the new weights, and its journal speaks of another file (B3)."""
-    Path(f"{ones}.commits").write_bytes(commits_of_a_killed_process(ones))
+    interrupt(copy)
     other = tmp_path / "other.ptd"
-    shutil.copy(ones, other)
-    shutil.copy(f"{ones}.commits", f"{other}.commits")
-    for path in (other, Path(f"{other}.commits")):
-        path.chmod(0o600)
+    shutil.copy(copy, other)
+    shutil.copy(commits_of(copy), commits_of(other))
     before = other.read_bytes()
     with pytest.raises(errors.IntegrityError, match=r"other\.ptd: it was copied while a commit was under way"):
         BlobCache(other, "shared")
@@ -714,39 +641,37 @@ def test_a_copy_of_a_copy_in_the_middle_of_a_commit(ones, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_the_commits_of_another_user_are_refused(ones):
+def test_the_commits_of_another_user_are_refused(copy):
     """Who may not write the weights cannot write them through a journal (S2)."""
-    commits = Path(f"{ones}.commits")
-    commits.write_bytes(commits_of_a_killed_process(ones))
-    commits.chmod(0o600)
-    ones.chmod(0o600)
-    os.chown(commits, 65534, 65534)
-    before = ones.read_bytes()
+    interrupt(copy)
+    copy.chmod(0o600)
+    commits_of(copy).chmod(0o600)
+    os.chown(commits_of(copy), 65534, 65534)
+    before = copy.read_bytes()
     with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: user 65534 owns it"):
-        BlobCache(ones, "shared")
-    assert ones.read_bytes() == before
+        BlobCache(copy, "shared")
+    assert copy.read_bytes() == before
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
-def test_commits_that_more_users_may_write_are_refused(ones, mode):
+def test_commits_that_more_users_may_write_are_refused(copy, mode):
     """... than may write the working copy (S2)."""
-    commits = Path(f"{ones}.commits")
-    commits.write_bytes(commits_of_a_killed_process(ones))
-    ones.chmod(0o600)
-    commits.chmod(mode)
-    before = ones.read_bytes()
+    interrupt(copy)
+    copy.chmod(0o600)
+    commits_of(copy).chmod(mode)
+    before = copy.read_bytes()
     with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: .*others may write to it"):
-        BlobCache(ones, "shared")
-    assert ones.read_bytes() == before
+        BlobCache(copy, "shared")
+    assert copy.read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder link", "link"])
-def test_what_is_no_file_of_commits_is_replaced(ones, what, tmp_path):
+def test_what_is_no_file_of_commits_is_replaced(copy, what, tmp_path):
     """Nobody can hold up a process with it (S2)."""
-    commits = Path(f"{ones}.commits")
+    commits = commits_of(copy)
     if what == "pipe":
         os.mkfifo(commits)
     else:
         commits.symlink_to(tmp_path if what == "folder link" else tmp_path / "elsewhere")
-    assert values(ones) == {1.0}
+    assert value(BlobCache(copy, "shared")) == 0
     assert commits.is_file() and not commits.is_symlink() and not (tmp_path / "elsewhere").exists()

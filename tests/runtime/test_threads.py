@@ -50,128 +50,6 @@ def total(n):
     return (1 + 7 + 49) * n
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
-def test_no_call_sees_a_mixture(three, mode, tmp_path):
-    """Every call computes with the weights of one generation (B3)."""
-    pte, ptd = three
-    path = tmp_path / "w.ptd"
-    make_working_copy(ptd, path)
-    cache = BlobCache(path, mode)
-    program = Program(pte, cache)
-    seen, problems, stop = set(), [], threading.Event()
-
-    def execute(method):
-        x = np.zeros(WIDTH, np.float32)
-        while not stop.is_set():
-            out = method(x)
-            if out.min() != out.max() or out[0] % total(1):
-                problems.append((out.min(), out.max()))
-                return
-            seen.add(int(out[0]) // total(1))
-
-    shared = program.method()
-    threads = [threading.Thread(target=execute, args=(m,)) for m in (program.load_method(), shared, shared)]
-    for thread in threads:
-        thread.start()
-    until(
-        lambda: problems or (len(seen) > 5 and cache.generation > 200),
-        meanwhile=lambda: cache.update(generation(cache.generation % 50 + 1)),
-    )
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not problems
-    assert seen <= set(range(51))
-
-
-def test_commits_are_not_kept_out_by_calls(three):
-    """While four threads call without pause, commits still get their turn."""
-    pte, ptd = three
-    cache = BlobCache(ptd)
-    program = Program(pte, cache)
-    stop = threading.Event()
-
-    def execute():
-        method = program.load_method()
-        x = np.zeros(WIDTH, np.float32)
-        while not stop.is_set():
-            method(x)
-
-    threads = [threading.Thread(target=execute) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    commits = threading.Thread(target=lambda: [cache.update(generation(n)) for n in range(50)], daemon=True)
-    commits.start()
-    try:
-        until(lambda: not commits.is_alive())
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert cache.generation == 50
-
-
-def test_reverts_and_loads_are_commits_too(three, tmp_path):
-    """Calls see them as a whole (B3)."""
-    pte, ptd = three
-    cache = BlobCache(ptd)
-    program = Program(pte, cache)
-    save_file(generation(3), tmp_path / "three.ptd")
-    seen, problems, stop = set(), [], threading.Event()
-
-    def execute():
-        method = program.load_method()
-        x = np.zeros(WIDTH, np.float32)
-        while not stop.is_set():
-            out = method(x)
-            seen.add(out[0])
-            if out.min() != out.max():
-                problems.append(out)
-
-    def change():
-        cache.load(tmp_path / "three.ptd")
-        with cache.transaction() as pending:
-            pending.update(generation(5))
-        cache.revert()
-
-    thread = threading.Thread(target=execute)
-    thread.start()
-    until(lambda: problems or (len(seen) >= 3 and cache.generation >= 600), meanwhile=change)
-    stop.set()
-    thread.join()
-    assert not problems
-    assert seen == {0, total(3), total(5)}
-
-
-def test_load_methods_while_committing(three):
-    """A method that is loaded during commits sees whole generations too (B3)."""
-    pte, ptd = three
-    cache = BlobCache(ptd)
-    stop = threading.Event()
-
-    def commit():
-        n = 0
-        while not stop.is_set():
-            n += 1
-            cache.update(generation(n % 50))
-
-    seen = []
-
-    def load():
-        out = Program(pte, cache).method()(np.zeros(WIDTH, np.float32))
-        assert out.min() == out.max()
-        seen.append(out[0])
-
-    thread = threading.Thread(target=commit)
-    thread.start()
-    try:
-        until(lambda: len(seen) >= 100 and len(set(seen)) > 5, meanwhile=load)
-    finally:
-        stop.set()
-        thread.join()
-
-
 @contextlib.contextmanager
 def running(*loops):
     """Call each of these again and again in a thread of its own, until the block ends."""
@@ -190,6 +68,63 @@ def running(*loops):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
+def test_no_call_sees_a_mixture(three, mode, tmp_path):
+    """Every call computes with the weights of one generation (B3)."""
+    pte, ptd = three
+    path = tmp_path / "w.ptd"
+    make_working_copy(ptd, path)
+    cache = BlobCache(path, mode)
+    program = Program(pte, cache)
+    save_file(generation(60), tmp_path / "sixty.ptd")
+    seen, x = set(), np.zeros(WIDTH, np.float32)
+
+    def change():
+        cache.update(generation(cache.generation % 50 + 1))
+        cache.load(tmp_path / "sixty.ptd")
+        with cache.transaction() as pending:
+            pending.update(generation(70))
+        if mode != "shared":
+            cache.revert()
+
+    def execute(method):
+        seen.add(frozenset(method(x).tolist()))
+
+    shared = program.method()
+    with running(*(functools.partial(execute, method) for method in (program.load_method(), shared, shared))):
+        until(lambda: len(seen) > 5 and cache.generation > 200, meanwhile=change)
+    assert seen <= {frozenset([total(n)]) for n in (*range(51), 60, 70)}
+
+
+def test_commits_are_not_kept_out_by_calls(three):
+    """While four threads call without pause, commits still get their turn."""
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    program = Program(pte, cache)
+    x = np.zeros(WIDTH, np.float32)
+    commits = threading.Thread(target=lambda: [cache.update(generation(n)) for n in range(50)], daemon=True)
+    with running(*(functools.partial(program.load_method(), x) for _ in range(4))):
+        commits.start()
+        until(lambda: not commits.is_alive())
+    assert cache.generation == 50
+
+
+def test_load_methods_while_committing(three):
+    """A method that is loaded during commits sees whole generations too (B3)."""
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    numbers, seen = itertools.count(1), []
+
+    def load():
+        out = Program(pte, cache).method()(np.zeros(WIDTH, np.float32))
+        assert out.min() == out.max()
+        seen.append(out[0])
+
+    with running(lambda: cache.update(generation(next(numbers) % 50))):
+        until(lambda: len(seen) >= 100 and len(set(seen)) > 5, meanwhile=load)
 
 
 def in_child(work):

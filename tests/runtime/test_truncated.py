@@ -29,6 +29,7 @@ WORKS: dict[str, Callable[[BlobCache, Path], object]] = {
     "revert of a key": lambda cache, _: cache.revert("a"),
     "verify": lambda cache, _: cache.verify(),
     "save": lambda cache, folder: cache.save(folder / "saved.ptd"),
+    "commit": lambda cache, _: cache.update({"a": NEW}),
 }
 
 
@@ -79,7 +80,7 @@ def test_truncated_working_copy(work: str, path: Path) -> None:
     cache = BlobCache(path, "shared")
     os.truncate(path, 4096)
     with pytest.raises(errors.FileAccessError, match="truncated"):
-        cache.update({"a": NEW}) if work == "commit" else WORKS[work](cache, path.parent)
+        WORKS[work](cache, path.parent)
     assert (path.stat().st_size, cache.generation) == (4096, 0)
 
 
