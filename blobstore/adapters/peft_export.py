@@ -24,7 +24,6 @@ from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated
 from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import divided
 from blobstore.core.disk.folders import folders
-from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import AdapterError, InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.core.formats.safetensors import write_safetensors
@@ -285,12 +284,10 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain]
         raise UnsupportedDataError(f"{adapter.path}: a .safetensors cannot name {unknown[0]}")
     # sorted as PEFT does
     text = json.dumps(dict(sorted(config.items())), indent=2).encode()
-    total = sum(layout.nbytes for layout in layouts.values())
     refuse_inputs([folder / MODEL_NAME, folder / CONFIG_NAME], [adapter.path])
     with folders([folder]), Staging() as staging:
-        with staging.open(folder / MODEL_NAME, total, kind=Format.SAFETENSORS) as file:
-            write_safetensors(file, layouts, lambda key: raw(tensors[key][0]), {"format": "pt"})
-            size = file.tell()
+        metadata = {"format": "pt"}
+        size = write_safetensors(staging, folder / MODEL_NAME, layouts, lambda key: raw(tensors[key][0]), metadata)
         with staging.open(folder / CONFIG_NAME, len(text)) as file:
             file.write(text)
     return size + len(text)

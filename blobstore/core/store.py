@@ -434,19 +434,12 @@ def _refuse_data_of_programs(path: Path) -> None:
     with suppress(FileAccessError, InvalidFileError, PtdHeaderError, ManifestError):
         # The table of a large file takes longer to read than a small one to write, and one that is malformed may be
         # replaced. So the manifest comes first, and the table only if the answer may be no.
-        if OF_PROGRAMS.items() <= peek_metadata(map_file(path)).items() and _is_whole(path):
+        if OF_PROGRAMS.items() <= peek_metadata(map_file(path)).items():
+            open_ptd(path).close()
             raise OutputPathError(
                 f"{path}: this data file was written together with programs, which would not find their weights any "
                 "more; choose another name, or use force (--force)"
             )
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        open_ptd(path).close()
-    except (FileAccessError, InvalidFileError):
-        return False
-    return True
 
 
 def check_tag(tag: str) -> None:

@@ -9,31 +9,19 @@ from pathlib import Path
 import pytest
 
 from blobstore.core.disk import recovery
-from blobstore.core.disk.journal import Journal, Move, identity
+from blobstore.core.disk.journal import Journal
 from blobstore.core.disk.locks import Lock
-from blobstore.core.disk.names import journal_name, temporary_beside
+from blobstore.core.disk.names import journal_name
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.errors import OutputPathError
-
-
-def move(folder: Path, name: str, *, done: bool = False) -> Move:
-    """A rename that a killed process left, before or after it was done."""
-    place = folder / name
-    place.write_bytes(b"old")
-    found = Move(place, temporary_beside(place), temporary_beside(place), None, None)
-    found.temporary.write_bytes(b"new")
-    os.link(place, found.backup)
-    found = Move(place, found.temporary, found.backup, identity(place), identity(found.temporary))
-    if done:
-        os.replace(found.temporary, place)
-    return found
+from tests.core.disk.test_journal import staged
 
 
 def test_a_link_is_no_journal_and_no_lock(tmp_path: Path) -> None:
     """It may lead to a file of another folder."""
     (tmp_path / "there").mkdir()
-    left = move(tmp_path / "there", "x")
+    left = staged(tmp_path / "there", "x")
     sound = tmp_path / "there" / journal_name()
     sound.write_bytes(Journal([left], [tmp_path / "there"]).text(tmp_path / "there"))
     link = tmp_path / "there" / journal_name()
@@ -48,7 +36,7 @@ def test_a_link_is_no_journal_and_no_lock(tmp_path: Path) -> None:
 def test_a_journal_is_a_file_and_not_large(tmp_path: Path) -> None:
     """Nothing is read of a pipe, which would wait, or of gigabytes (S3)."""
     place = tmp_path / journal_name()
-    place.write_bytes(Journal([move(tmp_path, "x")], [tmp_path]).text(tmp_path))
+    place.write_bytes(Journal([staged(tmp_path, "x")], [tmp_path]).text(tmp_path))
     assert Journal.read(place) is not None
     os.truncate(place, 1 << 40)
     assert Journal.read(place) is None
@@ -59,7 +47,7 @@ def test_a_journal_is_a_file_and_not_large(tmp_path: Path) -> None:
 
 def test_a_journal_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another user owns, or everybody may write to, renames nothing (S2)."""
-    left = move(tmp_path, "x")
+    left = staged(tmp_path, "x")
     place = tmp_path / journal_name()
     place.write_bytes(Journal([left], [tmp_path]).text(tmp_path))
     place.chmod(0o666)
@@ -74,35 +62,27 @@ def test_a_journal_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mon
     assert Journal.read(place) is not None
 
 
-@pytest.mark.parametrize("name", ["../victim", "victim", ".blobstore-x.tmp"])
-def test_a_journal_names_only_hidden_files(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../victim", "victim", "/etc/passwd", ".blobstore-x.tmp", 5])
+def test_a_journal_names_only_hidden_files(tmp_path: Path, name: str | int) -> None:
     """Others are neither renamed nor removed."""
     (tmp_path / "in").mkdir()
     for victim in (tmp_path / "victim", tmp_path / "in/victim"):
         victim.write_bytes(b"mine")
-    left = move(tmp_path / "in", "x")
+    left = staged(tmp_path / "in", "x")
     place = tmp_path / "in" / journal_name()
     text = json.loads(Journal([left], [tmp_path / "in"]).text(tmp_path / "in"))
     for field in ("temporary", "backup"):
         place.write_text(json.dumps({**text, "files": [{**text["files"][0], field: name}]}))
+        assert Journal.read(place) is None
         recover(tmp_path / "in")
         assert (tmp_path / "victim").read_bytes() == (tmp_path / "in/victim").read_bytes() == b"mine"
-
-
-def test_only_the_file_of_the_group_is_undone(tmp_path: Path) -> None:
-    """What was put in its place since then stays."""
-    left = move(tmp_path, "x", done=True)
-    (tmp_path / "theirs").write_bytes(b"theirs")
-    os.replace(tmp_path / "theirs", left.place)
-    left.undo()
-    assert left.place.read_bytes() == b"theirs"
 
 
 def test_a_group_that_was_not_committed_stays_old(tmp_path: Path) -> None:
     """Its journal is in the other folder only: that in the first one is written last."""
     (tmp_path / "first").mkdir()
     (tmp_path / "other").mkdir()
-    left = move(tmp_path / "other", "x")
+    left = staged(tmp_path / "other", "x")
     journal = Journal([left], [tmp_path / "first", tmp_path / "other"])
     (tmp_path / "other" / journal_name()).write_bytes(journal.text(tmp_path / "other"))
     recover(tmp_path / "other")
@@ -112,7 +92,7 @@ def test_a_group_that_was_not_committed_stays_old(tmp_path: Path) -> None:
 
 def test_files_of_another_user_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither their journals nor their temporary files count."""
-    left = move(tmp_path, "x")
+    left = staged(tmp_path, "x")
     (tmp_path / journal_name()).write_bytes(Journal([left], [tmp_path]).text(tmp_path))
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(recovery.os, "geteuid", lambda: os.getuid() + 1)
@@ -125,7 +105,7 @@ def test_files_of_another_user_are_left(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_group_that_another_process_finishes_keeps_its_files(tmp_path: Path) -> None:
     """Its temporary files have no lock of their own."""
-    left = move(tmp_path, "x")
+    left = staged(tmp_path, "x")
     journal = tmp_path / journal_name()
     journal.write_bytes(Journal([left], [tmp_path]).text(tmp_path))
     other = Lock()

@@ -303,15 +303,6 @@ def test_write_makes_its_folder(tmp_path, monkeypatch):
         assert sizes_of(tmp_path / place / "blobs.ptd") == {"a": 7}
 
 
-def test_file_mode_follows_the_umask(tmp_path):
-    old = os.umask(0o027)
-    try:
-        BlobStore().write_ptd(tmp_path / "x.ptd")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "x.ptd").stat().st_mode & 0o777 == 0o640
-
-
 @pytest.mark.long
 @given(st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=8))
 def test_round_trip_and_determinism(contents):

@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from executorch.exir._serialize._cord import Cord
-from executorch.exir._serialize._named_data_store import NamedDataStore
-from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.scalar_type import ScalarType as EtScalarType
-from executorch.exir.tensor_layout import TensorLayout as EtLayout
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -21,9 +18,9 @@ from blobstore import BlobStore, MergedDataMap, ScalarType, TensorLayout, dedup_
 from blobstore.adapters import bind_adapter, save_adapter
 from blobstore.testing import strategies
 from tests.core.formats.ptd.test_bad_files import foreign  # noqa: F401 - a fixture
+from tests.core.formats.pte.oracle import write_ptd
 
 tags = strategies.tags.filter(lambda tag: tag != "adapter.ptd")  # it names one file with "adapter"
-FLOATS = EtLayout(EtScalarType.FLOAT, [4], [0])
 contents = st.dictionaries(
     strategies.keys, st.tuples(strategies.tensors(), strategies.alignments, tags), min_size=1, max_size=8
 )
@@ -96,18 +93,11 @@ def test_what_we_write(reader, contents):
 @settings(max_examples=60)
 @given(contents)
 def test_what_executorch_writes(contents):
-    store = NamedDataStore()
     contents = {key: one for key, one in contents.items() if python_can_write(one[0][1])}
     assume(contents)
-    for key, ((data, layout), alignment, _) in contents.items():
-        theirs = layout and EtLayout(EtScalarType(int(layout.scalar_type)), list(layout.sizes), list(layout.dim_order))
-        store.add_named_data(key, data, alignment, external_tag="x", tensor_layout=theirs)
-    output = store.get_named_data_store_output()
     with tempfile.TemporaryDirectory() as name:
-        path = Path(name, "theirs.ptd")
-        payload = DataPayload(output.buffers, output.external_data["x"])
-        path.write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
-        with open_ptd(path) as data_map:
+        entries = [(key, *tensor, alignment) for key, (tensor, alignment, _) in contents.items()]
+        with open_ptd(write_ptd(Path(name, "theirs.ptd"), entries)) as data_map:
             found = {key: (bytes(data), data_map.get_tensor_layout(key)) for key, data in data_map.views()}
     assert found == {key: tensor for key, (tensor, _, _) in contents.items()}
 
@@ -175,12 +165,9 @@ def test_rewrites_keep_the_order_of_the_file_that_they_come_from(reader, tmp_pat
     pytest.importorskip("blobstore_runtime")
     from blobstore.runtime import BlobCache, make_working_copy
 
-    theirs = NamedDataStore()
-    for i, key in enumerate("zamb"):
-        theirs.add_named_data(key, np.full(4, i, np.float32).tobytes(), external_tag="x", tensor_layout=FLOATS)
-    output = theirs.get_named_data_store_output()
-    payload = DataPayload(output.buffers, output.external_data["x"])
-    (tmp_path / "theirs.ptd").write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
+    floats = TensorLayout(ScalarType.FLOAT, (4,))
+    theirs = [(key, np.full(4, i, np.float32).tobytes(), floats) for i, key in enumerate("zamb")]
+    write_ptd(tmp_path / "theirs.ptd", theirs)
     save_file({key: np.full(4, i, np.float32) for i, key in enumerate("yxc")}, tmp_path / "ours.ptd")
 
     files = [tmp_path / "theirs.ptd", tmp_path / "ours.ptd"]

@@ -14,12 +14,12 @@ from blobstore.core.memory.mapped_file import as_path, map_file
 __all__ = [
     "TORCH_SUFFIXES",
     "Format",
+    "by_content",
     "by_name",
     "check_folder_name",
     "check_replaceable",
     "detect_format",
     "is_pointer",
-    "is_torch_saved",
     "pointer_error",
     "whole_name",
 ]
@@ -57,7 +57,7 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
         FileAccessError: the file cannot be read.
         InvalidFileError: it is empty, or a pointer of Git LFS.
     """
-    kind = _by_content(path)
+    kind = by_content(path)
     if kind is Format.POINTER:
         raise pointer_error(path)
     return by_name(path) if kind is Format.UNKNOWN else kind
@@ -76,11 +76,6 @@ def by_name(path: str | os.PathLike[str]) -> Format:
     }
     path = as_path(path)
     return Format.SHARDS if _INDEX.fullmatch(path.name) else formats.get(path.suffix, Format.UNKNOWN)
-
-
-def is_torch_saved(head: bytes, path: str) -> bool:
-    """Whether a file that begins with `head` is a zip of `torch.save`: by its first member, or else by its name."""
-    return head[:4] == b"PK\3\4" and (_OF_TORCH.match(head[30:]) is not None or path.endswith(TORCH_SUFFIXES))
 
 
 def is_pointer(head: bytes) -> bool:
@@ -127,7 +122,7 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
     if force and stat.S_ISREG(status.st_mode):
         return
     try:
-        old = _by_content(path)
+        old = by_content(path)
     except InvalidFileError:
         return
     if old is not kind:
@@ -136,8 +131,9 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
         )
 
 
-def _by_content(path: str | os.PathLike[str]) -> Format:
-    head = bytes(map_file(path)[:64])
+def by_content(path: str | os.PathLike[str], head: bytes | None = None) -> Format:
+    """The format of a file, or one at a URL, by its first 64 bytes, and of a zip also by its name."""
+    head = bytes(map_file(path)[:64]) if head is None else head
     if is_pointer(head):
         return Format.POINTER
     if head[4:8] == b"FT01":
@@ -147,12 +143,13 @@ def _by_content(path: str | os.PathLike[str]) -> Format:
     # A .safetensors has no magic. It starts with the length of a JSON object and the brace of that object.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
-    if head[:4] == b"PK\3\4" and as_path(path).suffix == ".ptn":  # other zips are something else
-        return Format.PTN
-    if is_torch_saved(head, os.fspath(path)):
-        return Format.TORCH
-    if head[:4] == b"PK\3\4" and _OF_NUMPY.match(head[30:]):
-        return Format.NPZ
+    if head[:4] == b"PK\3\4":
+        if os.fspath(path).endswith(".ptn"):  # other zips are something else
+            return Format.PTN
+        if _OF_TORCH.match(head[30:]) or os.fspath(path).endswith(TORCH_SUFFIXES):
+            return Format.TORCH
+        if _OF_NUMPY.match(head[30:]):
+            return Format.NPZ
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return Format.HTML
     return Format.UNKNOWN

@@ -34,7 +34,7 @@ __all__ = [
     "Span",
     "Struct",
 ]
-__all__ += ["Table", "TableType", "Union", "Vector", "Walk"]
+__all__ += ["Table", "TableType", "Union", "Vector", "Walk", "packed_vtable"]
 
 _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
@@ -209,6 +209,11 @@ class Buffer:
         return Table(self, self.target(0, f"the root {kind.name}"), kind)
 
 
+def packed_vtable(entries: tuple[int, ...]) -> bytes:
+    """The bytes of a vtable: its size, then the size of the table, then the position of each field in it."""
+    return struct.pack(f"<{len(entries) + 1}H", 2 * len(entries) + 2, *entries)
+
+
 class Shape:
     """What a vtable says of the tables of a type. Most tables share theirs, so it is worked out once.
 
@@ -266,6 +271,15 @@ class Table:
     def vtable(self) -> tuple[int, ...]:
         """The size of the table, then the position of each field in it."""
         return self.buffer.vtable(self.vtable_position)
+
+    def entries(self, places: dict[str, int]) -> tuple[int, ...]:
+        """The entries of its vtable with each field of `places` at that position of the table; 0 is absent."""
+        entries = list(self.vtable)
+        for field, place in places.items():
+            index = self.kind.slots[field] + 1
+            entries += [0] * (index + 1 - len(entries))
+            entries[index] = place
+        return tuple(entries)
 
     def has_unknown_fields(self) -> bool:
         """Whether the table has fields that are unknown to its type."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -78,9 +78,11 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
     Raises:
         ValueError: holes overlap or leave the payload, or it also has keys, or one of them twice.
     """
-    filled, payload = len(payload), b"".join(_between_holes(payload, constants))
-    filled = filled if len(payload) < filled else 0
-    _check_holes(len(payload), filled, constants)
+    holes = _holes(constants)
+    filled = len(payload) if holes else 0
+    _check_holes(len(payload) - sum(stop - start for start, stop in holes), filled, constants)
+    between = zip([0, *(stop for _, stop in holes)], [*(start for start, _ in holes), len(payload)], strict=True)
+    payload = b"".join(payload[start:stop] for start, stop in between)
     builder = TableBuilder(1024)
     tables = builder.references([_write(builder, constant) for constant in constants])
     name = builder.CreateString(inner)
@@ -163,16 +165,6 @@ def _read(table: Table) -> Constant:
 def _holes(constants: Sequence[Constant]) -> list[tuple[int, int]]:
     """Where each hole begins and ends, in order."""
     return sorted((hole, hole + constant.nbytes) for constant in constants for hole in constant.holes)
-
-
-def _between_holes(payload: bytes, constants: Sequence[Constant]) -> Iterator[bytes]:
-    at = 0
-    for start, stop in _holes(constants):
-        if start < at or stop > len(payload):
-            raise ValueError(f"a hole from {start} to {stop} overlaps another or leaves the payload")
-        yield payload[at:start]
-        at = stop
-    yield payload[at:]
 
 
 def _check_holes(size: int, filled: int, constants: Sequence[Constant]) -> None:

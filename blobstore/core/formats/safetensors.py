@@ -13,8 +13,10 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.file_map import FileMap
@@ -158,18 +160,19 @@ def parse_json(raw: memoryview, path: Path, what: str) -> Any:
 
 
 def write_safetensors(
-    file: BinaryIO,
+    staging: Staging,
+    path: Path,
     layouts: Mapping[str, TensorLayout],
     data: Callable[[str], memoryview],
     metadata: Mapping[str, str],
-) -> None:
-    """Write a .safetensors to an empty file, each tensor straight from its memory.
+) -> int:
+    """Write a .safetensors as one of the files of `staging`, each tensor straight from its memory; its size in bytes.
 
     The header lists the tensors in the given order. Their bytes are ordered by element size, largest first, so that each
     tensor starts at a multiple of its element size.
 
     Args:
-        file: where to write.
+        staging, path: where to write.
         layouts: contiguous layout by name; the scalar types are all in `memory.dtypes.SAFETENSORS`.
         data: returns the bytes of a tensor; called once for each.
         metadata: the text for `__metadata__`.
@@ -192,7 +195,9 @@ def write_safetensors(
         position += layout.nbytes
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
-    file.write(struct.pack("<Q", len(raw)) + raw)
-    for key in order:
-        for piece in read_pieces(data(key)):
-            file.write(piece)
+    with staging.open(path, position, kind=Format.SAFETENSORS) as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        for key in order:
+            for piece in read_pieces(data(key)):
+                file.write(piece)
+        return file.tell()

@@ -95,16 +95,15 @@ class ShardedDataMap(JoinedDataMap, CheckpointDataMap):
         self._home = {}
         shards: dict[str, SafetensorsDataMap] = {}
         for key, name in shards_of(path).items():
-            shard = shards[name] = shards.get(name) or self._opened(name, key)
+            if name not in shards:
+                shards[name] = SafetensorsDataMap(_shard(self.path, name, key))
+            shard = shards[name]
             if key not in shard:
                 raise InvalidFileError(self.path, f"expected tensor {key!r} in {name}, which does not have it")
             self._home[key], self.dtypes[key], self.shapes[key] = shard, shard.dtypes[key], shard.shapes[key]
         self._shards = list(shards.values())
         texts = [set(shard.metadata.items()) for shard in self._shards]
         self.metadata = dict(sorted(set.intersection(*texts))) if texts else {}
-
-    def _opened(self, name: str, key: str) -> SafetensorsDataMap:
-        return SafetensorsDataMap(_shard(self.path, name, key))
 
     def shard_of(self, key: str) -> Path:
         """The shard that a tensor is taken from, also if another one has its name, too."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core.disk.kinds import TORCH_SUFFIXES, is_pointer, is_torch_saved, pointer_error
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_content, pointer_error
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
@@ -51,25 +51,26 @@ def read_regions(source: RegionSource) -> tuple[str, list[Region], int]:
         MissingDependencyError: it is a .gguf, and the gguf package is not installed.
     """
     head = source.head(64)
-    if is_pointer(head):
+    kind = by_content(source.path, head)
+    if kind is Format.POINTER:
         raise pointer_error(source.path)
-    if head[4:8] == b"FT01":
+    if kind is Format.PTD:
         return "ptd", *_ptd(source)
-    if head[4:6] == b"ET":
+    if kind is Format.PTE:
         return "pte", *_pte(source, head)
     if head[:4] == b"GGUF":
         return "gguf", _gguf(source), ALIGNMENT
-    if head[:4] == b"PK\3\4" and source.path.endswith(".ptn"):
+    if kind is Format.PTN:
         return "ptn", _zip(source, PtnDataMap), ALIGNMENT
-    if is_torch_saved(head, source.path):
+    if kind is Format.TORCH:
         return "torch", _zip(source, TorchDataMap), ALIGNMENT
-    if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
+    if kind is Format.SAFETENSORS or source.path.endswith(".safetensors"):
         return "safetensors", _safetensors(source), ALIGNMENT
     suffix = os.path.splitext(source.path)[1]  # noqa: PTH122 - also of URLs
-    kind = "neither .pte, .ptd, .ptn, .safetensors, .gguf nor a file of torch.save"
+    formats = "neither .pte, .ptd, .ptn, .safetensors, .gguf nor a file of torch.save"
     if suffix in TORCH_SUFFIXES:
         raise InvalidFileError(source.path, "not a zip of torch.save, as torch writes them since 1.6")
-    claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{kind}: it begins with {head[:8]!r}"
+    claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{formats}: it begins with {head[:8]!r}"
     raise InvalidFileError(source.path, claimed)
 
 

@@ -168,9 +168,7 @@ def _to_safetensors(source: Path, target: Path, staging: Staging) -> int:
                 f"{source}: its keys share their bytes, which is impossible in a .safetensors: it would have {total:,} "
                 f"bytes, at most {most:,} are written"
             )
-        with staging.open(target, total, kind=Format.SAFETENSORS) as file:
-            write_safetensors(file, layouts, functools.partial(_contiguous, data_map), metadata)
-            return file.tell()
+        return write_safetensors(staging, target, layouts, functools.partial(_contiguous, data_map), metadata)
 
 
 def _contiguous(data_map: NamedDataMap, key: str) -> memoryview:

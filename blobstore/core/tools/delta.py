@@ -169,7 +169,4 @@ def _write_safetensors(data_map: CheckpointDataMap, keys: Sequence[str], output:
                 f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or too large a size"
             )
         layouts[key] = layout
-    total = sum(layout.nbytes for layout in layouts.values())
-    with staging.open(output, total, kind=Format.SAFETENSORS) as file:
-        write_safetensors(file, layouts, data_map.get_data, data_map.metadata)
-        return file.tell()
+    return write_safetensors(staging, output, layouts, data_map.get_data, data_map.metadata)

@@ -123,6 +123,14 @@ class FileInfo:
         self.__dict__["parameters"] = _parameters(self.blobs)
 
 
+_FORMATS: dict[type, str] = {
+    PtdDataMap: "ptd",
+    CheckpointDataMap: "safetensors",
+    PtnDataMap: "ptn",
+    TorchDataMap: "torch",
+}
+
+
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
     """List a .pte, .ptd, .ptn or .safetensors, a file of torch.save, or a sharded checkpoint by its index, whose size is that
     of all its files.
@@ -131,32 +139,34 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
     """
     with open_any(path) as data_map:
-        size = Path(path).stat().st_size
-        if isinstance(data_map, PtdDataMap):
-            metadata, digests = dict(data_map.metadata), data_map.has_digests
-            return FileInfo(Path(path), "ptd", size, _blobs(data_map, {}), metadata=metadata, has_digests=digests)
-        if isinstance(data_map, CheckpointDataMap):
-            metadata = dict(data_map.metadata)
-            size = sum(source.stat().st_size for source in data_map.sources)
-            return FileInfo(Path(path), "safetensors", size, _blobs(data_map, {}), metadata=metadata)
-        if isinstance(data_map, PtnDataMap):
-            return FileInfo(Path(path), "ptn", size, _blobs(data_map, {}))
-        if isinstance(data_map, TorchDataMap):
-            return FileInfo(Path(path), "torch", size, _blobs(data_map, {}))
-        if not isinstance(data_map, PteDataMap):
+        if isinstance(data_map, PteDataMap):
+            return _of_program(Path(path), data_map)
+        kind = next((name for reader, name in _FORMATS.items() if isinstance(data_map, reader)), None)
+        if kind is None:
             raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
-        program = data_map.program
-        kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
         return FileInfo(
             Path(path),
-            "pte",
-            size,
-            _blobs(data_map, kinds),
-            _externals(program),
-            methods=tuple(program.methods),
-            flatbuffer_bytes=program.program_size,
-            delegates=tuple(DelegateInfo(d.method, d.index, d.backend, d.span.size) for d in program.delegates),
+            kind,
+            sum(source.stat().st_size for source in data_map.sources),
+            _blobs(data_map, {}),
+            metadata=dict(getattr(data_map, "metadata", {})),
+            has_digests=data_map.has_digests if isinstance(data_map, PtdDataMap) else None,
         )
+
+
+def _of_program(path: Path, data_map: PteDataMap) -> FileInfo:
+    program = data_map.program
+    kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
+    return FileInfo(
+        path,
+        "pte",
+        path.stat().st_size,
+        _blobs(data_map, kinds),
+        _externals(program),
+        methods=tuple(program.methods),
+        flatbuffer_bytes=program.program_size,
+        delegates=tuple(DelegateInfo(d.method, d.index, d.backend, d.span.size) for d in program.delegates),
+    )
 
 
 def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_name, is_torch_saved
+from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_content, by_name
 from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError
 from blobstore.core.formats.sharded import with_shards
@@ -107,7 +107,7 @@ def _is_readable(path: str) -> bool:
     if path.endswith(TORCH_SUFFIXES):
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - text stays text
-                return is_torch_saved(file.read(64), "")
+                return by_content("", file.read(64)) is Format.TORCH
         except OSError:
             return False
     return path.endswith(SUFFIXES)

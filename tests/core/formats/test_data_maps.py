@@ -5,11 +5,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from executorch.exir._serialize._named_data_store import NamedDataStore
-from executorch.exir._serialize.data_serializer import DataPayload
-from executorch.exir.scalar_type import ScalarType as EtScalarType
-from executorch.exir.tensor_layout import TensorLayout as EtLayout
-from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
 from blobstore import (
     BlobStore,
@@ -24,17 +19,12 @@ from blobstore import (
 from blobstore.errors import KeyConflictError
 from blobstore.runtime import BlobCache
 from blobstore.testing import Blob, NamedDataMapContract
+from tests.core.formats.pte import oracle
 
 
 def executorch_ptd(path, blobs):
     """Write a .ptd with ExecuTorch."""
-    store = NamedDataStore()
-    for key, (data, layout) in blobs.items():
-        theirs = layout and EtLayout(EtScalarType(int(layout.scalar_type)), list(layout.sizes), list(layout.dim_order))
-        store.add_named_data(key, data, external_tag="x", tensor_layout=theirs)
-    output = store.get_named_data_store_output()
-    path.write_bytes(bytes(FlatTensorSerializer().serialize(DataPayload(output.buffers, output.external_data["x"]))))
-    return path
+    return oracle.write_ptd(path, [(key, *blob) for key, blob in blobs.items()])
 
 
 class TestPtdDataMapOverExecuTorchsFile(NamedDataMapContract):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore.core.memory.buffers import first_difference, same_bytes
-from blobstore.core.memory.mapped_file import map_file
-from blobstore.errors import FileAccessError
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 
@@ -54,16 +50,3 @@ def test_a_difference_behind_the_first_step_is_found():
     other = bytearray(data)
     other[CHUNK + 3] = 1
     assert first_difference(memoryview(data), memoryview(other)) == CHUNK + 3
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_file_that_was_truncated_is_an_error(tmp_path, which):
-    """Its pages would end the process (B5)."""
-    path = tmp_path / "x"
-    path.write_bytes(bytes(1 << 14))
-    views = [memoryview(bytes(1 << 14)), memoryview(bytes(1 << 14))]
-    views[which] = map_file(path)
-    assert same_bytes(*views)
-    os.truncate(path, 1 << 13)
-    with pytest.raises(FileAccessError, match="truncated"):
-        same_bytes(*views)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError
-from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.file_map import FileMap
 from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.ptd.bounds import read_contents
 from blobstore.core.formats.ptd.columns import ColumnsError
@@ -20,13 +19,13 @@ from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.core.memory.mapped_file import as_path, check_length, map_file
+from blobstore.core.memory.mapped_file import check_length
 from blobstore.core.memory.tensors import bytes_of
 
 __all__ = ["PtdDataMap", "open_ptd"]
 
 
-class PtdDataMap(NamedDataMap):
+class PtdDataMap(FileMap):
     """The blobs of one .ptd file, mapped and read without a copy.
 
     Keys are in the order of the file. `open_ptd` says what is checked when.
@@ -42,9 +41,7 @@ class PtdDataMap(NamedDataMap):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
-        self.path = as_path(path)
-        self.name = str(self.path)
-        self._data = map_file(path) if data is None else bytes_of(data)
+        super().__init__(path, None if data is None else bytes_of(data))
         try:
             contents = read_contents(self._data)
         except (PtdHeaderError, ColumnsError, LayoutError) as error:
@@ -53,12 +50,10 @@ class PtdDataMap(NamedDataMap):
             raise IntegrityError(self.path, str(error)) from None
         self._contents = contents
         self._digests: dict[int, Digest] = {}
+        self._keys = contents.keys
         self._index = dict(zip(contents.keys, itertools.count()))
         self.metadata: Mapping[str, str] = contents.manifest.metadata if contents.manifest else {}
         self.has_digests = contents.manifest is not None
-
-    def _key_list(self) -> Sequence[str]:
-        return self._contents.keys
 
     def _view(self, key: str) -> memoryview:
         segment = self._contents.segment_index[self._index[key]]
@@ -86,10 +81,6 @@ class PtdDataMap(NamedDataMap):
                 self._digests[segment] = digest(data)
             return self._digests[segment]
         return Digest(len(data), self._contents.manifest.segments[segment].tobytes())
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        return (self.path,)
 
     def segment_of(self, key: str) -> int:
         """Index of the segment that holds a blob: keys with the same index share their bytes."""
@@ -157,9 +148,6 @@ class PtdDataMap(NamedDataMap):
         if np.frombuffer(self._data[start:end], np.uint8).any():
             raise IntegrityError(self.path, f"the padding before byte {end} is not zero")
 
-    def _nbytes(self) -> int:
-        return len(self._data)
-
     def __reduce__(self) -> Any:
         """Pickled by path: see `blobstore.core.formats.pickling`."""
         self._check_open()
@@ -168,7 +156,6 @@ class PtdDataMap(NamedDataMap):
 
     def close(self) -> None:
         super().close()
-        self._data = memoryview(b"")
         self._index = {}
 
 

@@ -70,36 +70,20 @@ def encode_table(
     named_tables["segment_index"] = segment_index
     named_tables["layout"] = np.where(layout_at != 0, layout_at - (named_at + 12), 0)
 
+    table = (root - vtable["flat_tensor"], _VERSION, segment_vector - (root + 8), named_vector - (root + 12))
     parts = [
-        struct.pack("<I4s", root, FILE_IDENTIFIER).ljust(START + FLATBUFFER_OFFSET, b"\0"),
-        *(struct.pack(f"<{len(v)}H", *v).ljust(_VTABLE_ROOM, b"\0") for v in _VTABLES.values()),
-        struct.pack(
-            "<iIII",
-            root - vtable["flat_tensor"],
-            _VERSION,
-            segment_vector - (root + 8),
-            named_vector - (root + 12),
-        ),
-        _offset_vector(segment_vector, segment_at),
-        segment_tables.tobytes(),
-        _offset_vector(named_vector, named_at),
-        named_tables.tobytes(),
-        layout_bytes,
-        string_bytes,
-    ]
-    places = [
-        0,
-        *vtable.values(),
-        root,
-        segment_vector,
-        segments,
-        named_vector,
-        named,
-        layout_base,
-        strings_base,
+        (0, struct.pack("<I4s", root, FILE_IDENTIFIER)),
+        *((vtable[name], struct.pack(f"<{len(v)}H", *v)) for name, v in _VTABLES.items()),
+        (root, struct.pack("<iIII", *table)),
+        (segment_vector, _offset_vector(segment_vector, segment_at)),
+        (segments, segment_tables.tobytes()),
+        (named_vector, _offset_vector(named_vector, named_at)),
+        (named, named_tables.tobytes()),
+        (layout_base, layout_bytes),
+        (strings_base, string_bytes),
     ]
     out = bytearray(strings_base + len(string_bytes))
-    for place, part in zip(places, parts, strict=True):
+    for place, part in parts:
         out[place : place + len(part)] = part
     return bytes(out)
 

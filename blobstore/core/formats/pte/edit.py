@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from blobstore.core.errors import UnsupportedProgramError
-from blobstore.core.formats.flatbuffer import Span, Table, Walk
+from blobstore.core.formats.flatbuffer import Span, Table, Walk, packed_vtable
 
 __all__ = ["Editor"]
 
@@ -39,7 +39,7 @@ class Editor:
         self._changes: list[tuple[int, int, bytes]] = []
         self._tail = bytearray()
         self._vtables: dict[bytes, int] = {}
-        self._entries: dict[int, list[int]] = {}
+        self._fields: dict[int, dict[str, int]] = {}
         self._starts: list[int] = []
         self._shifts = [0]
 
@@ -60,7 +60,7 @@ class Editor:
 
     def vtable(self, entries: tuple[int, ...]) -> int:
         """The position of a new vtable with these entries: the size of the table, then the position of each field."""
-        data = struct.pack(f"<{len(entries) + 1}H", 2 * len(entries) + 2, *entries)
+        data = packed_vtable(entries)
         if data not in self._vtables:
             self._vtables[data] = self.append(data, 2)
         return self._vtables[data]
@@ -70,12 +70,9 @@ class Editor:
 
         Tables share vtables, so an old one is never changed.
         """
-        entries = self._entries.setdefault(table.position, list(table.vtable))
-        for field, place in places.items():
-            index = table.kind.slots[field] + 1
-            entries += [0] * (index + 1 - len(entries))
-            entries[index] = place
-        self._links[table.position] = (self.vtable(tuple(entries)), True)
+        known = self._fields.setdefault(table.position, {})
+        known |= places
+        self._links[table.position] = (self.vtable(table.entries(known)), True)
 
     def cut(self, span: Span, left: int) -> None:
         """Replace bytes that nothing refers to by `left` zeros, fewer or more.
@@ -99,20 +96,15 @@ class Editor:
         if self.size > _MAX_SIZE:
             raise self._refuse(f"its flatbuffer would have {self.size} bytes, above {_MAX_SIZE}")
         self._cuts.sort()
-        starts = [start for start, _, _ in self._cuts]
-        shifts = [0]
         for start, stop, left in self._cuts:
-            shifts.append(shifts[-1] + stop - start - left)
-
-        self._starts, self._shifts = starts, shifts
-        moved = self.moved
-        links = self._links_across_cuts(starts) if self._cuts else {}
-        links.update(self._links)
+            self._starts.append(start)
+            self._shifts.append(self._shifts[-1] + stop - start - left)
+        links = {**(self._links_across_cuts() if self._cuts else {}), **self._links}
         changes = [(start, stop, bytes(left)) for start, stop, left in self._cuts]
         changes += [(position, position + len(data), data) for position, data in self._writes.items()]
         for place, (target, to_vtable) in links.items():
-            distance = moved(place) - moved(target) if to_vtable else moved(target) - moved(place)
-            changes.append((place, place + 4, struct.pack("<i", distance)))
+            distance = self.moved(target) - self.moved(place)
+            changes.append((place, place + 4, struct.pack("<i", -distance if to_vtable else distance)))
         changes.sort()
         for left_change, right_change in pairwise(changes):
             if left_change[1] > right_change[0]:
@@ -145,12 +137,12 @@ class Editor:
     def _refuse(self, reason: str) -> UnsupportedProgramError:
         return UnsupportedProgramError(self._old.path, reason)
 
-    def _links_across_cuts(self, starts: list[int]) -> dict[int, tuple[int, bool]]:
+    def _links_across_cuts(self) -> dict[int, tuple[int, bool]]:
         """Every old reference whose distance a cut changes."""
         links: dict[int, tuple[int, bool]] = {}
 
         def reference(place: int, target: int, to_vtable: bool) -> None:
-            cuts = [bisect.bisect_right(starts, position) for position in (place, target)]
+            cuts = [bisect.bisect_right(self._starts, position) for position in (place, target)]
             for position, cut in zip((place, target), cuts, strict=True):
                 if cut and position < self._cuts[cut - 1][1]:
                     raise self._refuse(f"objects overlap at {position} in its flatbuffer")

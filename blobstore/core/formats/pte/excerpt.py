@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
-from blobstore.core.formats.flatbuffer import Span, Table, Walk
+from blobstore.core.formats.flatbuffer import Span, Table, Walk, packed_vtable
 
 __all__ = ["Excerpt"]
 
@@ -48,12 +48,7 @@ class Excerpt:
     def turn_reference(self, table: Table, reference: str, number: str, value: bytes) -> None:
         """Let the bytes of a table's reference be those of a number that it has not; the reference is absent then."""
         slot = table.slot(reference)
-        entries = list(table.vtable)
-        index = table.kind.slots[number] + 1
-        entries += [0] * (index + 1 - len(entries))
-        entries[index] = slot - table.position
-        entries[table.kind.slots[reference] + 1] = 0
-        self._entries[table.position] = tuple(entries)
+        self._entries[table.position] = table.entries({number: slot - table.position, reference: 0})
         self.open(slot)
         self.write(slot, value)
 
@@ -88,7 +83,7 @@ class Excerpt:
             new += self._old.data[span.start : span.stop]
         for entries, place in self._vtables.items():
             new += bytes(place - len(new))
-            new += struct.pack(f"<{len(entries) + 1}H", 2 * len(entries) + 2, *entries)
+            new += packed_vtable(entries)
         self._link(new)
         for position, entries in self._entries.items():
             place = self.moved(position)

@@ -15,19 +15,18 @@ ExecuTorch reads it in `schema/extended_header.cpp`.
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["HEADER_OFFSET", "HEADER_WITH_DATA_SIZE", "ExtendedHeader", "PteHeaderError"]
+from blobstore.core.errors import InvalidFileError
+
+__all__ = ["HEADER_OFFSET", "HEADER_WITH_DATA_SIZE", "ExtendedHeader"]
 
 IDENTIFIER = b"ET12"
 HEADER_OFFSET = 8
 HEADER_MAGIC = b"eh00"
 HEADER_MIN = 24
 HEADER_WITH_DATA_SIZE = 32
-
-
-class PteHeaderError(ValueError):
-    """Why the first bytes are not those of a .pte."""
 
 
 class ExtendedHeader(NamedTuple):
@@ -46,35 +45,37 @@ class ExtendedHeader(NamedTuple):
     segments_stop: int
 
     @classmethod
-    def parse(cls, data: memoryview) -> ExtendedHeader:
+    def parse(cls, data: memoryview, path: Path) -> ExtendedHeader:
         """Read and check the header of a file whose bytes are `data`.
 
         Raises:
-            PteHeaderError: this is not a .pte, or its parts cannot lie in `data`.
+            InvalidFileError: this is not a .pte, or its parts cannot lie in `data`.
         """
-        _check_identifier(data)
+        if len(data) < HEADER_OFFSET + 4:
+            raise InvalidFileError(path, f"{len(data)} bytes are too few for a program")
+        if data[4:8] != IDENTIFIER:
+            raise InvalidFileError(
+                path, f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}"
+            )
         if data[HEADER_OFFSET : HEADER_OFFSET + 4] != HEADER_MAGIC:
             return cls(0, len(data), 0, len(data))
         if len(data) < HEADER_OFFSET + HEADER_WITH_DATA_SIZE:
-            raise PteHeaderError("the file ends inside the extended header")
+            raise InvalidFileError(path, "the file ends inside the extended header")
         length, program_size, base, data_size = struct.unpack_from("<IQQQ", data, HEADER_OFFSET + 4)
         if length < HEADER_MIN:
-            raise PteHeaderError(f"the extended header has {length} bytes, expected at least {HEADER_MIN}")
+            raise InvalidFileError(path, f"the extended header has {length} bytes, expected at least {HEADER_MIN}")
         if program_size > len(data):
-            raise PteHeaderError(f"truncated: the program takes {program_size} bytes, the file has {len(data)}")
+            raise InvalidFileError(path, f"truncated: the program takes {program_size} bytes, the file has {len(data)}")
         if HEADER_OFFSET + length > program_size:
-            raise PteHeaderError(f"the extended header of {length} bytes does not fit a program of {program_size}")
+            raise InvalidFileError(
+                path, f"the extended header of {length} bytes does not fit a program of {program_size}"
+            )
         if base and not program_size <= base <= len(data):
-            raise PteHeaderError(f"segments begin at {base}, outside {program_size}..{len(data)}")
+            raise InvalidFileError(path, f"segments begin at {base}, outside {program_size}..{len(data)}")
         if length < HEADER_WITH_DATA_SIZE or data_size == 0:
             return cls(length, program_size, base, len(data))
         if data_size > len(data) - base:
-            raise PteHeaderError(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
+            raise InvalidFileError(
+                path, f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}"
+            )
         return cls(length, program_size, base, base + data_size)
-
-
-def _check_identifier(data: memoryview) -> None:
-    if len(data) < HEADER_OFFSET + 4:
-        raise PteHeaderError(f"{len(data)} bytes are too few for a program")
-    if data[4:8] != IDENTIFIER:
-        raise PteHeaderError(f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}")

@@ -17,7 +17,7 @@ from typing import Literal
 from blobstore.core.errors import InvalidFileError, LayoutError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, alignment_of
 from blobstore.core.formats.flatbuffer import Buffer, Span, Table, Walk
-from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader, PteHeaderError
+from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader
 from blobstore.core.formats.pte.parts import (
     DelegatePayload,
     ExternalTensor,
@@ -116,10 +116,7 @@ class ProgramFile:
     def __init__(self, path: str | os.PathLike[str], data: memoryview) -> None:
         self.path = as_path(path)
         self.data = data
-        try:
-            header = ExtendedHeader.parse(data)
-        except PteHeaderError as error:
-            raise self.fail(str(error)) from None
+        header = ExtendedHeader.parse(data, self.path)
         self.header_size, self.program_size = header.length, header.program_size
         self.segment_base = header.segment_base
         buffer = Buffer(data[: self.program_size], self.path, HEADER_OFFSET + self.header_size)

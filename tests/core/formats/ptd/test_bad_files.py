@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
 from tests.core.formats.ptd.test_format import golden_store
+from tests.core.formats.pte.oracle import write_ptd
 from tests.helpers.schemas import SCHEMA
 from tests.helpers.schemas import flatc as run_flatc
 
@@ -29,18 +30,11 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def foreign():
+def foreign(tmp_path_factory):
     """A file without a manifest, as ExecuTorch writes it."""
-    import torch
-    from executorch.exir._serialize._named_data_store import NamedDataStore
-    from executorch.exir._serialize.data_serializer import DataPayload
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-
-    store = NamedDataStore()
-    store.add_named_data("weight", torch.arange(6.0).reshape(2, 3), external_tag="x")
-    store.add_named_data("opaque", b"some bytes", external_tag="x")
-    output = store.get_named_data_store_output()
-    return bytes(FlatTensorSerializer().serialize(DataPayload(output.buffers, output.external_data["x"])))
+    weight = ("weight", np.arange(6, dtype=np.float32).tobytes(), TensorLayout(ScalarType.FLOAT, (2, 3)))
+    path = tmp_path_factory.mktemp("foreign") / "theirs.ptd"
+    return write_ptd(path, [weight, ("opaque", b"some bytes", None)]).read_bytes()
 
 
 def read(path):

@@ -23,16 +23,16 @@ with quiet():
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
 
-def write_ptd(path: Path, entries: Iterable[tuple[str, bytes, Any]]) -> Path:
-    """Let ExecuTorch write a .ptd from (key, bytes, layout or None)."""
+def write_ptd(path: Path, entries: Iterable[tuple[Any, ...]]) -> Path:
+    """Let ExecuTorch write a .ptd from (key, bytes, layout or None), each with its alignment behind it if not 16."""
     store = NamedDataStore()
-    for key, data, layout in entries:
+    for key, data, layout, *alignment in entries:
         theirs = layout and TensorLayout(
             scalar_type=ScalarType(int(layout.scalar_type)),
             sizes=list(layout.sizes),
             dim_order=list(layout.dim_order),
         )
-        store.add_named_data(key, data, alignment=16, external_tag="x", tensor_layout=theirs)
+        store.add_named_data(key, data, *(alignment or [16]), external_tag="x", tensor_layout=theirs)
     output = store.get_named_data_store_output()
     payload = DataPayload(buffers=output.buffers, named_data=output.external_data["x"])
     path.write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
