@@ -44,14 +44,6 @@ def sizes_of(path):
 # What add accepts
 
 
-@pytest.mark.parametrize("scalar_type", ScalarType, ids=lambda t: t.name)
-def test_every_scalar_type_by_layout(scalar_type):
-    """Bytes can be given any scalar type (R4)."""
-    layout = TensorLayout(scalar_type, (2, 3))
-    entry = only_entry(bytes(range(layout.nbytes)), layout=layout)
-    assert entry.layout.scalar_type is scalar_type
-
-
 def test_opaque_buffers():
     """Anything with the buffer protocol is a blob (R1)."""
     for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4]):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blobstore import BlobStore
+from blobstore import BlobStore, dedup_programs
 from blobstore.core.disk.staging import Staging
 from blobstore.releases import publish, pull
 from blobstore.releases.index.objects import store_bytes
@@ -77,11 +77,13 @@ def test_a_group_of_files(calls: Calls, tmp_path: Path) -> None:
 
 
 def test_the_journal_is_on_the_disk_before_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing but synced names is relied on when the first file gets its place (B5)."""
+    """And they are before it: nothing but what is synced is relied on when the first file gets its place (B5)."""
     calls = Calls(monkeypatch)
     record = calls.replace
 
     def replace(source: Any, target: Any) -> None:
+        if Path(target).suffix == ".journal":
+            assert len(calls.synced) >= 3  # the two files, and the journal itself
         if Path(target).name == "x":
             calls.check()
         record(source, target)
@@ -89,6 +91,13 @@ def test_the_journal_is_on_the_disk_before_the_files(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "replace", replace)
     group(tmp_path)
     calls.check("x", "y")
+
+
+def test_every_folder_of_programs(lowered: Any, calls: Calls, tmp_path: Path) -> None:
+    for name in ("v1", "v2"):
+        lowered.mlp().write(tmp_path / "in" / name, "m")
+    dedup_programs(tmp_path / "in", tmp_path / "out")
+    calls.check("shared.ptd", "m.pte")
 
 
 def one_file(folder: Path) -> None:

@@ -11,7 +11,6 @@ from tests.core.formats.ptd.test_bad_files import (  # noqa: F401 - collected ag
     test_a_vtable_that_ends_with_the_flatbuffer,
     test_any_bit_flipped,
     test_any_bit_flipped_without_a_manifest,
-    test_any_word_replaced,
     test_appended_bytes,
     test_impossible_contents,
     test_impossible_headers,

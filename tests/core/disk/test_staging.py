@@ -84,57 +84,6 @@ def test_a_link_stays_a_link(tmp_path):
 # On the disk
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """The system calls, in order: (call, file name)."""
-    seen = []
-
-    def name(descriptor):
-        return Path(f"/proc/self/fd/{descriptor}").readlink().name
-
-    def watch(call, of):
-        real = getattr(os, call)
-
-        def watched(*arguments, **options):
-            seen.append((call, of(*arguments)))
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(os, call, watched)
-
-    watch("fsync", name)
-    watch("fdatasync", name)
-    watch("replace", lambda source, target: f"{Path(source).name} {Path(target).name}")
-    return seen
-
-
-def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
-    """First all contents, then the journal, then all names, then the folder: a power cut at any moment leaves a complete group."""
-    out = tmp_path / "out"
-    out.mkdir()
-    group(out)
-    temporary = [name for call, name in calls[:3]]
-    journal, name = calls[5][1].split()
-    assert name.endswith(".journal")
-    assert calls == [
-        *(("fsync", name) for name in temporary),
-        ("fsync", "out"),
-        ("fsync", journal),
-        ("replace", f"{journal} {name}"),
-        ("fsync", "out"),
-        *(("replace", f"{name} {target}") for name, target in zip(temporary, "abc", strict=True)),
-        ("fsync", "out"),
-    ]
-
-
-def test_every_folder_is_synced(lowered, tmp_path, calls):
-    """After the last rename."""
-    for name in ("v1", "v2"):
-        lowered.mlp().write(tmp_path / "in" / name, "m")
-    dedup_programs(tmp_path / "in", tmp_path / "out")
-    last = max(i for i, (call, _) in enumerate(calls) if call == "replace")
-    assert sorted(calls[last + 1 :]) == [("fsync", "out"), ("fsync", "v1"), ("fsync", "v2")]
-
-
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
     """The syncs are of three files, of the folder, of the journal, of the folder, and of the folder at the end."""

@@ -27,15 +27,19 @@ SHARDS = {
 }
 
 
-@pytest.fixture(params=[INDEX, VARIANT])
+@pytest.fixture
 def index(tmp_path, request):
-    folder = tmp_path / "in"
+    """A checkpoint of two shards, by the name of its index."""
+    folder, file = tmp_path / "in", getattr(request, "param", INDEX)
     folder.mkdir()
     for name, keys in SHARDS.items():
         safetensors.numpy.save_file({key: TENSORS[key] for key in keys}, folder / name, {"format": "pt"})
     homes = {key: name for key in TENSORS for name, keys in SHARDS.items() if key in keys}
-    (folder / request.param).write_text(json.dumps({"metadata": {"total_size": 1024}, "weight_map": homes}))
-    return folder / request.param
+    (folder / file).write_text(json.dumps({"metadata": {"total_size": 1024}, "weight_map": homes}))
+    return folder / file
+
+
+both = pytest.mark.parametrize("index", [INDEX, VARIANT], indirect=True)
 
 
 def run(*arguments):
@@ -64,6 +68,7 @@ def test_load_file(index):
         np.testing.assert_array_equal(loaded[key], tensor)
 
 
+@both
 def test_commands_that_read_and_write_checkpoints(index, tmp_path):
     """`inspect`, `verify`, `convert`, `diff`, `delta` and `report`."""
     whole = tmp_path / "whole.safetensors"
@@ -110,6 +115,7 @@ def test_names_of_tensors(lowered, tmp_path):
     assert set(keys) <= set(blobstore.open_ptd(result.data_files[0]))
 
 
+@both
 def test_files_that_are_kept(index, tmp_path):
     """A pool and a release get the shards, too, also when these are given as well."""
     pool = Pool(tmp_path / "pool", create=True)

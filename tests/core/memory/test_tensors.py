@@ -79,9 +79,10 @@ def test_dense_memory_is_viewed_not_copied(tensor):
 
 
 def test_negated_big_endian_and_scalar_data():
-    """A lazy negation is computed, bytes are swapped to the order of files, and a scalar has no dimensions."""
+    """What torch conjugates and negates when it reads is computed, bytes are swapped to the order of files, and a scalar has no dimensions."""
     negated = torch.tensor([1 + 2j], requires_grad=True).conj().imag
     assert np.frombuffer(as_bytes(negated)[0], np.float32).tolist() == [-2.0]
+    assert np.frombuffer(as_bytes(torch.tensor([1 + 2j]).conj())[0], np.complex64).tolist() == [1 - 2j]
     assert np.frombuffer(as_bytes(np.arange(3, dtype=np.int32)[::-1])[0], np.int32).tolist() == [2, 1, 0]
     assert bytes(as_bytes(np.array([1], ">u4"))[0]) == b"\1\0\0\0"
     assert as_bytes(np.float64(2))[1] == TensorLayout(ScalarType.DOUBLE, ())

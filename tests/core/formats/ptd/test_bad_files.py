@@ -9,8 +9,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
@@ -85,23 +83,6 @@ def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
                 except InvalidFileError as error:
                     assert "flip.ptd" in str(error)
             os.pwrite(file.fileno(), foreign[at : at + 1], at)
-
-
-@pytest.mark.long
-@settings(max_examples=400)
-@given(at=st.integers(0, 10**6), value=st.integers(0, 2**32 - 1) | st.integers(0, 200), which=st.booleans())
-def test_any_word_replaced(tmp_path_factory, good, foreign, at, value, which):
-    data = bytearray(good if which else foreign)
-    at = at % (len(data) // 4) * 4
-    data[at : at + 4] = value.to_bytes(4, "little")
-    path = tmp_path_factory.mktemp("word") / "word.ptd"
-    path.write_bytes(data)
-    try:
-        contents = read(path)
-    except InvalidFileError:
-        return
-    if which:
-        assert contents and bytes(data) == good
 
 
 def test_appended_bytes(tmp_path, good, foreign):

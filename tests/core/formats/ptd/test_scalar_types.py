@@ -12,7 +12,7 @@ from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from blobstore import BlobStore, dedup_programs, errors, open_any, open_ptd
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.core.memory.tensors import as_bytes, in_dim_order
+from blobstore.core.memory.tensors import in_dim_order
 from blobstore.core.tools.compare import compare_files
 from blobstore.core.tools.convert import convert
 from blobstore.core.tools.inspection import inspect_file
@@ -147,13 +147,3 @@ def test_every_type_is_converted_or_refused_by_name(kind: ScalarType, tmp_path: 
     convert(tmp_path / "a.safetensors", tmp_path / "b.ptd")
     with open_any(tmp_path / "b.ptd") as back:
         assert (bytes(back.get_data("w")), back.get_tensor_layout("w")) == (blob(kind), TensorLayout(kind, SIZES))
-
-
-@pytest.mark.parametrize("lazy", ["conj", "imag of conj"])
-def test_what_torch_has_not_computed_yet_is_stored_as_its_numbers(lazy: str) -> None:
-    """torch conjugates and negates when it reads; the memory below still has the other numbers."""
-    tensor = torch.polar(torch.ones(6), torch.arange(6.0)).conj()
-    if lazy != "conj":
-        tensor = tensor.imag
-    data, _ = as_bytes(tensor)
-    assert bytes(data) == np.array(tensor.tolist(), str(tensor.dtype)[6:]).tobytes()

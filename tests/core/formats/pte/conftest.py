@@ -37,19 +37,28 @@ def slim(tmp_path: Path) -> Callable[..., tuple[Path, Path | None, Mapping[Movab
 
 
 @pytest.fixture
-def check_same_outputs(slim, stock_run):
-    """Check that the stock runtime computes the same bits before and after; return the slim file and the moves."""
+def check_runs(stock_run):
+    """Check that the stock runtime computes the same bits with a program and its data as with the one before."""
 
-    def check(model, pte=None, choose=lambda item: True):
-        pte = model.pte if pte is None else pte
-        target, ptd, moves = slim(pte, choose)
+    def check(model, target, ptd, before=None):
         for method in model.methods:
-            before = stock_run(pte, model.inputs(method), method=method)
-            after = stock_run(target, model.inputs(method), data_path=ptd, method=method)
-            assert len(before) == len(after)
-            for left, right in zip(before, after, strict=True):
+            inputs = model.inputs(method)
+            old = stock_run(before or model.pte, inputs, method=method)
+            new = stock_run(target, inputs, data_path=ptd, method=method)
+            for left, right in zip(old, new, strict=True):
                 assert left.dtype == right.dtype
                 assert torch.equal(left, right)
+
+    return check
+
+
+@pytest.fixture
+def check_same_outputs(slim, check_runs):
+    """Make a program slim and `check_runs`; return the slim file and the moves."""
+
+    def check(model, choose=lambda item: True):
+        target, ptd, moves = slim(model.pte, choose)
+        check_runs(model, target, ptd)
         return target, moves
 
     return check

@@ -92,26 +92,6 @@ def test_every_bit_flipped(small, inline):
     assert taken < flatbuffer * 8
 
 
-@pytest.mark.long
-@settings(max_examples=300)
-@given(st.data())
-def test_anything_at_random_places(data):
-    content = bytearray(oracle.one_of_everything())
-    size = ProgramFile("x", memoryview(content)).program_size
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, size - 8))
-        width = data.draw(st.sampled_from([1, 2, 4, 8]))
-        number = data.draw(
-            st.one_of(
-                st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, size, len(content)]),
-                st.integers(0, len(content)),
-                st.integers(0, 2**64 - 1),
-            )
-        )
-        content[place : place + width] = (number % 2 ** (8 * width)).to_bytes(width, "little")
-    _use(content)
-
-
 @settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_anything_at_all(data):

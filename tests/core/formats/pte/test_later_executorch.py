@@ -36,7 +36,7 @@ SAFE = {"execution_plan", "chains", "val_type", "sizes", "processed", "op_index"
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [models.mlp, models.counter, programs.branches, models.decoder])
-def test_unknown_fields_survive(make, slim, stock_run, later_executorch):
+def test_unknown_fields_survive(make, slim, check_runs, later_executorch):
     model = make()
     pte = _extend(model.pte, lambda program: _add_everywhere(program, SAFE), later_executorch)
     target, ptd, moves = slim(pte)
@@ -52,13 +52,10 @@ def test_unknown_fields_survive(make, slim, stock_run, later_executorch):
                     tensor.pop("extra_tensor_info", None)
                     tensor.pop("data_buffer_idx", None)
         assert plan == other
-    for method in model.methods:
-        before = stock_run(model.pte, model.inputs(method), method=method)
-        after = stock_run(target, model.inputs(method), data_path=ptd, method=method)
-        assert all(left.equal(right) for left, right in zip(before, after, strict=True))
+    check_runs(model, target, ptd)
 
 
-def test_longer_header_is_kept(slim, stock_run, later_executorch):
+def test_longer_header_is_kept(slim, check_runs, later_executorch):
     model = models.mlp()
     pte = _extend(model.pte, lambda program: None, later_executorch, tail=b"what a later one knows".ljust(32))
     target, ptd, _ = slim(pte)
@@ -66,11 +63,10 @@ def test_longer_header_is_kept(slim, stock_run, later_executorch):
     assert new[40:72] == pte[40:72]
     assert new[12:16] == pte[12:16] == (64).to_bytes(4, "little")
     assert ProgramFile("x", memoryview(new)).header_size == 64
-    (before,), (after,) = stock_run(pte, model.inputs()), stock_run(target, model.inputs(), data_path=ptd)
-    assert before.equal(after)
+    check_runs(model, target, ptd, pte)
 
 
-def test_short_header_of_the_first_versions(slim, stock_run):
+def test_short_header_of_the_first_versions(slim, check_runs):
     """Before 1.0 the header did not record the length of the segments."""
     model = models.mlp()
     pte = bytearray(model.pte)
@@ -78,8 +74,7 @@ def test_short_header_of_the_first_versions(slim, stock_run):
     pte[32:40] = b"\xee" * 8  # not part of the header
     target, ptd, _ = slim(bytes(pte), lambda item: item.layout.nbytes > 500)
     assert target.read_bytes()[32:40] == b"\xee" * 8
-    (before,), (after,) = stock_run(model.pte, model.inputs()), stock_run(target, model.inputs(), data_path=ptd)
-    assert before.equal(after)
+    check_runs(model, target, ptd)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Programs from before 2024-09 keep constants, and often delegates' payloads, inside the flatbuffer."""
 
-import numpy as np
 import pytest
 
 from blobstore.core.formats.pte.program import ProgramFile, read_program
@@ -24,16 +23,9 @@ def _read(pte):
     return ProgramFile("old.pte", memoryview(pte))
 
 
-def _check_runs(model, target, ptd, stock_run):
-    for method in model.methods:
-        before = stock_run(model.pte, model.inputs(method), method=method)
-        after = stock_run(target, model.inputs(method), data_path=ptd, method=method)
-        assert all(left.equal(right) for left, right in zip(before, after, strict=True))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_constants_leave_the_flatbuffer(slim, stock_run, name):
+def test_constants_leave_the_flatbuffer(slim, stock_run, check_runs, name):
     model = CASES[name]()
     old = oracle.with_inline_data(model.pte)
     assert not any(segment.span.size for segment in _read(old).segments)
@@ -49,13 +41,13 @@ def test_constants_leave_the_flatbuffer(slim, stock_run, name):
         # ExecuTorch 1.5 does not load old programs; without constants it does.
         with pytest.raises(RuntimeError, match="Failed to load program"):
             stock_run(old, (), method=next(iter(model.methods)))
-        _check_runs(model, target, ptd, stock_run)
+        check_runs(model, target, ptd)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("parity", [0, 1])
-def test_every_second_constant_leaves(slim, stock_run, tmp_path, name, parity):
+def test_every_second_constant_leaves(slim, check_runs, tmp_path, name, parity):
     model = CASES[name]()
     turn = iter(range(10**6))
     old = oracle.with_inline_data(model.pte)
@@ -67,7 +59,7 @@ def test_every_second_constant_leaves(slim, stock_run, tmp_path, name, parity):
     file = oracle.deserialize(target.read_bytes())
     today = tmp_path / "today.pte"
     today.write_bytes(bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=True)))
-    _check_runs(model, today, ptd, stock_run)
+    check_runs(model, today, ptd)
 
 
 @pytest.mark.long
@@ -110,16 +102,16 @@ def test_what_stays_keeps_its_alignment(slim, alignment):
     assert len(after.data) < len(before.data) + 100 * len(moves)
 
 
-def test_before_there_was_a_constant_segment(slim, stock_run):
+def test_before_there_was_a_constant_segment(slim, check_runs):
     model = models.mlp()
     program = oracle.to_json(oracle.with_inline_data(model.pte))
     del program["constant_segment"]
     target, ptd, _ = slim(oracle.from_json(program))
-    _check_runs(model, target, ptd, stock_run)
+    check_runs(model, target, ptd)
 
 
 @pytest.mark.long
-def test_inline_payloads_stay_and_run(slim, stock_run):
+def test_inline_payloads_stay_and_run(slim, check_runs):
     """A delegate's payload lies inside the flatbuffer, beside constants that leave it."""
     model = models.mlp(delegated=True)
     file = oracle.deserialize(model.pte)
@@ -131,9 +123,7 @@ def test_inline_payloads_stay_and_run(slim, stock_run):
     after = read_program(target)
     payloads = [bytes(p.data[p.delegates[0].span.start : p.delegates[0].span.stop]) for p in (before, after)]
     assert payloads[0] == payloads[1]
-    (expected,) = stock_run(pte, model.inputs())
-    (output,) = stock_run(target, model.inputs(), data_path=ptd)
-    assert np.array_equal(output, expected)
+    check_runs(model, target, ptd, pte)
 
 
 def test_unknown_fields_are_refused(slim, later_executorch):
