@@ -201,8 +201,6 @@ class Objects:
             with self.spool(path, "new-") as spooled, named(self.folder / path):
                 with _write_spooled(spooled) as file:
                     file.write(content.read_bytes() if isinstance(content, Path) else content)
-                    file.flush()
-                    os.fsync(file.fileno())
                 self.place(spooled, path)
             return
         attributes = {"Cache-Control": cached} if cached else None
@@ -302,8 +300,6 @@ class Objects:
                 for piece in pieces:
                     hasher.update(piece)
                     nbytes += file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
             self.place(spooled, path(hasher.digest()))
         return hasher.digest(), nbytes
 
@@ -508,9 +504,13 @@ def _entry(item: Any) -> Entry:
     return Entry(item["path"], item["size"], int(item["last_modified"].timestamp()), item["e_tag"])
 
 
-def _write_spooled(spooled: Path) -> BinaryIO:
-    """A file in a spool, to be written; a link that took its place meanwhile is not followed."""
-    return open(spooled, "r+b", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)))
+@contextlib.contextmanager
+def _write_spooled(spooled: Path) -> Iterator[BinaryIO]:
+    """A file in a spool, to be written, and then synced; a link that took its place meanwhile is not followed."""
+    with open(spooled, "r+b", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _is_link(place: Path) -> FileAccessError:

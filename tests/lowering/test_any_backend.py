@@ -194,7 +194,7 @@ def test_hostile_payloads(files: Path, tmp_path: Path, case: str) -> None:
 def test_overlapping_holes() -> None:
     """They are refused when a payload is written, and when it is read (B5)."""
     for holes in ((0, 3), (1, 1), (7,), (-1,)):
-        with pytest.raises(ValueError, match="overlaps another or leaves the payload"):
+        with pytest.raises(ValueError, match="overlap or leave the payload"):
             wrap(bytes(10), "Toy", [Constant("weight@0123456789abcdef", 4, 0, (), holes=holes)])
     good = bytearray(wrap(bytes(range(12)), "Toy", [Constant("weight@0123456789abcdef", 4, 0, (), holes=(1, 6))]))
     assert split(good)[0] == bytes([0, 5, 10, 11])

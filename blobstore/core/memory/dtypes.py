@@ -24,35 +24,7 @@ __all__ = [
     "unsigned_dtype",
 ]
 
-# torch, numpy and the ml_dtypes package use the same names; ml_dtypes adds bfloat16 and float8 to numpy.
-_NAMES = {
-    ScalarType.BYTE: "uint8",
-    ScalarType.CHAR: "int8",
-    ScalarType.SHORT: "int16",
-    ScalarType.INT: "int32",
-    ScalarType.LONG: "int64",
-    ScalarType.HALF: "float16",
-    ScalarType.FLOAT: "float32",
-    ScalarType.DOUBLE: "float64",
-    ScalarType.COMPLEX32: "complex32",
-    ScalarType.COMPLEX64: "complex64",
-    ScalarType.COMPLEX128: "complex128",
-    ScalarType.BOOL: "bool",
-    ScalarType.BFLOAT16: "bfloat16",
-    ScalarType.BITS1X8: "bits1x8",
-    ScalarType.BITS2X4: "bits2x4",
-    ScalarType.BITS4X2: "bits4x2",
-    ScalarType.BITS8: "bits8",
-    ScalarType.BITS16: "bits16",
-    ScalarType.FLOAT8E5M2: "float8_e5m2",
-    ScalarType.FLOAT8E4M3FN: "float8_e4m3fn",
-    ScalarType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    ScalarType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
-    ScalarType.UINT16: "uint16",
-    ScalarType.UINT32: "uint32",
-    ScalarType.UINT64: "uint64",
-}
-_SCALAR_TYPES = {name: scalar_type for scalar_type, name in _NAMES.items()}
+_SCALAR_TYPES = {scalar_type.dtype: scalar_type for scalar_type in ScalarType if scalar_type.dtype}
 _ONLY_IN_TORCH = {
     ScalarType.COMPLEX32,
     ScalarType.BITS1X8,
@@ -112,9 +84,9 @@ def scalar_type_named(dtype: Any) -> ScalarType | None:
 
 def native_dtype(scalar_type: ScalarType) -> np.dtype[Any] | None:
     """numpy's own dtype for a scalar type; None if numpy has none without other packages."""
-    if scalar_type not in _NAMES or scalar_type in _ONLY_IN_TORCH | _ONLY_IN_ML_DTYPES:
+    if not scalar_type.dtype or scalar_type in _ONLY_IN_TORCH | _ONLY_IN_ML_DTYPES:
         return None
-    return np.dtype(_NAMES[scalar_type])
+    return np.dtype(scalar_type.dtype)
 
 
 def unsigned_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
@@ -130,7 +102,7 @@ def numpy_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
         return native
     if scalar_type not in _ONLY_IN_ML_DTYPES:
         raise UnsupportedDataError(f"numpy has no dtype for {scalar_type.name}")
-    name = _NAMES[scalar_type]
+    name = scalar_type.dtype
     try:
         import ml_dtypes
     except ImportError:
@@ -147,7 +119,7 @@ def torch_dtype(scalar_type: ScalarType) -> torch.dtype:
     """
     import torch
 
-    dtype = getattr(torch, _NAMES.get(scalar_type, ""), None)
+    dtype = getattr(torch, scalar_type.dtype, None) if scalar_type.dtype else None
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedDataError(f"torch has no dtype for {scalar_type.name}")
     return dtype

@@ -28,50 +28,53 @@ MAX_NBYTES = 2**63 - 1
 
 
 class ScalarType(enum.IntEnum):
-    """The element types that ExecuTorch knows, and so a .ptd can name: each with its number and its size.
+    """The element types that ExecuTorch knows, and so a .ptd can name: each with its number, its size and its name elsewhere.
 
     Attributes:
         itemsize: bytes of one element, as ExecuTorch counts them (the types that pack several numbers take one byte).
+        dtype: what torch, numpy and the ml_dtypes package call it; empty if none of them has it.
     """
 
     itemsize: int
+    dtype: str
 
-    def __new__(cls, number: int, itemsize: int = 0) -> ScalarType:  # a call finds a member by its number alone
+    # a call finds a member by its number alone
+    def __new__(cls, number: int, itemsize: int = 0, dtype: str = "") -> ScalarType:
         kind = int.__new__(cls, number)
         kind._value_ = number
-        kind.itemsize = itemsize
+        kind.itemsize, kind.dtype = itemsize, dtype
         return kind
 
-    BYTE = 0, 1
-    CHAR = 1, 1
-    SHORT = 2, 2
-    INT = 3, 4
-    LONG = 4, 8
-    HALF = 5, 2
-    FLOAT = 6, 4
-    DOUBLE = 7, 8
-    COMPLEX32 = 8, 4
-    COMPLEX64 = 9, 8
-    COMPLEX128 = 10, 16
-    BOOL = 11, 1
+    BYTE = 0, 1, "uint8"
+    CHAR = 1, 1, "int8"
+    SHORT = 2, 2, "int16"
+    INT = 3, 4, "int32"
+    LONG = 4, 8, "int64"
+    HALF = 5, 2, "float16"
+    FLOAT = 6, 4, "float32"
+    DOUBLE = 7, 8, "float64"
+    COMPLEX32 = 8, 4, "complex32"
+    COMPLEX64 = 9, 8, "complex64"
+    COMPLEX128 = 10, 16, "complex128"
+    BOOL = 11, 1, "bool"
     QINT8 = 12, 1
     QUINT8 = 13, 1
     QINT32 = 14, 4
-    BFLOAT16 = 15, 2
+    BFLOAT16 = 15, 2, "bfloat16"
     QUINT4X2 = 16, 1
     QUINT2X4 = 17, 1
-    BITS1X8 = 18, 1
-    BITS2X4 = 19, 1
-    BITS4X2 = 20, 1
-    BITS8 = 21, 1
-    BITS16 = 22, 2
-    FLOAT8E5M2 = 23, 1
-    FLOAT8E4M3FN = 24, 1
-    FLOAT8E5M2FNUZ = 25, 1
-    FLOAT8E4M3FNUZ = 26, 1
-    UINT16 = 27, 2
-    UINT32 = 28, 4
-    UINT64 = 29, 8
+    BITS1X8 = 18, 1, "bits1x8"
+    BITS2X4 = 19, 1, "bits2x4"
+    BITS4X2 = 20, 1, "bits4x2"
+    BITS8 = 21, 1, "bits8"
+    BITS16 = 22, 2, "bits16"
+    FLOAT8E5M2 = 23, 1, "float8_e5m2"
+    FLOAT8E4M3FN = 24, 1, "float8_e4m3fn"
+    FLOAT8E5M2FNUZ = 25, 1, "float8_e5m2fnuz"
+    FLOAT8E4M3FNUZ = 26, 1, "float8_e4m3fnuz"
+    UINT16 = 27, 2, "uint16"
+    UINT32 = 28, 4, "uint32"
+    UINT64 = 29, 8, "uint64"
 
 
 @dataclass(frozen=True, slots=True)
