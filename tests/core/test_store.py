@@ -516,7 +516,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.unique_bytes == sum(map(len, set(contents)))
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
+StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
 TestStoreMachine = StoreMachine.TestCase
 
 

@@ -1,5 +1,6 @@
 """Reading .safetensors files that the safetensors package wrote, and malformed ones (B5)."""
 
+import contextlib
 import json
 import os
 import struct
@@ -56,16 +57,13 @@ def test_truncated_at_any_byte(tmp_path):
             SafetensorsDataMap(path)
 
 
-def test_any_bit_flipped_is_our_error_or_harmless(tmp_path):
+def test_any_bit_flipped_is_our_error_or_harmless():
     whole = save({"w": torch.zeros(3), "v": torch.ones(2)})
-    path = tmp_path / "flip.safetensors"
     for at in range(len(whole)):
         for bit in range(8):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            try:
-                dict(SafetensorsDataMap(path))
-            except BlobStoreError:
-                pass
+            flipped = whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+            with contextlib.suppress(BlobStoreError):
+                dict(SafetensorsDataMap("flip.safetensors", data=memoryview(flipped)).views())
 
 
 def tensor(**changes):

@@ -199,7 +199,7 @@ def test_a_damaged_shard_is_named(index):
 )
 def test_any_json_is_an_error_or_a_map(tmp_path_factory, tree):
     """Nothing else is raised."""
-    path = tmp_path_factory.mktemp("index") / INDEX
+    path = tmp_path_factory.getbasetemp() / INDEX
     path.write_text(json.dumps({"weight_map": tree}))
     try:
         assert len(blobstore.open_any(path)) == 0
