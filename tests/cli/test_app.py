@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 
 import blobstore
 from blobstore.cli.app import COMMANDS, app
+from tests.helpers.terminal import Terminal
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
@@ -52,19 +52,8 @@ def ptd(tmp_path):
 
 def on_terminal(folder, *arguments):
     """The exit code and the output of a command whose output is a terminal of 100 columns."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "blobstore", *map(str, arguments)]
-    env = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
-    process = subprocess.Popen(command, cwd=folder, stdout=follower, stderr=follower, env=env)
-    os.close(follower)
-    parts = []
-    try:
-        while part := os.read(leader, 1 << 16):
-            parts.append(part)
-    except OSError:  # Linux: the other side is closed
-        pass
-    os.close(leader)
-    return process.wait(), b"".join(parts).decode().replace("\r\n", "\n")
+    terminal = Terminal(*arguments, folder=folder, columns=100)
+    return terminal.end(), terminal.output.decode().replace("\r\n", "\n")
 
 
 def state(folder):

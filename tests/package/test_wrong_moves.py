@@ -83,21 +83,6 @@ def test_the_longest_file_name(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_slices_of_one_file_share_a_descriptor(tmp_path):
-    (tmp_path / "weights.bin").write_bytes(np.arange(400, dtype=np.uint32).tobytes())
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        store = BlobStore()
-        for i in range(400):
-            store.add(str(i), FileSlice(tmp_path / "weights.bin", 4 * i, 4))
-        store.write_ptd(tmp_path / "x.ptd")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with open_ptd(tmp_path / "x.ptd", verify=True) as data_map:
-        assert [int.from_bytes(data_map.get_data(str(i)), "little") for i in range(400)] == list(range(400))
-
-
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = tmp_path / "weights.bin"
     path.write_bytes(b"old")

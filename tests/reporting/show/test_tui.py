@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import pty
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +29,7 @@ from blobstore.reporting.show.tui.app import Browser
 from blobstore.reporting.show.tui.cells import bar, fit, folded
 from blobstore.reporting.show.tui.files import Files
 from blobstore.reporting.show.words import FINDINGS
+from tests.helpers.terminal import Terminal
 from tests.reporting.browsing import Drawing, after_keys, browsing, picture
 from tests.reporting.find.test_planted import values
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
@@ -227,31 +222,27 @@ async def test_bars_shares_and_counts(zoo_report: Report, zoo_folder: Path) -> N
         assert (await screen.press("c", "g")).rows == before
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("j", "l", "h", "k"),
-        ("down", "right", "left", "up"),
-        ("j", "enter", "less_than_sign", "k"),
-        ("down", "l", "backspace", "up"),
-    ],
-)
-async def test_the_keys_that_move(zoo_report: Report, keys: Sequence[str]) -> None:
+async def test_the_keys_that_move(zoo_report: Report) -> None:
     """Back in a folder, the one that was left is chosen."""
-    down, into, back, up = keys
     async with browsing(zoo_report) as screen:
-        assert screen.see().about.startswith("language: ")
-        assert (await screen.press(down)).about.startswith("speech: ")
-        assert (await screen.press(into)).heading == "speech"
-        assert screen.see().about.startswith("en: ")  # not the row that leads up
-        assert (await screen.press(back)).heading == "all files"
-        assert screen.see().about.startswith("speech: ")
-        assert (await screen.press(back)).heading == "all files"  # there is nothing above it
-        assert (await screen.press(up, up)).about.startswith("language: ")
-        assert (await screen.press("end")).about.startswith("checkpoints: ")
-        assert (await screen.press(into, "home", into)).heading == "all files"  # by the row that leads up
-        await screen.press("pageup")
-        assert (await screen.press("pagedown")).about.startswith("checkpoints: ")
+        for down, into, back, up in (
+            ("j", "l", "h", "k"),
+            ("down", "right", "left", "up"),
+            ("j", "enter", "less_than_sign", "k"),
+            ("down", "l", "backspace", "up"),
+        ):
+            assert (await screen.press("home")).about.startswith("language: ")
+            assert (await screen.press(down)).about.startswith("speech: ")
+            assert (await screen.press(into)).heading == "speech"
+            assert screen.see().about.startswith("en: ")  # not the row that leads up
+            assert (await screen.press(back)).heading == "all files"
+            assert screen.see().about.startswith("speech: ")
+            assert (await screen.press(back)).heading == "all files"  # there is nothing above it
+            assert (await screen.press(up, up)).about.startswith("language: ")
+            assert (await screen.press("end")).about.startswith("checkpoints: ")
+            assert (await screen.press(into, "home", into)).heading == "all files"  # by the row that leads up
+            await screen.press("pageup")
+            assert (await screen.press("pagedown")).about.startswith("checkpoints: ")
 
 
 async def test_tensors_have_types_and_shapes(tmp_path: Path) -> None:
@@ -711,49 +702,6 @@ def test_it_is_not_json(folder: Path) -> None:
     assert code == 2 and "--json" in output and "Usage" in output
 
 
-class Terminal:
-    """A command on a terminal of its own."""
-
-    def __init__(self, *arguments: object, folder: Path, term: str = "xterm-256color") -> None:
-        self.master, slave = pty.openpty()
-        with contextlib.suppress(OSError):
-            import fcntl
-            import struct
-            import termios
-
-            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        command = [sys.executable, "-W", "error", "-m", "blobstore", "report", *map(str, arguments), "--tui"]
-        env = {**os.environ, "TERM": term, "XDG_CACHE_HOME": str(folder / "cache"), "COLORTERM": "truecolor"}
-        env.pop("COLUMNS", None)
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=env, start_new_session=True
-        )
-        os.close(slave)
-        self.output = b""
-
-    def until(self, text: bytes) -> None:
-        """Read until something is there."""
-        while text not in self.output:
-            self.output += os.read(self.master, 4096)
-
-    def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def end(self) -> int:
-        """Read to the end; the exit code."""
-        while True:
-            try:
-                data = os.read(self.master, 4096)
-            except OSError as error:
-                assert error.errno == errno.EIO  # how Linux says that nobody has the terminal any more
-                break
-            if not data:
-                break
-            self.output += data
-        os.close(self.master)
-        return self.process.wait()
-
-
 @pytest.mark.long
 def test_it_ends_with_the_exit_codes_of_the_command(tmp_path: Path) -> None:
     """Of a file that cannot be read, of a limit, and 130 after Ctrl-C or its signal; the terminal is as it was."""
@@ -773,7 +721,7 @@ def test_it_ends_with_the_exit_codes_of_the_command(tmp_path: Path) -> None:
         (good, b"?\x03", 130),
         (good, signal.SIGINT, 130),
     ):
-        terminal = Terminal(*arguments, folder=tmp_path)
+        terminal = Terminal("report", *arguments, "--tui", folder=tmp_path)
         terminal.until(b"Commands")
         terminal.until(b"quit")
         if isinstance(keys, bytes):
@@ -806,7 +754,7 @@ def test_what_was_copied_is_in_the_clipboard_and_on_the_terminal(tmp_path: Path)
 
     for name in "ab":
         write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("w", values(1, 60, 50))])
-    terminal = Terminal("a.ptd", "b.ptd", folder=tmp_path)
+    terminal = Terminal("report", "a.ptd", "b.ptd", "--tui", folder=tmp_path)
     terminal.until(b"quit")
     terminal.press(b"3y")
     terminal.until(b"Copied: ")
@@ -820,14 +768,14 @@ def test_what_was_copied_is_in_the_clipboard_and_on_the_terminal(tmp_path: Path)
 @pytest.mark.long
 def test_a_terminal_that_cannot_move_its_cursor_is_none(tmp_path: Path) -> None:
     write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(1, 60, 50))])
-    terminal = Terminal("a.ptd", folder=tmp_path, term="dumb")
+    terminal = Terminal("report", "a.ptd", "--tui", folder=tmp_path, term="dumb")
     assert terminal.end() == 3
     assert b"--tui needs a terminal" in terminal.output and b"\x1b[?1049h" not in terminal.output
 
 
 @pytest.mark.long
 def test_without_a_file_there_is_nothing_to_walk_through(tmp_path: Path) -> None:
-    terminal = Terminal(".", folder=tmp_path)
+    terminal = Terminal("report", ".", "--tui", folder=tmp_path)
     assert terminal.end() == 3
     assert b"no file to report on" in terminal.output and b"\x1b[?1049h" not in terminal.output
 
