@@ -85,8 +85,8 @@ def _find(catalog: Catalog, engine: Engine, options: ReportOptions) -> list[Find
     kept = Kept(catalog.contents)
     same_values = dtypes.relate(catalog)
     same_elements = layouts.relate(catalog, engine)
-    for one, other, *_ in [*same_values, *same_elements]:
-        kept.join([one, other])
+    for pair in [*(found[:2] for found in same_values), *(found[:2] for found in same_elements)]:
+        kept.join(pair)
     findings += constants.find(catalog)
     findings += dtypes.find(catalog, same_values, kept)
     findings += layouts.find(catalog, same_elements, kept)
