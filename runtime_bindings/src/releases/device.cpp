@@ -1,8 +1,11 @@
 #include "releases/device.h"
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <functional>
 #include <string_view>
+#include <system_error>
 
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -30,7 +33,6 @@ std::string read_named(const std::string& path, const std::string& sha256, uint6
   return bytes;
 }
 
-constexpr size_t kMostDigits = 20; // of 64 bits
 constexpr std::string_view kCurrent = "current";
 constexpr std::string_view kNewest = "newest"; // the mark, among the indexes
 constexpr uint64_t kMarkLimit = 1 << 10;
@@ -47,13 +49,9 @@ std::optional<uint64_t> size_of(const std::string& path) {
 
 std::optional<uint64_t> number(std::string_view digits) {
   uint64_t value = 0;
-  for (const char c : digits) {
-    if (c < '0' || c > '9') {
-      return std::nullopt;
-    }
-    value = value * 10 + static_cast<uint64_t>(c - '0');
-  }
-  return digits.empty() || digits.size() > 16 ? std::nullopt : std::optional(value);
+  const char* const end = digits.data() + digits.size();
+  const std::from_chars_result read = std::from_chars(digits.data(), end, value);
+  return read.ec != std::errc() || read.ptr != end || digits.size() > 16 ? std::nullopt : std::optional(value);
 }
 
 constexpr size_t kPlaceDigits = 16; // of the name of the folder for what is fetched from one source
@@ -243,22 +241,21 @@ bool Device::is_complete(const ReleaseIndex& index, const std::string& view) con
 
 /// The releases that are here, the newest first, and last those whose index cannot be read.
 std::vector<std::string> Device::views() const {
-  std::vector<std::string> found; // after the time, with leading zeros
+  std::multimap<uint64_t, std::string, std::greater<>> by_time;
   int failed = 0;
   for (const std::string& name : names_in(releases_, failed)) {
     if (is_sha256(name)) {
-      std::string time;
+      uint64_t time = 0;
       try {
-        time = std::to_string(index(name).published);
+        time = index(name).published;
       } catch (const Error&) { // it gives no blobs
       }
-      found.push_back(std::string(kMostDigits - time.size(), '0').append(time).append(name));
+      by_time.emplace(time, name);
     }
   }
-  std::sort(found.begin(), found.end());
-  std::reverse(found.begin(), found.end());
-  for (std::string& name : found) {
-    name.erase(0, kMostDigits);
+  std::vector<std::string> found;
+  for (const auto& [time, name] : by_time) {
+    found.push_back(name);
   }
   return found;
 }

@@ -180,6 +180,20 @@ void check_data(const ReleaseIndex& index) {
   }
 }
 
+/// Read a field that indexes of every format have; false for others.
+bool read_mark_field(Fields& fields, const std::string& key, ReleaseMark& mark) {
+  if (key == "name") {
+    mark.name = fields.text("the name of a release", is_name);
+  } else if (key == "version") {
+    mark.version = fields.text("the version of a release", is_name);
+  } else if (key == "published") {
+    mark.published = fields.number("the time of publishing");
+  } else {
+    return false;
+  }
+  return true;
+}
+
 ReleaseIndex parse_index(const std::string& bytes) {
   ReleaseIndex index;
   Fields fields(bytes);
@@ -187,12 +201,6 @@ ReleaseIndex parse_index(const std::string& bytes) {
   fields.object("the index", kRequired, [&](const std::string& key) {
     if (key == "format") {
       fields.format_is("blobstore.release.1");
-    } else if (key == "name") {
-      index.name = fields.text("the name of a release", is_name);
-    } else if (key == "version") {
-      index.version = fields.text("the version of a release", is_name);
-    } else if (key == "published") {
-      index.published = fields.number("the time of publishing");
     } else if (key == "executorch") {
       index.executorch = fields.text("a version of ExecuTorch", is_version);
     } else if (key == "files") {
@@ -202,7 +210,7 @@ ReleaseIndex parse_index(const std::string& bytes) {
     } else if (key == "plain") {
       index.plain = fields.flag("plain");
     } else {
-      return false;
+      return read_mark_field(fields, key, index);
     }
     return true;
   });
@@ -271,16 +279,7 @@ ReleaseMark read_mark(const std::string& bytes, const std::string& where) {
     ReleaseMark mark;
     Fields fields(bytes);
     fields.object("the index", "name version published ", [&](const std::string& key) {
-      if (key == "name") {
-        mark.name = fields.text("the name of a release", is_name);
-      } else if (key == "version") {
-        mark.version = fields.text("the version of a release", is_name);
-      } else if (key == "published") {
-        mark.published = fields.number("the time of publishing");
-      } else {
-        return false;
-      }
-      return true;
+      return read_mark_field(fields, key, mark);
     });
     fields.json.end();
     return mark;

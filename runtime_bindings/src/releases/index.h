@@ -24,7 +24,7 @@ struct ReleaseFile {
   bool is_data() const;
 };
 
-/// What an index says of the age of its release.
+/// Which release an index is of, and when that was published.
 struct ReleaseMark {
   std::string name;
   std::string version;
@@ -32,10 +32,7 @@ struct ReleaseMark {
 };
 
 /// The parts of an index that a device needs.
-struct ReleaseIndex {
-  std::string name;
-  std::string version;
-  uint64_t published = 0;
+struct ReleaseIndex : ReleaseMark {
   std::string executorch;
   std::vector<ReleaseFile> files;
   ReleaseObject parts; // the list of the parts of the files
@@ -59,7 +56,7 @@ using Positions = std::map<std::string_view, size_t>;
 /// @throws Error InvalidFile: it is malformed, or names something outside the folder of a release.
 ReleaseIndex read_index(const std::string& bytes, const std::string& where);
 
-/// The same for what an index of any format says of its age.
+/// The same for an index of any format.
 ReleaseMark read_mark(const std::string& bytes, const std::string& where);
 
 /// Whether a version of ExecuTorch, such as "1.5", comes before another one; empty if one of them is no version.

@@ -42,6 +42,17 @@ bool is_replaceable(const Place& old, const Place& other) {
   return old.key().rfind(kKeyPrefix, 0) != 0 && old.blob().size == other.blob().size && old.layout() == other.layout();
 }
 
+/// The names of files of some kinds, in the order of the index.
+std::vector<std::string> names_of(const ReleaseIndex& index, const std::set<std::string_view>& kinds) {
+  std::vector<std::string> found;
+  for (const ReleaseFile& file : index.files) {
+    if (kinds.count(file.kind) != 0) {
+      found.push_back(file.name);
+    }
+  }
+  return found;
+}
+
 /// The data files of one release, and for each key the file that has it.
 class Data {
  public:
@@ -49,7 +60,7 @@ class Data {
   /// @throws Error as `Release::open`.
   Data(const Installed& installed, const ReleaseIndex& index, const std::optional<std::vector<std::string>>& names)
       : installed_(installed), index_(index) {
-    for (const std::string& name : names ? *names : all_of(index)) {
+    for (const std::string& name : names ? *names : names_of(index, {"data"})) {
       const ReleaseFile* const file = index.find(name);
       if (file == nullptr || !file->is_data()) {
         throw_unknown(name);
@@ -112,23 +123,8 @@ class Data {
     return blob.size == 0 || found == contents.end() ? nullptr : &parts_->contents[found->second].sha256;
   }
 
-  static std::vector<std::string> all_of(const ReleaseIndex& index) {
-    std::vector<std::string> found;
-    for (const ReleaseFile& file : index.files) {
-      if (file.kind == "data") {
-        found.push_back(file.name);
-      }
-    }
-    return found;
-  }
-
   [[noreturn]] void throw_unknown(const std::string& name) const {
-    std::set<std::string> possible;
-    for (const ReleaseFile& file : index_.files) {
-      if (file.kind == "data" || file.kind == "adapter") {
-        possible.insert(file.name);
-      }
-    }
+    const std::vector<std::string> possible = names_of(index_, {"data", "adapter"});
     throw_error_in(
         ErrorKind::Release,
         installed_.name(),
@@ -216,10 +212,8 @@ std::vector<std::string> differing(
 /// The paths of the adapters of a release, by name.
 std::map<std::string, std::string> adapters_of(const ReleaseIndex& index, const std::string& folder) {
   std::map<std::string, std::string> found;
-  for (const ReleaseFile& file : index.files) {
-    if (file.kind == "adapter") {
-      found.emplace(file.name, format("{}/{}", folder, file.name));
-    }
+  for (const std::string& name : names_of(index, {"adapter"})) {
+    found.emplace(name, format("{}/{}", folder, name));
   }
   return found;
 }
