@@ -172,7 +172,7 @@ def test_gaps_are_chosen_by_their_cost(ranges: list[tuple[int, int]], cost: int)
 
 # Servers
 
-BLOBS, SIZE = 4000, 1024
+BLOBS, SIZE = 2000, 1024
 
 
 @pytest.fixture(scope="module")
