@@ -13,12 +13,6 @@
 namespace blobstore::internal {
 namespace {
 
-struct Registry {
-  std::mutex mutex;
-  std::unordered_map<std::string, std::weak_ptr<const BlobName>, TextHash> names;
-  uint64_t next = 1;
-};
-
 std::string numbered(uint64_t number) {
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016" PRIx64, number);
@@ -38,15 +32,35 @@ std::string named_by(const Digest& digest) {
   return text;
 }
 
-Registry& registry() {
-  static auto* all = new Registry; // delegates may be destroyed while the process ends, in any order
-  return *all;
-}
-
 } // namespace
 
+/// All numbers of this process.
+struct BlobName::Registry final : ForkAware {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::weak_ptr<const BlobName>, TextHash> names;
+  uint64_t next = 1;
+
+  static Registry& get() {
+    static auto* all = new Registry; // delegates may be destroyed while the process ends, in any order
+    return *all;
+  }
+
+  Registry() { enter(); }
+
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override {
+    renew(mutex);
+    for (auto entry = names.begin(); entry != names.end();) {
+      const std::shared_ptr<const BlobName> name = entry->second.lock();
+      entry =
+          name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : names.erase(entry);
+    }
+  }
+};
+
 std::shared_ptr<const BlobName> BlobName::of(const std::string& identity, bool committed) {
-  Registry& all = registry();
+  Registry& all = Registry::get();
   const std::lock_guard<std::mutex> guard(all.mutex);
   auto& known = all.names[identity];
   std::shared_ptr<const BlobName> name = known.lock();
@@ -70,7 +84,7 @@ BlobName::~BlobName() {
   if (is_of_content()) {
     return;
   }
-  Registry& all = registry();
+  Registry& all = Registry::get();
   const std::lock_guard<std::mutex> guard(all.mutex);
   const auto found = all.names.find(identity_);
   if (found != all.names.end() &&
@@ -80,27 +94,9 @@ BlobName::~BlobName() {
 }
 
 size_t BlobName::count() {
-  Registry& all = registry();
+  Registry& all = Registry::get();
   const std::lock_guard<std::mutex> guard(all.mutex);
   return all.names.size();
-}
-
-void BlobName::before_fork() {
-  registry().mutex.lock();
-}
-
-void BlobName::after_fork_in_parent() {
-  registry().mutex.unlock();
-}
-
-void BlobName::after_fork_in_child() {
-  Registry& all = registry();
-  renew(all.mutex);
-  for (auto entry = all.names.begin(); entry != all.names.end();) {
-    const std::shared_ptr<const BlobName> name = entry->second.lock();
-    entry =
-        name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);
-  }
 }
 
 } // namespace blobstore::internal

@@ -30,11 +30,6 @@ class BlobName {
   /// How many names are held.
   static size_t count();
 
-  /// Hold the lock of the names while the process forks.
-  static void before_fork();
-  static void after_fork_in_parent();
-  static void after_fork_in_child();
-
   ~BlobName();
   BlobName(const BlobName&) = delete;
   BlobName& operator=(const BlobName&) = delete;
@@ -47,6 +42,8 @@ class BlobName {
  private:
   BlobName(std::string identity, uint64_t number, std::string text)
       : identity_(std::move(identity)), number_(number), text_(std::move(text)) {}
+
+  struct Registry;
 
   std::string identity_;
   uint64_t number_; // 0 for contents

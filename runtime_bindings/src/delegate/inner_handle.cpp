@@ -31,20 +31,14 @@ struct Handles : ForkAware {
     return *handles;
   }
 
-  Handles() { enter(); }
+  Handles() {
+    (void)BlobName::count(); // makes the names enter first, so that their lock is taken last
+    enter();
+  }
 
-  void before_fork() override {
-    mutex.lock();
-    BlobName::before_fork();
-  }
-  void after_fork_in_parent() override {
-    BlobName::after_fork_in_parent();
-    mutex.unlock();
-  }
-  void after_fork_in_child() override {
-    BlobName::after_fork_in_child();
-    renew(mutex);
-  }
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override { renew(mutex); }
 };
 
 struct Turn {

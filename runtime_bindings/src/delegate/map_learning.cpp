@@ -50,58 +50,34 @@ PackedSources bytes_of(const PackedUnit& unit, const std::vector<InnerConstant>&
   return sources;
 }
 
-/// Packs numbers for one kind after the other.
-class Laboratory {
- public:
-  Laboratory(
-      const PackedFolder& store,
-      std::shared_ptr<const InnerSetup> setup,
-      const BlobNames& names,
-      const std::vector<InnerConstant>& constants)
-      : store_(store), setup_(std::move(setup)), names_(names), constants_(constants) {}
-
-  /// The map of a kind, which was learned before or is learned now; empty if none was found.
-  const std::optional<PackedMap>& learn(const std::string& key, Kind& kind, LoadResult& result) {
-    const auto before = result.learned.find(key);
-    if (before != result.learned.end()) {
-      return before->second;
-    }
-    for (size_t i = 0; i < kind.sizes.size(); ++i) {
-      kind.names.push_back(BlobName::of_content("numbers" + key + '\0' + std::to_string(i)));
-    }
-    return result.learned[key] = PackedMap::learn(kind.sizes, [&](const auto& numbers) { return pack(kind, numbers); });
-  }
-
- private:
-  /// What XNNPACK makes of a kind's numbers; empty if it does not take them.
-  std::optional<std::vector<uint8_t>> pack(Kind& kind, const std::vector<std::vector<uint8_t>>& numbers) {
-    const ScratchFile scratch = store_.scratch();
-    auto setup = std::make_shared<InnerSetup>(*setup_);
-    setup->packed = {nullptr, nullptr, nullptr, scratch.path()};
-    BlobNames names = names_;
-    std::vector<InnerConstant> constants = constants_;
-    for (const PackedUnit& unit : kind.units) {
-      for (size_t i = 0; i < unit.sources.size(); ++i) {
-        if (unit.sources[i]) { // all at one address, so that XNNPACK packs them once
-          names[*unit.sources[i]] = kind.names[i];
-          constants[*unit.sources[i]].view = {numbers[i].data(), numbers[i].size()};
-        }
+/// What XNNPACK makes of a kind's numbers; empty if it does not take them.
+/// @param names and @param constants those of the delegate.
+std::optional<std::vector<uint8_t>> pack(
+    const PackedFolder& store,
+    const InnerSetup& of_delegate,
+    BlobNames names,
+    std::vector<InnerConstant> constants,
+    const Kind& kind,
+    const std::vector<std::vector<uint8_t>>& numbers) {
+  const ScratchFile scratch = store.scratch();
+  auto setup = std::make_shared<InnerSetup>(of_delegate);
+  setup->packed = {nullptr, nullptr, nullptr, scratch.path()};
+  for (const PackedUnit& unit : kind.units) {
+    for (size_t i = 0; i < unit.sources.size(); ++i) {
+      if (unit.sources[i]) { // all at one address, so that XNNPACK packs them once
+        names[*unit.sources[i]] = kind.names[i];
+        constants[*unit.sources[i]].view = {numbers[i].data(), numbers[i].size()};
       }
     }
-    std::optional<InnerHandle> handle;
-    try {
-      handle.emplace(setup, std::move(names), constants, std::vector<AlignedCopy>(), nullptr);
-    } catch (const Failure&) { // for example, scales are positive
-      return std::nullopt;
-    }
-    return bytes_of(kind, StockPacked(scratch));
   }
-
-  const PackedFolder& store_;
-  std::shared_ptr<const InnerSetup> setup_;
-  const BlobNames& names_;
-  const std::vector<InnerConstant>& constants_;
-};
+  std::optional<InnerHandle> handle;
+  try {
+    handle.emplace(setup, std::move(names), constants, std::vector<AlignedCopy>(), nullptr);
+  } catch (const Failure&) { // for example, scales are positive
+    return std::nullopt;
+  }
+  return bytes_of(kind, StockPacked(scratch));
+}
 
 } // namespace
 
@@ -122,9 +98,18 @@ void learn_maps(
       kind.units.push_back(std::move(unit));
     }
   }
-  Laboratory laboratory(*plan.store, setup, names, constants);
   for (auto& [key, kind] : kinds) {
-    const std::optional<PackedMap>& map = laboratory.learn(key, kind, result);
+    auto known = result.learned.find(key);
+    if (known == result.learned.end()) {
+      for (size_t i = 0; i < kind.sizes.size(); ++i) {
+        kind.names.push_back(BlobName::of_content("numbers" + key + '\0' + std::to_string(i)));
+      }
+      const auto pack_numbers = [&, &kind = kind](const auto& numbers) {
+        return pack(*plan.store, *setup, names, constants, kind, numbers);
+      };
+      known = result.learned.emplace(key, PackedMap::learn(kind.sizes, pack_numbers)).first;
+    }
+    const std::optional<PackedMap>& map = known->second;
     if (!map) {
       continue;
     }

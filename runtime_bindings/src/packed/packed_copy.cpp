@@ -7,14 +7,6 @@
 #include "os/text.h"
 
 namespace blobstore::internal {
-namespace {
-
-[[noreturn]] void invalid(const std::string& path, const char* reason) {
-  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
-}
-
-} // namespace
-
 PackedCopy::PackedCopy(
     const MappedCache& cache, std::shared_ptr<const PackedLease> lease, std::shared_ptr<std::atomic<uint64_t>> written)
     : cache_(cache), lease_(std::move(lease)), written_(std::move(written)) {
@@ -22,12 +14,12 @@ PackedCopy::PackedCopy(
   const PackedEntry* of_keys = lease_->index().find(kPackedKeys);
   const PackedEntry* of_state = lease_->index().find(kPackedState);
   if (of_keys == nullptr || of_state == nullptr || of_state->offset % alignof(State) != 0) {
-    invalid(path, "it does not belong to a working copy");
+    throw_not_packed(path, "it does not belong to a working copy");
   }
   map_ = Mapping(lease_->file().reopen_to_write(), 0, lease_->size(), Mapping::Kind::Shared);
   const PackedKeys keys = decode_keys(path, map_.data() + of_keys->offset, of_keys->size);
   if (of_state->size != state_size(keys)) {
-    invalid(path, "its state does not fit");
+    throw_not_packed(path, "its state does not fit");
   }
   state_ = reinterpret_cast<State*>(map_.data() + of_state->offset);
   static_assert(sizeof(State) == kStateHead);
@@ -43,7 +35,7 @@ void PackedCopy::add(const std::string& name, const std::vector<std::string>& ke
   const std::string& path = lease_->path();
   const PackedEntry* entry = lease_->index().find(name);
   if (entry == nullptr || entry->map == 0) {
-    invalid(path, "one of its keys belongs to no entry");
+    throw_not_packed(path, "one of its keys belongs to no entry");
   }
   Entry& mine = entries_.emplace_back();
   mine.map = &lease_->map_of(*entry);

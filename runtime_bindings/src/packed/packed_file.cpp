@@ -26,10 +26,6 @@ constexpr size_t kTrailer = 8 + 8 + sizeof(Digest) + 8;
 constexpr size_t kAboutEntry = sizeof(Digest) + 4; // the digest of an entry, and the number of its map
 constexpr char kTrailerMagic[] = "BSPACK01";
 
-[[noreturn]] void invalid(const std::string& path, const std::string& reason) {
-  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
-}
-
 struct TableIndex {
   uint64_t start = 0;
   uint64_t end = 0; // of the last entry
@@ -38,7 +34,7 @@ struct TableIndex {
 
 TableIndex read_index(const std::string& path, const uint8_t* data, size_t size) {
   if (size < kFooter) {
-    invalid(path, format("it has {} bytes", size));
+    throw_not_packed(path, format("it has {} bytes", size));
   }
   Decoder footer(data, size - kFooter, size);
   TableIndex index;
@@ -47,11 +43,11 @@ TableIndex read_index(const std::string& path, const uint8_t* data, size_t size)
   const auto magic = footer.value<uint32_t>();
   const auto version = footer.value<uint32_t>();
   if (magic != kMagic || version != kVersion) {
-    invalid(path, "it does not end as such a file does");
+    throw_not_packed(path, "it does not end as such a file does");
   }
   const uint64_t limit = size - kFooter;
   if (index.start > limit || count > (limit - index.start) / kEntry) {
-    invalid(path, format("its index of {} entries does not fit", count));
+    throw_not_packed(path, format("its index of {} entries does not fit", count));
   }
   Decoder decoder(data, index.start, limit);
   index.entries.reserve(count);
@@ -62,10 +58,10 @@ TableIndex read_index(const std::string& path, const uint8_t* data, size_t size)
     entry.size = decoder.value<uint64_t>();
     entry.seed = decoder.value<uint32_t>();
     if (!decoder.whole()) {
-      invalid(path, format("entry {} of its index does not fit", i));
+      throw_not_packed(path, format("entry {} of its index does not fit", i));
     }
     if (entry.offset > index.start || entry.size > index.start - entry.offset) {
-      invalid(path, format("entry '{}' lies outside of the file", entry.name));
+      throw_not_packed(path, format("entry '{}' lies outside of the file", entry.name));
     }
   }
   index.end = decoder.at();
@@ -128,18 +124,18 @@ StockPacked::StockPacked(const ScratchFile& packed) : size(packed.file().size())
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size) {
   TableIndex index = read_index(path, data, size);
   if (size - kFooter - index.end != kTrailer) {
-    invalid(path, "it has no digests");
+    throw_not_packed(path, "it has no digests");
   }
   Decoder trailer(data, index.end, size - kFooter);
   const auto start = trailer.value<uint64_t>();
   const auto length = trailer.value<uint64_t>();
   const auto expected = trailer.value<Digest>();
   if (trailer.text(8) != kTrailerMagic) {
-    invalid(path, "it has no digests");
+    throw_not_packed(path, "it has no digests");
   }
   const uint64_t of_entries = index.entries.size() * kAboutEntry;
   if (start > index.start || length != index.start - start || length < of_entries + 16) {
-    invalid(path, "its digests do not fit");
+    throw_not_packed(path, "its digests do not fit");
   }
   const Digest found = digest(data + start, index.end - start);
   if (found != expected) {
@@ -154,7 +150,7 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   PackedTable table{std::move(index.entries), {}, {}};
   for (PackedEntry& entry : table.entries) {
     if (entry.size > start || entry.offset > start - entry.size) {
-      invalid(path, format("entry '{}' lies outside of the file", entry.name));
+      throw_not_packed(path, format("entry '{}' lies outside of the file", entry.name));
     }
     entry.digest = decoder.value<Digest>();
     entry.map = decoder.value<uint32_t>();
@@ -166,16 +162,16 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
     const std::string_view text = decoder.text(decoder.value<uint64_t>());
     std::optional<PackedMap> map = PackedMap::decode(reinterpret_cast<const uint8_t*>(text.data()), text.size());
     if (!map) {
-      invalid(path, "one of its maps is not valid");
+      throw_not_packed(path, "one of its maps is not valid");
     }
     table.maps.push_back(std::move(*map));
   }
   if (!decoder.whole()) {
-    invalid(path, "its digests do not fit");
+    throw_not_packed(path, "its digests do not fit");
   }
   for (const PackedEntry& entry : table.entries) {
     if (entry.map > table.maps.size()) {
-      invalid(path, format("entry '{}' has a map that is not there", entry.name));
+      throw_not_packed(path, format("entry '{}' has a map that is not there", entry.name));
     }
   }
   return table;
@@ -211,18 +207,18 @@ Verified verify_packed(const std::string& path, const uint8_t* data, const Packe
   }
   const PackedEntry* of_keys = index.find(kPackedKeys);
   if (of_keys == nullptr) {
-    invalid(path, "it lacks the keys of its entries");
+    throw_not_packed(path, "it lacks the keys of its entries");
   }
   compare(*of_keys, of_keys->digest, never);
   const PackedKeys keys = decode_keys(path, data + of_keys->offset, of_keys->size);
   if (state->size != state_size(keys) || keys.size() + 2 != table.entries.size()) {
-    invalid(path, "its state does not fit");
+    throw_not_packed(path, "its state does not fit");
   }
   const uint8_t* at = data + state->offset + kStateHead;
   for (const auto& [name, sources] : keys) {
     const PackedEntry* entry = index.find(name);
     if (entry == nullptr) {
-      invalid(path, "one of its keys belongs to no entry");
+      throw_not_packed(path, "one of its keys belongs to no entry");
     }
     // a writer of an entry sets its digest to zero first, and to that of the new bytes last
     const auto now = [&] {

@@ -5,6 +5,11 @@
 #include "packed/coding.h"
 
 namespace blobstore::internal {
+
+void throw_not_packed(const std::string& path, const std::string& reason) {
+  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
+}
+
 std::string encode_keys(const PackedKeys& keys) {
   Encoder encoder;
   const auto put = [&](const std::string& part) {
@@ -34,7 +39,7 @@ PackedKeys decode_keys(const std::string& path, const uint8_t* data, size_t size
     }
   }
   if (!decoder.whole()) {
-    throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: its keys do not fit");
+    throw_not_packed(path, "its keys do not fit");
   }
   return keys;
 }

@@ -12,6 +12,9 @@ namespace blobstore::internal {
 /// From which keys each entry is packed: that of the weight, of the bias, and so on; empty for one that is missing.
 using PackedKeys = std::map<std::string, std::vector<std::string>>;
 
+/// @throws Error InvalidFile.
+[[noreturn]] void throw_not_packed(const std::string& path, const std::string& reason);
+
 /// The bytes of the entry `kPackedKeys`: whence the others come.
 std::string encode_keys(const PackedKeys& keys);
 /// @throws Error InvalidFile.

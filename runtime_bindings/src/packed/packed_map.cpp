@@ -516,26 +516,19 @@ void PackedMap::update(const PackedSources& sources, const std::vector<bool>& ch
 
 void PackedMap::write(
     const PackedSources& sources, const std::vector<bool>& changed, uint8_t* packed, bool streamed) const {
+  constexpr decltype(&run<Kind::Word>) kRuns[] = {
+      // by the number of the kind
+      &run<Kind::Word>,
+      &run<Kind::Byte>,
+      &run<Kind::MinusSum>,
+      &run<Kind::Sum>};
   for (const Nest& nest : nests_) {
     if (!changed[nest.source]) {
       continue;
     }
     uint8_t* to = packed + nest.to;
     const uint8_t* from = sources[nest.source].data + nest.from;
-    switch (nest.kind) {
-      case Kind::Word:
-        run<Kind::Word>(nest, nest.dims.size(), to, from, streamed);
-        break;
-      case Kind::Byte:
-        run<Kind::Byte>(nest, nest.dims.size(), to, from, streamed);
-        break;
-      case Kind::MinusSum:
-        run<Kind::MinusSum>(nest, nest.dims.size(), to, from, streamed);
-        break;
-      case Kind::Sum:
-        run<Kind::Sum>(nest, nest.dims.size(), to, from, streamed);
-        break;
-    }
+    kRuns[static_cast<size_t>(nest.kind)](nest, nest.dims.size(), to, from, streamed);
   }
 }
 

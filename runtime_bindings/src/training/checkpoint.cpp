@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <set>
 #include <utility>
@@ -127,11 +128,40 @@ bool is_in(const PtdFile* base, const std::string& key, const SavedTensor& tenso
   throw_error_in(ErrorKind::InvalidFile, file.name(), "the checkpoint's list of its tensors is malformed: {}", reason);
 }
 
+/// Read an object that has some fields, each by its function. Others are skipped.
+/// @returns one that is missing; empty if none is.
+std::string read_fields(JsonReader& json, std::map<std::string, std::function<void()>> fields) {
+  json.object([&](const std::string& field) {
+    const auto known = fields.find(field);
+    if (known == fields.end()) {
+      json.skip();
+      return;
+    }
+    known->second();
+    fields.erase(known);
+  });
+  return fields.empty() ? std::string() : fields.begin()->first;
+}
+
 std::string read_text(JsonReader& json) {
   if (!json.at_string()) {
     throw_format_error("a text is missing");
   }
   return json.string();
+}
+
+/// Read an array, each of its first items by its function. Others are skipped. @returns how many it has.
+size_t read_items(JsonReader& json, const std::vector<std::function<void()>>& items) {
+  size_t count = 0;
+  json.array([&] {
+    if (count < items.size()) {
+      items[count]();
+    } else {
+      json.skip();
+    }
+    ++count;
+  });
+  return count;
 }
 
 std::vector<std::string> read_texts(JsonReader& json) {
@@ -155,18 +185,11 @@ std::vector<Number> read_numbers(JsonReader& json) {
 
 Layout read_layout(JsonReader& json) {
   Layout layout;
-  size_t parts = 0;
-  json.array([&] {
-    ++parts;
-    if (parts == 1) {
-      const std::optional<uint64_t> number = json.size();
-      layout.scalar_type = static_cast<int8_t>(std::min<uint64_t>(number.value_or(127), 127));
-    } else if (parts == 2) {
-      layout.sizes = read_numbers<int32_t>(json);
-    } else {
-      layout.dim_order = read_numbers<uint8_t>(json);
-    }
-  });
+  const size_t parts = read_items(
+      json,
+      {[&] { layout.scalar_type = static_cast<int8_t>(std::min<uint64_t>(json.size().value_or(127), 127)); },
+       [&] { layout.sizes = read_numbers<int32_t>(json); },
+       [&] { layout.dim_order = read_numbers<uint8_t>(json); }});
   const std::string problem = parts == 3 ? layout_problem(layout) : "it needs three parts";
   if (!problem.empty()) {
     throw_format_error("a layout is impossible: {}", problem);
@@ -176,19 +199,14 @@ Layout read_layout(JsonReader& json) {
 
 Listed read_listed(JsonReader& json) {
   Listed listed;
-  size_t parts = 0;
-  json.array([&] {
-    ++parts;
-    if (parts == 1) {
-      listed.digest = read_text(json);
-    } else if (parts > 2) {
-      throw_format_error("a tensor has too many parts");
-    } else if (!json.take_literal("null")) {
+  const auto read_place = [&] {
+    if (!json.take_literal("null")) {
       listed.layout = read_layout(json);
     }
-  });
-  if (parts == 0) {
-    throw_format_error("a tensor has no digest");
+  };
+  const size_t parts = read_items(json, {[&] { listed.digest = read_text(json); }, read_place});
+  if (parts == 0 || parts > 2) {
+    throw_format_error(parts == 0 ? "a tensor has no digest" : "a tensor has too many parts");
   }
   return listed;
 }
@@ -199,35 +217,25 @@ List parse_list(std::string_view text) {
     throw_format_error("it is not UTF-8");
   }
   List list;
-  std::set<std::string> fields;
   JsonReader json(text, "the list");
-  json.object([&](const std::string& field) {
-    fields.insert(field);
-    if (field == "version") {
-      if (json.size() != kListVersion) {
-        throw_format_error("unknown version");
-      }
-    } else if (field == "parameters") {
-      list.parameters = read_texts(json);
-    } else if (field == "buffers") {
-      list.buffers = read_texts(json);
-    } else if (field == "tensors") {
-      json.object([&](const std::string& key) { list.tensors.emplace_back(key, read_listed(json)); });
-    } else if (field == "frozen") {
-      list.frozen = read_text(json);
-    } else if (field == "bases") {
-      list.bases = read_texts(json);
-    } else if (field == "optimizer" && !json.take_literal("null")) {
-      list.optimizer = json.skip();
-    } else if (field != "optimizer") {
-      json.skip();
-    }
-  });
+  const std::string missing = read_fields(
+      json,
+      {{"version",
+        [&] {
+          if (json.size() != kListVersion) {
+            throw_format_error("unknown version");
+          }
+        }},
+       {"parameters", [&] { list.parameters = read_texts(json); }},
+       {"buffers", [&] { list.buffers = read_texts(json); }},
+       {"tensors",
+        [&] { json.object([&](const std::string& key) { list.tensors.emplace_back(key, read_listed(json)); }); }},
+       {"frozen", [&] { list.frozen = read_text(json); }},
+       {"bases", [&] { list.bases = read_texts(json); }},
+       {"optimizer", [&] { list.optimizer = json.take_literal("null") ? std::string_view() : json.skip(); }}});
   json.end();
-  for (const char* needed : {"version", "parameters", "buffers", "tensors", "frozen", "bases", "optimizer"}) {
-    if (fields.count(needed) == 0) {
-      throw_format_error("{} is missing", needed);
-    }
+  if (!missing.empty()) {
+    throw_format_error("{} is missing", missing);
   }
   std::set<std::string> names(list.parameters.begin(), list.parameters.end());
   names.insert(list.buffers.begin(), list.buffers.end());
@@ -326,19 +334,11 @@ std::shared_ptr<const SavedTensor> take(
 
 OptimizerState::Group read_group(JsonReader& json, const TensorsByKey& tensors) {
   OptimizerState::Group group;
-  size_t parts = 0;
-  json.object([&](const std::string& part) {
-    if (part == "options") {
-      group.options = read_plain_value(json, tensors);
-      ++parts;
-    } else if (part == "params") {
-      group.parameters = read_texts(json);
-      ++parts;
-    } else {
-      json.skip();
-    }
-  });
-  if (parts != 2 || group.options.kind != PlainValue::Kind::Dict) {
+  const std::string missing = read_fields(
+      json,
+      {{"options", [&] { group.options = read_plain_value(json, tensors); }},
+       {"params", [&] { group.parameters = read_texts(json); }}});
+  if (!missing.empty() || group.options.kind != PlainValue::Kind::Dict) {
     throw_format_error("a group of the optimizer lacks its options or parameters");
   }
   return group;
@@ -347,21 +347,16 @@ OptimizerState::Group read_group(JsonReader& json, const TensorsByKey& tensors) 
 /// @throws FormatError: `optimizer_json` cannot have written it.
 OptimizerState parse_optimizer(std::string_view text, const TensorsByKey& tensors) {
   OptimizerState state;
-  std::set<std::string> fields;
   JsonReader json(text, "the state of the optimizer");
-  json.object([&](const std::string& field) {
-    fields.insert(field);
-    if (field == "kind") {
-      state.kind = read_text(json);
-    } else if (field == "groups") {
-      json.array([&] { state.groups.push_back(read_group(json, tensors)); });
-    } else if (field == "state") {
-      json.object([&](const std::string& name) { state.state.emplace_back(name, read_plain_value(json, tensors)); });
-    } else {
-      json.skip();
-    }
-  });
-  if (fields.count("kind") + fields.count("groups") + fields.count("state") != 3) {
+  const std::string missing = read_fields(
+      json,
+      {{"kind", [&] { state.kind = read_text(json); }},
+       {"groups", [&] { json.array([&] { state.groups.push_back(read_group(json, tensors)); }); }},
+       {"state", [&] {
+          json.object(
+              [&](const std::string& name) { state.state.emplace_back(name, read_plain_value(json, tensors)); });
+        }}});
+  if (!missing.empty()) {
     throw_format_error("the state of the optimizer is incomplete");
   }
   std::set<std::string> names;

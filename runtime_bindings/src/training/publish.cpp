@@ -99,47 +99,24 @@ Error untaken(const CacheTensors& target, const Names& names) {
           instead));
 }
 
-/// @throws Error KeyNotFound: the target lacks parameters.
-void check_parameters(const Trained& trained, const CacheTensors& target) {
-  Names missing;
-  for (const auto& [name, tensor] : trained.parameters) {
-    if (target.updates().index().find(name) == nullptr && target.cache()->find(name) == nullptr) {
-      missing.push_back(name);
-    }
-  }
-  if (!missing.empty()) {
-    throw_error(
-        ErrorKind::KeyNotFound,
-        "{}: lacks the parameters {} of {}",
-        target.cache()->name(),
-        quoted(missing),
-        trained.program.path());
-  }
-}
-
-/// @param strict whether each parameter that the target has must be taken; otherwise one of them.
-/// @throws Error Update: nothing that serves takes them.
-void check_taken(const Trained& trained, const CacheTensors& target, bool strict) {
-  Names known;
-  for (const auto& [name, tensor] : trained.parameters) {
-    if (target.updates().index().find(name) != nullptr || target.cache()->find(name) != nullptr) {
-      known.push_back(name);
-    }
-  }
-  const Names idle = target.without_takers(known);
-  if (!idle.empty() && (strict || idle.size() == known.size())) {
-    throw untaken(target, idle);
-  }
-}
-
 } // namespace
 
 Updated publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns) {
   const BlobCache& cache = *target.cache();
   cache.check_open();
   const Index& index = target.updates().index();
-  if (strict) {
-    check_parameters(trained, target);
+  Names known; // parameters that the target has
+  Names missing;
+  for (const auto& [name, tensor] : trained.parameters) {
+    (index.find(name) != nullptr || cache.find(name) != nullptr ? known : missing).push_back(name);
+  }
+  if (strict && !missing.empty()) {
+    throw_error(
+        ErrorKind::KeyNotFound,
+        "{}: lacks the parameters {} of {}",
+        cache.name(),
+        quoted(missing),
+        trained.program.path());
   }
   Names names;
   std::vector<Given> tensors;
@@ -162,11 +139,13 @@ Updated publish(const Trained& trained, const CacheTensors& target, bool strict,
     }
     target.check_reach(shapes, /*whole=*/false);
   }
-  check_taken(trained, target, strict);
+  const Names idle = target.without_takers(known);
+  if (!idle.empty() && (strict || idle.size() == known.size())) {
+    throw untaken(target, idle);
+  }
   std::vector<Given> frozen = frozen_parts(trained, tensors, index);
   tensors.insert(tensors.end(), frozen.begin(), frozen.end());
-  const std::lock_guard<Turns> turn(
-      turns); // committed in place, because copying them would take longer than the commit
+  const std::lock_guard<Turns> turn(turns); // committed in place: copying them would take longer than the commit
   return target.update(tensors, finite, strict);
 }
 
