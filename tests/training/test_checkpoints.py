@@ -467,21 +467,45 @@ def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-_SAVING = """
-import sys, torch
+_BEGIN = """
+import os, sys, threading, torch
 from pathlib import Path
+from blobstore.errors import TrainingError
+from blobstore.runtime import Program
 from blobstore.training import TrainingProgram
 folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+
+def child(check):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+_XOR = """
 training = TrainingProgram(folder / "train.pte")
 optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
 batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
 training.step(optimizer, *batch)
+"""
+_SAVING = """
 training.save(folder / "checkpoint", optimizer)
 print("saving", flush=True)
 while True:
     training.step(optimizer, *batch)
     training.save(folder / "checkpoint", optimizer)
 """
+
+
+def run_script(script: str, folder: Path) -> None:
+    """In a process of its own, which may fork."""
+    command = [sys.executable, "-W", "ignore", "-c", _BEGIN + script, str(folder)]
+    subprocess.run(command, check=True, timeout=120)
 
 
 @pytest.mark.long
@@ -491,7 +515,9 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     training = joint.load(tmp_path)
     alone = TrainingProgram(tmp_path / "train.pte")
     process = subprocess.Popen(
-        [sys.executable, "-c", _SAVING, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", _BEGIN + _XOR + _SAVING, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert process.stdout is not None
@@ -530,27 +556,7 @@ def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
 
 
 _FORKING = """
-import os, sys, threading, torch
-from pathlib import Path
-from blobstore.errors import ExecutionError, TrainingError
-from blobstore.training import TrainingProgram
-training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
-optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
-batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
-torch.set_num_threads(1)
-training.step(optimizer, *batch)
 before = {name: tensor.clone() for name, tensor in training.named_parameters().items()}
-
-def child(check):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            check()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
 
 def goes_on():
     training.step(optimizer, *batch)
@@ -589,14 +595,11 @@ training.step(optimizer, *batch)
 def test_after_fork(tmp_path: Path) -> None:
     """A child has its own run; a child that was forked in the middle of a step gets an error."""
     nets.xor().write(tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING, str(tmp_path)], check=True, timeout=120)
+    run_script(_XOR + _FORKING, tmp_path)
 
 
 _FORKING_IN_A_CALL = """
-import os, sys, threading, torch
-from pathlib import Path
-from blobstore.runtime import Program
-method = Program(Path(sys.argv[1]) / "train.pte").method()
+method = Program(folder / "train.pte").method()
 batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
 parameter = method.output_memory(len(method.outputs) - 1)
 parameter.fill_(3)
@@ -606,21 +609,15 @@ def work():
         method(*batch)
 thread = threading.Thread(target=work, daemon=True)
 thread.start()
-codes = []
+def check():
+    for _ in range(2):
+        method(*batch)
+    assert bool((parameter == 3).all())
+
 for _ in range(50):
-    pid = os.fork()
-    if pid == 0:
-        code = 3
-        try:
-            for _ in range(2):
-                method(*batch)
-            code = 0 if bool((parameter == 3).all()) else 4
-        finally:
-            os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    child(check)
 stop.set()
 thread.join()
-assert set(codes) == {0}, codes
 """
 
 
@@ -628,7 +625,7 @@ assert set(codes) == {0}, codes
 def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING_IN_A_CALL, str(tmp_path)], check=True, timeout=120)
+    run_script(_FORKING_IN_A_CALL, tmp_path)
 
 
 def test_wrong_paths_and_caches(tmp_path: Path) -> None:

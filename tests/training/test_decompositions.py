@@ -94,18 +94,3 @@ def test_padding_and_what_undoes_it(pad: list[int]) -> None:
         assert own is NotImplemented  # ExecuTorch's kernel does it
     else:
         torch.testing.assert_close(own, aten.constant_pad_nd(x, pad, 7.0), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_batch_normalization(eps: float) -> None:
-    """torch's own decomposition of the gradient."""
-    scale, shift = torch.tensor([0.5, -2.0, 3.0]).double(), torch.zeros(3).double()
-    own = TABLE[aten.native_batch_norm_backward.default]
-
-    def backward(gradient: Tensor, x: Tensor, outputs: list[Tensor]) -> Tensor:
-        masks = [True, True, True]
-        result: Tensor = own(gradient, x, scale, None, None, outputs[1], outputs[2], True, eps, masks)[0]
-        return result
-
-    function = derivative(lambda x: aten.native_batch_norm(x, scale, shift, None, None, True, 0.1, eps), backward)
-    assert torch.autograd.gradcheck(function, distinct((4, 3, 2, 2)))
