@@ -14,11 +14,9 @@ import torch
 from torch import nn
 
 from blobstore import dedup_programs, save_programs
-from blobstore.adapters import load_adapter, save_adapter
 from blobstore.errors import BlobStoreError, FileAccessError, UnsupportedDataError
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
-from tests.adapters import nets as lora_nets
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_exported, lower_through, plugin, seeded
 from tests.lowering.test_quantized import pt2e
@@ -209,34 +207,6 @@ def test_programs_with_other_input_lengths_use_one_file(tmp_path: Path) -> None:
     for n in (2, 5):
         Running.open(tmp_path / "model", ones(n, 16), later, name=f"length{n}")
     assert (later.stats.builds, later.stats.hits) == (0, 2)
-
-
-def test_adapters_go_to_the_heap(tmp_path: Path) -> None:
-    """Programs with other adapters use the file of their foundation, which has none of an adapter's weights (K1, K3)."""
-    folder, example = tmp_path / "lora", inputs(3, 16)
-    lora_nets.lower_lora(lora_nets.make(lora_nets.LoraNet), example, folder, delegated=True)
-    for seed in (1, 2):
-        tensors, foundation = lora_nets.adapter_of(seed), folder / "foundation.ptd"
-        save_adapter(tmp_path / f"{seed}.ptd", tensors, foundation=foundation, scale=lora_nets.SCALE)
-    store, outputs = PackedStore(tmp_path / "packed"), set()
-    base = BlobCache(folder / "foundation.ptd", packed=store)
-    plain_base = BlobCache(folder / "foundation.ptd")
-
-    def start(base: BlobCache, seed: int) -> list[bytes]:
-        cache = BlobCache(folder / "adapter.ptd", base=base)
-        if seed:
-            load_adapter(cache, tmp_path / f"{seed}.ptd")
-        program = Program(folder / "model.pte", cache)
-        return Running(cache, program, program.method(), example)()
-
-    for seed in (0, 1, 2):
-        found, expected = start(base, seed), start(plain_base, seed)
-        assert found == expected
-        outputs.add(tuple(found))
-    assert len(outputs) == 3
-    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
-    names = read(packed_files.only(store.folder)).names
-    assert names and not any("lora" in name for name in names)
 
 
 @pytest.mark.slow

@@ -298,7 +298,7 @@ def test_two_programs_and_two_methods(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
-    """The base is written in place for all adapters on it; adapters are packed as before (K3)."""
+    """Adapters use the file of their foundation, which is written in place for all; their own weights are in no file (K1, K3)."""
     folder, example = tmp_path / "lora", inputs(3, 16)
     module = lora_nets.make(lora_nets.LoraNet)
     lora_nets.lower_lora(module, example, folder, delegated=True)
@@ -321,9 +321,12 @@ def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
         return [one() for one in all_of]
 
     start(store)
+    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
+    names = packed_files.read(packed_files.only(store.folder)).names
+    assert names and not any("lora" in name for name in names)
     packed, plain = start(store), start(None)
     outputs = [run(plain)]
-    assert run(packed) == outputs[0]
+    assert run(packed) == outputs[0] and outputs[0][0] != outputs[0][1]
     bases = [one[0].cache.base for one in (packed, plain)]
     for name in ("l.0.base.weight", "l.1.base.bias", "l.0.base.bias"):
         for base in bases:
