@@ -441,6 +441,13 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
   if (changed.empty()) {
     return nullptr;
   }
+  const auto identify = [&] {
+    std::vector<Identity> identities = sources_.identify();
+    for (const size_t i : changed) {
+      identities[i].version = commit.version();
+    }
+    return identities;
+  };
   try {
     auto next = std::make_unique<Next>();
     next->link = std::move(link);
@@ -449,18 +456,16 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     if (PackedPages* const pages = setup_->packed.changing()) {
       next->writes = pages->prepare(commit, entries_of(changed));
     }
-    const auto has_changed = [&](size_t i) { return std::count(changed.begin(), changed.end(), i) != 0; };
-    const bool is_refused = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
-      const auto size = static_cast<size_t>(setup_->payload.constants[i].nbytes);
-      return has_changed(i) && !are_scales(commit.bytes(*sources_.blob_of(i)), size);
+    const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
+      const DelegateConstant& scale = setup_->payload.constants[i];
+      return std::count(changed.begin(), changed.end(), i) != 0 &&
+          !are_scales(commit.bytes(*sources_.blob_of(i)), static_cast<size_t>(scale.nbytes));
     });
-    const auto in_place = [&](size_t i) { return sources_.written_through(i); };
-    if (is_refused ||
-        !std::all_of(changed.begin(), changed.end(), in_place)) { // XNNPACK says what is wrong with scales
-      next->identities = sources_.identify();
-      for (const size_t i : changed) {
-        next->identities[i].version = commit.version();
-      }
+    if (asks) { // biases of integers are among them, which need not be scales
+      make(identify(), &commit, nullptr); // XNNPACK says what is wrong, if anything is
+    }
+    if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
+      next->identities = identify();
       next->inner = make(next->identities, &commit, nullptr);
       if (kPackedStores && packed_store_ != nullptr) {
         packed_store_->note_repacked();
