@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.long
 
 INPUT = ones(2, 16)
 NOBODY = 65534
+SYSTEM = ("/usr/bin/env",)  # finds commands
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -64,9 +66,28 @@ def test_a_limit_on_the_size_of_files(model: Path, tmp_path: Path) -> None:
     for most in (0, 1, 5000, 9000):
         found = run_child(folder=model, sizes=[2, 16], packed=tmp_path / "packed", most=most)
         assert found["outputs"] == expected(model)
-        assert found["files"] == []
-        fallback(found["stats"], "File too large")
+        assert found["files"] == [] and found["stats"]["builds"] == 0
+        assert found["stats"]["fallbacks"] == 1 and found["stats"]["reasons"]
         assert [one.name for one in (tmp_path / "packed").iterdir()] in ([], ["building.lock"])
+
+
+@as_root
+def test_a_full_disk(model: Path, tmp_path: Path) -> None:
+    """The file does not fit: the program runs, the reason is known, and nothing is left (K2)."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(
+        [*SYSTEM, "mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("this machine mounts nothing")
+    try:
+        found = run_child(folder=model, sizes=[2, 16], packed=disk / "packed")
+        assert found["outputs"] == expected(model)
+        fallback(found["stats"], "No space left on device")
+        assert [one.name for one in (disk / "packed").iterdir()] == ["building.lock"]
+    finally:
+        subprocess.run([*SYSTEM, "umount", disk], check=True)
 
 
 @as_root
