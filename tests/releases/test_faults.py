@@ -65,10 +65,14 @@ def test_a_flipped_bit_is_fetched_again(server: Server, tmp_path: Path, plain: b
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_server_that_always_lies_is_refused(server: Server, tmp_path: Path, plain: bool) -> None:
-    """Nothing is installed, and nothing wrong has the name of its digest."""
-    server.body = lambda path, times, data: bytes([data[0] ^ 1]) + data[1:] if is_object(path) else data
-    with pytest.raises((IntegrityError, InvalidFileError)):
-        go(server, tmp_path / "device", plain=plain)
+    """Nothing is installed, and nothing wrong has the name of its digest; also if the list of parts is right."""
+    parts = json.loads((tmp_path / "releases/a/1/index.json").read_text())["parts"][0]
+    for right, error in (("nothing", InvalidFileError), (parts, IntegrityError)):
+        server.body = lambda path, times, data, right=right: (
+            bytes([data[0] ^ 1]) + data[1:] if is_object(path) and right not in path else data
+        )
+        with pytest.raises(error):
+            go(server, tmp_path / "device", plain=plain)
     assert not (tmp_path / "device/current").exists()
     assert all(sha256(path.read_bytes()) == path.name for path in (tmp_path / "device/files").iterdir())
 
