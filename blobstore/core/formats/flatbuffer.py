@@ -36,7 +36,7 @@ __all__ = [
 ]
 __all__ += ["Table", "TableType", "Union", "Vector", "Walk", "packed_vtable"]
 
-_U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
+_U16, _U32, _I32 = (struct.Struct(f) for f in ("<H", "<I", "<i"))
 
 _BUDGET_FACTOR = 8
 _BUDGET_BASE = 1 << 16
@@ -144,10 +144,6 @@ class Buffer:
         """Fail unless `nbytes` bytes at `start` lie among the objects."""
         if start < self.start or nbytes > self._end - start:
             self.fail(f"{what} at {start} with {nbytes} bytes is outside {self.start}..{self._end}")
-
-    def u32(self, position: int) -> int:
-        """The number at `position`, which the caller must have checked."""
-        return int(_U32.unpack_from(self.data, position)[0])
 
     def target(self, slot: int, what: str) -> int:
         """The target of the reference at `slot` (checked by the caller); its first 4 bytes are checked."""
