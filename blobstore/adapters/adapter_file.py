@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
+from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors, plain_of
 from blobstore.adapters.lora_names import Pair
 from blobstore.core.constants import FOUNDATION_KEY, SCALE_KEY
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.memory.arrays import DTYPES, Plain, raw, tensor_of
+from blobstore.core.memory.arrays import Plain, raw, tensor_of
 from blobstore.core.memory.dtypes import NUMBERS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
@@ -93,9 +91,7 @@ class Adapter:
         if not isinstance(name, str) or name not in self.contents:
             raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
 
-        data, scalar_type, sizes = self._native.value(name)
-        kind = ScalarType(scalar_type)
-        return np.frombuffer(data, DTYPES[kind]).reshape(sizes), kind
+        return plain_of(self._native.value(name))
 
     @property
     def nbytes(self) -> int:

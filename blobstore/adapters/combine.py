@@ -6,16 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from blobstore.adapters.adapter_file import check_scale, read_adapter, save_plain
-from blobstore.adapters.foundation import foundation_fingerprint, library
+from blobstore.adapters.foundation import foundation_fingerprint, library, plain_of
 from blobstore.adapters.on_cache import native_tensors_of
 from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, UnsupportedDataError
-from blobstore.core.memory.arrays import DTYPES
-from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 
 if TYPE_CHECKING:
@@ -130,10 +126,7 @@ def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like:
             )
             raise AdapterError(f"{path}: {made}, but {' + '.join(map(str, files))} is {expected}")
     scale, made_tensors = library().combine_adapters(rows, None if like is None else os.fsencode(as_path(like)))
-    tensors = {
-        name: (np.frombuffer(data, DTYPES[ScalarType(kind)]).reshape(sizes), ScalarType(kind))
-        for name, data, kind, sizes in made_tensors
-    }
+    tensors = {name: plain_of(tensor) for name, tensor in made_tensors}
     return save_plain(target, tensors, foundation=files, scale=scale, metadata={})
 
 

@@ -96,7 +96,7 @@ def inspect_adapters(foundation: Paths, adapters: Paths) -> AdaptersInfo:
         MissingDependencyError: the native package is not installed.
     """
     files = tuple(as_paths(foundation))
-    print_, keys, nbytes, rows = library().describe_foundation(native_paths(files))
+    print_, keys, nbytes, rows, _ = library().describe_foundation(native_paths(files))
     info = FoundationInfo(files, print_, keys, nbytes, tuple(named_tensors(rows).values()))
     return AdaptersInfo(info, tuple(_describe(read_adapter(path), info) for path in as_paths(adapters)))
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.memory.arrays import DTYPES, Plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import Paths, as_paths
 from blobstore.core.reprs import fields_line
@@ -20,6 +23,7 @@ __all__ = [
     "library",
     "named_tensors",
     "native_paths",
+    "plain_of",
 ]
 
 
@@ -88,6 +92,13 @@ def named_tensors(rows: Iterable[Any]) -> dict[str, NamedTensor]:
         name: NamedTensor(name, ScalarType(kind), tuple(sizes), nbytes, tuple(keys), tuple(aliases))
         for name, kind, sizes, nbytes, keys, aliases in rows
     }
+
+
+def plain_of(tensor: Any) -> Plain:
+    """A tensor that the native module returned, which holds its memory."""
+    data, scalar_type, sizes = tensor
+    kind = ScalarType(scalar_type)
+    return np.frombuffer(data, DTYPES[kind]).reshape(sizes), kind
 
 
 def foundation_fingerprint(foundation: Paths) -> str:

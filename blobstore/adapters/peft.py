@@ -7,10 +7,8 @@ kept in the metadata too, so that `export_peft` gives back the tensors that were
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from blobstore.adapters.adapter_file import Adapter, read_adapter, save_plain
-from blobstore.adapters.fit import inspect_adapters
-from blobstore.adapters.foundation import NamedTensor, check_texts
+from blobstore.adapters.foundation import NamedTensor, check_texts, library, named_tensors, native_paths
 from blobstore.adapters.lora_names import Pair
-from blobstore.adapters.peft_folder import MODEL_NAME, PeftPair, read_peft
-from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, params_head_dim, rotary_head_dim
+from blobstore.adapters.params_json import params_head_dim
+from blobstore.adapters.peft_folder import MODEL_NAME, read_peft
+from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, rotary_head_dim
+from blobstore.adapters.peft_pair import PeftPair
 from blobstore.adapters.peft_places import adapter_path
 from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import common_scale, multiplied
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, KeyNotFoundError, LayoutError
-from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.memory.arrays import DTYPES, Plain, same_tensors
 from blobstore.core.memory.dtypes import FLOATS
 from blobstore.core.memory.layout import ScalarType
@@ -94,13 +92,14 @@ def import_peft(
     refuse_inputs([output], [*files, *([] if like is None else [as_path(like)])])
     given = check_texts(names, "names")
     told = None if params is None else params_head_dim(params)  # here, as it may be refused before anything is read
-    config, pairs = read_peft(folder)
+    adapter = read_peft(folder)
+    pairs = adapter.pairs
     given = _without_prefix(given, pairs, folder)
     base = _Base(files, told)
     room = base if like is None else _Template(read_adapter(like))
     # The file of an adapter has one scale; what other modules need goes into their lora_b.
     scale, factors = common_scale(pair.scale for pair in pairs)
-    record = PeftRecord.from_config(config.fields)
+    record = PeftRecord(dict(adapter.origin), {})
     tensors: dict[str, Plain] = {}
     for module, pair, first in _placed(pairs, given, room, folder):
         # Two modules of PEFT may be tied in the program, and only one adapter can be there.
@@ -168,22 +167,15 @@ class _Base:
     """
 
     def __init__(self, files: list[Path], told: int | None) -> None:
-        info = inspect_adapters(files, []).foundation
+        *_, rows, by_tables = library().describe_foundation(native_paths(files))
         self.name = " + ".join(map(str, files))
-        self._files, self._told = files, told
+        self.head_dim: int | None = by_tables if told is None else told  # as `params_head_dim`; None without tables
         self.modules: dict[str, NamedTensor] = {}
-        for tensor in info.tensors:
+        for tensor in named_tensors(rows).values():
             for name, end in itertools.product((tensor.name, *tensor.aliases), _WEIGHTS):
                 # LoRA of convolutions is written in another shape, and is not supported.
                 if name.endswith(end) and len(tensor.sizes) == 2:
                     self.modules.setdefault(name.removesuffix(end), tensor)
-        # One position, or one pair of elements, looks the same in both layouts, so such a table says nothing.
-        self._rotary = [
-            tensor
-            for tensor in info.tensors
-            if re.search(r"(^|\.)freqs_cos$", tensor.name) and tensor.scalar_type is ScalarType.FLOAT
-            if len(tensor.sizes) == 2 and min(tensor.sizes) > 1
-        ]
 
     def rows_of(self, module: str) -> int:
         """How many features a module gives; 0 if its weight is not here."""
@@ -202,25 +194,6 @@ class _Base:
                 f"{source}: '{pair.b_key}' and '{pair.a_key}' make {list(product)}, but '{weight.name}' in {self.name} is "
                 f"{list(weight.sizes)}"
             )
-
-    @functools.cached_property
-    def head_dim(self) -> int | None:
-        """What the user or the tables of the rotary embedding say, as `params_head_dim`; None without tables.
-
-        Hugging Face's have the cosines of all elements of a head, twice the same half. Llama's have one for each two
-        neighbours. The first row is that of position 0, where all are 1, so later ones are compared.
-        """
-        if self._told is not None:
-            return self._told
-        dimensions = set()
-        for tensor, path in itertools.product(self._rotary, self._files):
-            data_map = open_ptd(path)
-            if tensor.name in data_map:
-                table = np.frombuffer(data_map.get_data(tensor.name), np.float32).reshape(tensor.sizes)
-                half = table.shape[1] // 2
-                twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
-                dimensions.add(0 if twice else 2 * table.shape[1])
-        return dimensions.pop() if len(dimensions) == 1 else None
 
     def filled(self, _source: Path, module: str, pair: PeftPair, b: Plain, _round_values: bool) -> dict[str, Plain]:
         """The tensors of a module."""

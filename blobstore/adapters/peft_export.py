@@ -18,9 +18,9 @@ import numpy as np
 from blobstore.adapters.adapter_file import Adapter, read_adapter
 from blobstore.adapters.foundation import is_text
 from blobstore.adapters.lora_names import Pair
-from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA
-from blobstore.adapters.peft_folder import MODEL_NAME, half_of
-from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated, params_head_dim, rows_as_hf
+from blobstore.adapters.params_json import params_head_dim
+from blobstore.adapters.peft_folder import CONFIG_NAME, MODEL_NAME
+from blobstore.adapters.peft_names import PREFIX, are_heads, hf_name, is_rotated, rows_as_hf
 from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import divided
 from blobstore.core.disk.folders import folders
@@ -33,6 +33,9 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 
 __all__ = ["export_peft"]
+
+_MOST_ALPHA = 1e300
+"""Larger ones, also negative ones, are refused when an adapter is read, as they leave no room to calculate with them."""
 
 
 def export_peft(
@@ -258,10 +261,10 @@ def _only(module: str) -> str:
 def _alpha(path: Path, module: str, scale: float, rank: int) -> float | int:
     """The number that gives a scale when PEFT divides it by the rank, or the nearest one."""
     alpha = scale * rank
-    if abs(alpha) > MOST_ALPHA:
+    if abs(alpha) > _MOST_ALPHA:
         raise AdapterError(
             f"{path}: module '{module}' with scale {scale!r} and rank {rank} needs an alpha of {alpha!r}, expected at most "
-            f"{MOST_ALPHA:g}"
+            f"{_MOST_ALPHA:g}"
         )
     near = (float(round(alpha)), alpha, math.nextafter(alpha, -math.inf), math.nextafter(alpha, math.inf))
     return _tidy(min(near, key=lambda one: abs(one / rank - scale)))
@@ -269,8 +272,7 @@ def _alpha(path: Path, module: str, scale: float, rank: int) -> float | int:
 
 def _module_of(key: str) -> str:
     """The module of a tensor in PEFT's file, as its configuration names it."""
-    match = half_of(key)
-    return (key if match is None else match[1]).removeprefix(PREFIX)
+    return re.sub(r"\.lora_[AB]\.weight\Z", "", key).removeprefix(PREFIX)
 
 
 def _tidy(number: float) -> float | int:

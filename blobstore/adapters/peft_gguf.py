@@ -7,16 +7,17 @@ file; programs that rotate neighbouring elements need these rows as they are.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from blobstore.adapters.peft_config import PeftConfig, check_field
 from blobstore.adapters.peft_names import PREFIX
+from blobstore.adapters.peft_pair import PeftAdapter, PeftPair
 from blobstore.core.distribution import install
 from blobstore.core.errors import (
     AdapterError,
@@ -29,10 +30,7 @@ from blobstore.core.errors import (
 from blobstore.core.memory.arrays import Plain
 from blobstore.core.memory.layout import ScalarType
 
-__all__ = ["Halves", "key_of", "read_gguf"]
-
-Halves = dict[str, dict[str, Plain]]
-"""For each module of Hugging Face's model its tensors `A` and `B`."""
+__all__ = ["read_gguf"]
 
 _REORDERED = {"llama", "granite", "smollm3"}
 _PLAIN = {"qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3"}
@@ -46,6 +44,7 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_REFUSED = {"adapter.alora.invocation_tokens": "the adapter acts on a part of the tokens only"}
 _FIELDS = {"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name", "adapter.lora.prompt_prefix"}
 """Fields of adapters that are read here, or do not change what an adapter computes."""
 
@@ -53,11 +52,8 @@ _HALF = re.compile(r"(.+)\.weight\.lora_([ab])", re.DOTALL)
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)", re.ASCII)
 
 
-def read_gguf(path: Path) -> tuple[PeftConfig, Halves, bool]:
+def read_gguf(path: Path) -> PeftAdapter:
     """Read an adapter.
-
-    Returns:
-        A configuration as PEFT would have it, the tensors, and whether the rows of q and k are reordered.
 
     Raises:
         FileAccessError, InvalidFileError: the file cannot be opened, or is malformed.
@@ -71,14 +67,19 @@ def read_gguf(path: Path) -> tuple[PeftConfig, Halves, bool]:
     if _field(reader, "general.type") != "adapter" or _field(reader, "adapter.type") != "lora":
         raise AdapterError(f"{path}: not a LoRA adapter: general.type and adapter.type must be 'adapter' and 'lora'")
     for name in reader.fields:
-        if name.startswith("adapter.") and name not in _FIELDS:
-            check_field(name, _field(reader, name), path)
-    architecture, alpha = _field(reader, "general.architecture"), _field(reader, "adapter.lora.alpha")
+        if name.startswith("adapter.") and name not in _FIELDS and _field(reader, name) not in (False, [], ""):
+            reason = _REFUSED.get(
+                name, "this field is unknown to this version, and may change what the adapter computes"
+            )
+            raise AdapterError(
+                f"{path}: {name} cannot be honoured: {reason}; merge the adapter into its base with PEFT"
+            )
+    architecture = _field(reader, "general.architecture")
     if architecture not in _REORDERED | _PLAIN:
         raise AdapterError(
             f"{path}: the order of rows of the architecture {architecture!r} is not known; import PEFT's folder"
         )
-    halves: Halves = {}
+    halves: dict[str, dict[str, Plain]] = {}  # for each module of Hugging Face's model its tensors `A` and `B`
     for tensor in reader.tensors:
         match = _HALF.fullmatch(tensor.name)
         if match is None:
@@ -87,7 +88,10 @@ def read_gguf(path: Path) -> tuple[PeftConfig, Halves, bool]:
         halves.setdefault(module, {})[match[2].upper()] = _plain(path, tensor)
     if not halves:
         raise AdapterError(f"{path}: there are no LoRA tensors")
-    return _config(path, halves, alpha), halves, architecture in _REORDERED
+    alpha = _alpha(reader, path)
+    pairs = list(_pairs(path, halves, alpha, architecture in _REORDERED))
+    rank = Counter(pair.rank for pair in pairs).most_common(1)[0][0]
+    return PeftAdapter(pairs, alpha / rank if alpha else 1.0, {})
 
 
 def _opened(path: Path) -> Any:
@@ -111,6 +115,16 @@ def _opened(path: Path) -> Any:
 def _field(reader: Any, name: str) -> Any:
     field = reader.get_field(name)
     return None if field is None else field.contents()
+
+
+def _alpha(reader: Any, path: Path) -> float:
+    """The alpha; 0 if there is none."""
+    alpha = _field(reader, "adapter.lora.alpha")
+    if alpha is None:
+        return 0.0
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise InvalidFileError(path, f"adapter.lora.alpha must be a finite number, found {alpha!r}")
+    return alpha
 
 
 def _module(path: Path, name: str, architecture: str) -> str:
@@ -137,28 +151,13 @@ def _plain(path: Path, tensor: Any) -> Plain:
     return data.reshape(sizes), kind
 
 
-def _config(path: Path, halves: Halves, alpha: Any) -> PeftConfig:
-    ranks = {module: _rank(path, module, both) for module, both in halves.items()}
-    most = Counter(ranks.values()).most_common(1)[0][0]
-    pattern = {f"^{re.escape(module)}": rank for module, rank in ranks.items() if rank != most}
-    # Without an alpha, which 0 stands for, too, llama.cpp takes the products as they are.
-    unscaled = alpha is None or (isinstance(alpha, float) and alpha == 0)
-    if unscaled:
-        alpha = most
-    elif isinstance(alpha, float) and alpha.is_integer():
-        alpha = int(alpha)
-    fields = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": None,
-        "r": most,
-        "lora_alpha": alpha,
-        "target_modules": sorted(halves),
-        "bias": "none",
-        "inference_mode": True,
-        "rank_pattern": pattern,
-        "alpha_pattern": pattern if unscaled else {},
-    }
-    return PeftConfig.of(fields, path)
+def _pairs(path: Path, halves: Mapping[str, Mapping[str, Plain]], alpha: float, reordered: bool) -> Iterator[PeftPair]:
+    for module, both in halves.items():
+        rank = _rank(path, module, both)
+        # Without an alpha, which 0 stands for, too, llama.cpp takes the products as they are.
+        scale = alpha / rank if alpha else 1.0
+        a_key, b_key = (f"{PREFIX}{module}.lora_{half}.weight" for half in "AB")
+        yield PeftPair(module, both["A"], both["B"], a_key, b_key, scale, reordered)
 
 
 def _rank(path: Path, module: str, both: Mapping[str, Plain]) -> int:
@@ -172,8 +171,3 @@ def _rank(path: Path, module: str, both: Mapping[str, Plain]) -> int:
             f"{path}: the tensors of '{module}', {list(a.shape)} and {list(b.shape)}, must be matrices with one rank"
         )
     return int(a.shape[0])
-
-
-def key_of(module: str, half: str) -> str:
-    """What PEFT calls a tensor."""
-    return f"{PREFIX}{module}.lora_{half}.weight"

@@ -11,20 +11,17 @@ Hugging Face does (`use_hf_rope` in the exporter's params.json). The tests compa
 from __future__ import annotations
 
 import itertools
-import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.adapters.peft_config import check_flag, read_json
-from blobstore.core.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
-from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.errors import AdapterError, KeyNotFoundError, LayoutError
 
-__all__ = ["PREFIX", "Names", "are_heads", "fused_parts", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
-__all__ += ["rows_as_hf", "rows_as_llama"]
+__all__ = ["PREFIX", "Names", "are_heads", "fused_parts", "hf_name", "is_rotated", "llama_name"]
+__all__ += ["rotary_head_dim", "rows_as_hf", "rows_as_llama"]
 
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the base model."""
@@ -132,33 +129,6 @@ def hf_name(name: str) -> str:
 def is_rotated(module: str) -> bool:
     """Whether a module of a program makes the q or k of a Llama, so that the order of its rows matters."""
     return _ROTATED.fullmatch(module) is not None
-
-
-def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
-    """What the `params.json` of an export says of the rotary embedding.
-
-    Returns:
-        The size of a head if neighbouring elements are rotated, as Llama's own code does; 0 if halves are.
-
-    Raises:
-        FileAccessError: the file cannot be opened.
-        InvalidFileError: it is malformed.
-    """
-    path: str | os.PathLike[str] = "params" if isinstance(params, Mapping) else as_path(params)
-    fields = params if isinstance(params, Mapping) else read_json(path)
-    if not isinstance(fields, Mapping):
-        raise InvalidFileError(path, "expected a JSON object")
-    if check_flag(fields.get("use_hf_rope") or False, "use_hf_rope", path):
-        return 0
-    head = fields.get("head_dim")
-    if head is None:
-        heads, dim = fields.get("n_heads"), fields.get("dim")
-        if type(heads) is not int or type(dim) is not int or heads <= 0 or dim <= 0 or dim % heads:
-            raise InvalidFileError(path, f"expected head_dim, or dim and n_heads, found {dim!r} and {heads!r}")
-        head = dim // heads
-    if type(head) is not int or head <= 0 or head % 2:
-        raise InvalidFileError(path, f"head_dim must be a positive even integer, found {head!r}")
-    return head
 
 
 def rotary_head_dim(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from blobstore.adapters.peft_config import CONFIG_NAME
-from blobstore.adapters.peft_folder import MODEL_NAME
+from blobstore.adapters.peft_folder import CONFIG_NAME, MODEL_NAME
 from blobstore.core.hub import local_folder
 from blobstore.core.memory.mapped_file import as_path
 

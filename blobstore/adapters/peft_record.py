@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from blobstore.adapters.adapter_file import Adapter
 from blobstore.adapters.foundation import is_text
@@ -44,11 +42,6 @@ class PeftRecord:
 
     config: dict[str, str]
     modules: dict[str, PeftOrigin]
-
-    @classmethod
-    def from_config(cls, fields: Mapping[str, Any]) -> PeftRecord:
-        """One without modules, of the fields of PEFT's configuration."""
-        return cls({name: fields[name] for name in _KEPT if is_text(fields.get(name))}, {})
 
     def to_json(self) -> str:
         modules = {

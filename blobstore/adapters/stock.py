@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.adapters.peft_folder import PeftPair, read_peft
-from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim
+from blobstore.adapters.params_json import params_head_dim
+from blobstore.adapters.peft_folder import CONFIG_NAME, read_peft
+from blobstore.adapters.peft_names import Names, llama_name, rotary_head_dim
+from blobstore.adapters.peft_pair import PeftPair
 from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, LayoutError, UpdateError
@@ -75,24 +77,23 @@ def import_for_program(
     head_dim = None if params is None else params_head_dim(params)
     opened = read_program(program)
     refuse_inputs([output], [opened.path])
-    old_config, old_pairs = read_peft(old_folder)
+    old = read_peft(old_folder)
     # The exporter ignores use_rslora and the patterns: it multiplies all products with alpha / r.
-    scale = old_config.alpha / old_config.rank
+    scale, old_pairs = old.scale, old.pairs
     if scale == 0:
-        raise AdapterError(f"{old_config.path}: lora_alpha is 0, so no adapter has an effect on the program")
-    _, pairs = read_peft(folder)
+        raise AdapterError(f"{old_folder / CONFIG_NAME}: lora_alpha is 0, so no adapter has an effect on the program")
     rooms = {pair.module: pair for pair in old_pairs}
     rooms_by_name = Names(rooms, str(old_folder))
     by_room: dict[str, PeftPair] = {}
-    for pair in pairs:
+    for pair in read_peft(folder).pairs:
         room = rooms_by_name.find(pair.module)
         if room in by_room:
             raise AdapterError(f"{folder}: two modules are '{room}'")
         by_room[room] = pair
     store, keys = BlobStore(), _keys(opened, old_folder, old_pairs)
-    for room, old in rooms.items():
+    for room, before in rooms.items():
         for (key, kind), tensor in zip(
-            keys[room], _tensors(folder, by_room.get(room), old, scale, head_dim, opened.path), strict=True
+            keys[room], _tensors(folder, by_room.get(room), before, scale, head_dim, opened.path), strict=True
         ):
             store.add(key, _bytes(tensor, kind, folder, room), alignment=TENSOR_ALIGNMENT)
     return store.write_ptd(output)

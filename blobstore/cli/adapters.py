@@ -208,7 +208,7 @@ def from_peft(
 
 def _names(given: list[str]) -> dict[str, str]:
     """What `--names` maps: pairs, and the contents of files."""
-    from blobstore.adapters.peft_config import read_json
+    from blobstore.adapters.params_json import read_json
 
     names: dict[str, str] = {}
     for one in given:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from blobstore.adapters.peft_config import read_json
+from blobstore.adapters.params_json import read_json
 from blobstore.adapters.peft_names import fused_parts
 from blobstore.core.errors import InvalidFileError, UnsupportedDataError, UnsupportedOperationError
 from blobstore.runtime.executorch import LlmConfig, LoraConfig, LoRALinear, ModelArgs, construct_transformer

@@ -17,6 +17,7 @@
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/merge.h"
+#include "adapters/peft_folder.h"
 #include "convert.h"
 #include "interpreter.h"
 
@@ -79,20 +80,45 @@ nb::list to_list(const std::vector<Error>& errors) {
   return list;
 }
 
-nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name) {
-  TensorView view = AdapterAccess::value(*adapter, name);
-  std::shared_ptr<const void> owner = view.owner ? view.owner : adapter;
+/// The bytes, the scalar type and the sizes of a tensor that has an owner.
+nb::tuple to_row(const TensorView& view) {
   return nb::make_tuple(
-      to_array(view.data, view.nbytes, std::move(owner)), static_cast<int>(view.scalar_type), to_tuple(view.sizes));
+      to_array(view.data, view.nbytes, view.owner), static_cast<int>(view.scalar_type), to_tuple(view.sizes));
 }
 
-/// @returns the fingerprint, the number of keys, the size of the blobs, and the named tensors.
+nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name) {
+  TensorView view = AdapterAccess::value(*adapter, name);
+  if (!view.owner) {
+    view.owner = adapter;
+  }
+  return to_row(view);
+}
+
+/// What PEFT saved in a folder: alpha / r, what is known of its origin, and for each pair its module, its two keys with
+/// their tensors as `value` gives them, and its scale.
+nb::tuple read_peft(const nb::bytes& path) {
+  const std::string name = to_string(path);
+  std::optional<internal::PeftFolder> folder;
+  {
+    const WithoutInterpreter release;
+    folder.emplace(name);
+  }
+  nb::list rows;
+  for (const internal::PeftPair& pair : folder->pairs()) {
+    rows.append(nb::make_tuple(pair.module, pair.a_key, to_row(pair.a), pair.b_key, to_row(pair.b), pair.scale));
+  }
+  return nb::make_tuple(folder->plain_scale(), folder->origin(), rows);
+}
+
+/// @returns the fingerprint, the number of keys, the size of the blobs, the named tensors, and what
+///   `rotary_head_dim` gives.
 nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
   const std::vector<std::string> names = to_strings(paths);
   std::string fingerprint;
   size_t keys = 0;
   uint64_t nbytes = 0;
   std::vector<NamedTensor> tensors;
+  std::optional<int64_t> head_dim;
   {
     const WithoutInterpreter release;
     const auto files = internal::open_foundation(names);
@@ -101,8 +127,9 @@ nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
     keys = foundation.size();
     nbytes = internal::content_size(foundation);
     tensors = internal::named_tensors(internal::Index(foundation));
+    head_dim = internal::rotary_head_dim(files);
   }
-  return nb::make_tuple(fingerprint, keys, nbytes, to_list(tensors));
+  return nb::make_tuple(fingerprint, keys, nbytes, to_list(tensors), head_dim);
 }
 
 /// What is wrong with tensors that are to become an adapter.
@@ -143,7 +170,7 @@ std::vector<AdapterShare> shares_of(const nb::list& rows) {
   return shares;
 }
 
-/// @returns the scale, and for each tensor its name, its bytes, its scalar type and its sizes.
+/// @returns the scale, and each tensor by its name.
 nb::tuple combine(const nb::list& rows, const std::optional<nb::bytes>& like) {
   const std::vector<AdapterShare> shares = shares_of(rows);
   const std::string name = like ? to_string(*like) : "";
@@ -154,12 +181,7 @@ nb::tuple combine(const nb::list& rows, const std::optional<nb::bytes>& like) {
   }
   nb::list tensors;
   for (const auto& [key, view] : made.tensors) {
-    tensors.append(
-        nb::make_tuple(
-            key,
-            to_array(view.data, view.nbytes, view.owner),
-            static_cast<int>(view.scalar_type),
-            to_tuple(view.sizes)));
+    tensors.append(nb::make_tuple(key, to_row(view)));
   }
   return nb::make_tuple(made.scale, tensors);
 }
@@ -214,6 +236,7 @@ void add_adapters(nb::module_& module) {
         return foundation_fingerprint(names);
       },
       "paths"_a);
+  module.def("read_peft", &read_peft, "path"_a);
   module.def("describe_foundation", &describe_foundation, "paths"_a);
   module.def("adapter_problems", &adapter_problems, "tensors"_a, "path"_a);
   module.def("weight_names", &internal::weight_names, "module"_a);

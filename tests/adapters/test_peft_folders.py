@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file as load_safetensors
-from safetensors.torch import save_file as save_safetensors
 
 from blobstore.adapters import (
     AdapterTags,
@@ -25,8 +22,6 @@ from blobstore.adapters import (
     set_adapter_strength,
     set_adapter_strengths,
 )
-from blobstore.adapters.peft_config import FIELDS
-from blobstore.adapters.peft_folder import read_peft
 from blobstore.errors import AdapterError, BlobStoreError, FileAccessError, InvalidFileError, KeyNotFoundError
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
@@ -168,83 +163,6 @@ def test_what_it_says_of_itself(lora: Any, tmp_path: Path) -> None:
         _ = adapter.blobs
     with pytest.raises(AdapterError, match="peft: records no foundation"):
         combine_adapters([folder], tmp_path / "sum.ptd", foundation=lora.foundation)
-
-
-VALUES = [None, False, 0, 0.0, "", [], {}, True, 1, "x", [1], {"a": 1}, "none", "gaussian", "pissa", 1.5]
-
-
-@pytest.mark.parametrize("field", [*sorted(FIELDS), "use_something_new"])
-def test_c_and_python_decide_alike(tmp_path: Path, field: str) -> None:
-    """Each field with values of every kind is taken by both, or refused by both for the same reason (L2, B5)."""
-    folder = write_peft(tmp_path / "peft", adapter_of(1))
-    text = (folder / "adapter_config.json").read_text()
-    for value in VALUES:
-        (folder / "adapter_config.json").write_text(json.dumps({**json.loads(text), field: value}))
-        assert outcome(lambda: read_peft(folder)) == outcome(lambda: read_adapter(folder)), value
-
-
-def outcome(function: Callable[[], Any]) -> type[BaseException] | None:
-    try:
-        function()
-    except BlobStoreError as error:
-        return type(error)
-    return None
-
-
-PATTERNS = {
-    "q_proj": "q_proj",
-    "0.l": "0.l",
-    "a0xq_proj": "other.0.q_proj",
-    "^b.q_proj": "b.q_proj",
-    r"a\.0\.q_proj$": "a.0.q_proj",
-    "roj": "q_proj",
-    "(x)": "x",
-    "a|b": "a",
-    ".*": "x",
-}
-
-
-@pytest.mark.parametrize("pattern", [*PATTERNS, "^", "$", "\\", "a\\", "\\d", "a$b", ""])
-@pytest.mark.parametrize("module", ["a.0.q_proj", "b.q_proj", "a.b.q_proj", "q_proj", "x.0.l", "ab.0.l"])
-def test_patterns_match_alike(tmp_path: Path, pattern: str, module: str) -> None:
-    """The scale of a module is the same in both languages; which is PEFT's, by `test_scales_are_those_of_peft`."""
-    tensors = {f"{module}.lora_a.weight": torch.ones(2, 4), f"{module}.lora_b.weight": torch.ones(3, 2)}
-    folder = write_peft(tmp_path / "peft", tensors)
-    edit(folder, r=1, rank_pattern={pattern: 2}, alpha_pattern={pattern: 10})
-
-    def python() -> float:
-        return read_peft(folder)[1][0].scale
-
-    assert outcome(python) == outcome(lambda: read_adapter(folder))
-    if outcome(python) is None:
-        assert python() == read_adapter(folder).scale
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "base_model.model.model.embed_tokens.lora_embedding_A",
-        "base_model.model.model.embed_tokens.base_layer.weight",
-        "base_model.model.lm_head.base_layer.weight",
-        "base_model.model.l.0.lora_magnitude_vector",
-        "base_model.model.l.0.lora_B.bias",
-        "base_model.model.l.0.base_layer.bias",
-        "base_model.model.lm_head.weight",
-        "base_model.model.l.9.lora_A.weight",
-        "l.0.lora_A.weight",
-    ],
-)
-def test_tensors_that_cannot_be_honoured_are_refused_by_name(lora: Any, tmp_path: Path, key: str) -> None:
-    """As at import; nothing is changed (L2)."""
-    folder = write_peft(tmp_path / "peft", adapter_of(1))
-    save_safetensors({**load_safetensors(folder / NAME), key: torch.ones(RANK, 16)}, folder / NAME)
-    cache, _ = open_lora(lora)
-    with pytest.raises(AdapterError) as error:
-        load_adapter(cache, folder, program_scale=SCALE)
-    assert key in str(error.value)
-    assert cache.dirty == ()
-    with pytest.raises(AdapterError, match=re.escape(str(error.value).rpartition("adapter_model")[2])):
-        read_peft(folder)
 
 
 def test_folders_that_cannot_be_read(lora: Any, tmp_path: Path) -> None:

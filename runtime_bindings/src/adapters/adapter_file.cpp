@@ -65,12 +65,8 @@ Adapter::Impl::Impl(const std::string& path) : name(path), file(std::make_unique
   tensors = named_tensors(updates->index());
   metadata.erase(kFoundationKey);
   metadata.erase(kScaleKey);
-  std::vector<NameAndSizes> shapes;
-  for (const NamedTensor& tensor : tensors) {
-    shapes.emplace_back(tensor.name, tensor.sizes);
-  }
-  FoundPairs found = find_pairs(shapes, name);
-  if (found.pairs.empty() && found.problems.empty()) {
+  find_pairs();
+  if (pairs.empty() && unpaired.empty()) {
     if (has_digests_as_keys(*file)) {
       throw_error_in(
           ErrorKind::Adapter,
@@ -80,27 +76,26 @@ Adapter::Impl::Impl(const std::string& path) : name(path), file(std::make_unique
     }
     throw no_adapter(name);
   }
-  pairs = std::move(found.pairs);
-  unpaired = std::move(found.problems);
 }
 
 Adapter::Impl::Impl(
     std::string path,
     std::shared_ptr<const PeftFolder> folder,
-    std::vector<NamedTensor> named,
-    std::map<std::string, TensorView, std::less<>> of_tensors,
+    const NamedViews& named,
     std::map<std::string, double> of_pairs)
     : name(std::move(path)),
       peft(std::move(folder)),
-      values(std::move(of_tensors)),
+      values(named.begin(), named.end()),
       factors(std::move(of_pairs)),
-      scale(peft->scale()),
-      tensors(std::move(named)) {
-  std::vector<NameAndSizes> shapes;
-  for (const NamedTensor& tensor : tensors) {
-    shapes.emplace_back(tensor.name, tensor.sizes);
+      scale(peft->scale()) {
+  for (const auto& [key, value] : named) {
+    tensors.push_back({key, value.scalar_type, value.sizes, value.nbytes, {key}, {}});
   }
-  FoundPairs found = find_pairs(shapes, name);
+  find_pairs();
+}
+
+void Adapter::Impl::find_pairs() {
+  FoundPairs found = internal::find_pairs(shapes_of(tensors), name);
   pairs = std::move(found.pairs);
   unpaired = std::move(found.problems);
 }
@@ -144,17 +139,14 @@ std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
     return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(path)));
   }
   const auto folder = std::make_shared<const PeftFolder>(path);
-  std::vector<NamedTensor> tensors;
-  std::map<std::string, TensorView, std::less<>> values;
+  NamedViews tensors;
   std::map<std::string, double> factors;
   for (const PeftPair& pair : folder->pairs()) {
-    for (const auto& [key, value] : {std::pair(pair.a_key, pair.a), std::pair(pair.b_key, pair.b)}) {
-      tensors.push_back({key, value.scalar_type, value.sizes, value.nbytes, {key}, {}});
-      values.emplace(key, value);
-    }
+    tensors.emplace_back(pair.a_key, pair.a);
+    tensors.emplace_back(pair.b_key, pair.b);
     factors.emplace(pair.b_key, folder->factor(pair));
   }
-  return AdapterAccess::of_peft(path, folder, std::move(tensors), std::move(values), std::move(factors));
+  return AdapterAccess::of_peft(path, folder, tensors, std::move(factors));
 }
 
 const std::string& Adapter::path() const {
@@ -272,12 +264,10 @@ namespace blobstore::internal {
 std::shared_ptr<const Adapter> AdapterAccess::of_peft(
     std::string path,
     std::shared_ptr<const PeftFolder> folder,
-    std::vector<NamedTensor> named,
-    std::map<std::string, TensorView, std::less<>> values,
+    const NamedViews& named,
     std::map<std::string, double> factors) {
   return std::shared_ptr<const Adapter>(new Adapter(
-      std::make_shared<const Adapter::Impl>(
-          std::move(path), std::move(folder), std::move(named), std::move(values), std::move(factors))));
+      std::make_shared<const Adapter::Impl>(std::move(path), std::move(folder), named, std::move(factors))));
 }
 
 TensorView AdapterAccess::stored(const Adapter::Impl& impl, const NamedTensor& tensor) {
@@ -393,11 +383,7 @@ std::vector<Error> not_finite(const std::string& origin, const NamedViews& tenso
 }
 
 std::vector<Error> adapter_problems(const std::string& origin, const NamedViews& tensors) {
-  std::vector<NameAndSizes> shapes;
-  for (const auto& [name, view] : tensors) {
-    shapes.emplace_back(name, view.sizes);
-  }
-  FoundPairs found = find_pairs(shapes, origin);
+  FoundPairs found = find_pairs(shapes_of(tensors), origin);
   for (Error& error : not_finite(origin, tensors)) {
     found.problems.push_back(std::move(error));
   }
@@ -428,6 +414,22 @@ std::vector<LoraPair> only_pairs(
         otherwise);
   }
   return std::move(found.pairs);
+}
+
+std::vector<NameAndSizes> shapes_of(const std::vector<NamedTensor>& tensors) {
+  std::vector<NameAndSizes> shapes;
+  for (const NamedTensor& tensor : tensors) {
+    shapes.emplace_back(tensor.name, tensor.sizes);
+  }
+  return shapes;
+}
+
+std::vector<NameAndSizes> shapes_of(const NamedViews& tensors) {
+  std::vector<NameAndSizes> shapes;
+  for (const auto& [name, value] : tensors) {
+    shapes.emplace_back(name, value.sizes);
+  }
+  return shapes;
 }
 
 void raise_first(const std::vector<Error>& problems) {

@@ -18,16 +18,22 @@
 #include "format/tensor_view.h"
 #include "logical/updates.h"
 
+namespace blobstore::internal {
+
+/// Tensors by name. The caller keeps their bytes.
+using NamedViews = std::vector<std::pair<std::string, TensorView>>;
+
+} // namespace blobstore::internal
+
 namespace blobstore {
 
 struct Adapter::Impl {
   explicit Impl(const std::string& path);
-  /// As PEFT saves it. @param values, factors of the tensors, by name.
+  /// As PEFT saves it. @param named the tensors. @param factors by name.
   Impl(
       std::string path,
       std::shared_ptr<const internal::PeftFolder> folder,
-      std::vector<NamedTensor> named,
-      std::map<std::string, internal::TensorView, std::less<>> values,
+      const internal::NamedViews& named,
       std::map<std::string, double> factors);
 
   /// The size of its blobs.
@@ -51,6 +57,9 @@ struct Adapter::Impl {
   std::vector<NamedTensor> tensors;
   std::vector<LoraPair> pairs;
   std::vector<Error> unpaired; // for each module without a valid pair
+
+ private:
+  void find_pairs();
 };
 
 } // namespace blobstore
@@ -64,8 +73,7 @@ struct AdapterAccess {
   static std::shared_ptr<const Adapter> of_peft(
       std::string path,
       std::shared_ptr<const PeftFolder> folder,
-      std::vector<NamedTensor> named,
-      std::map<std::string, TensorView, std::less<>> values,
+      const NamedViews& named,
       std::map<std::string, double> factors);
   /// A tensor in the dtype that it is stored in.
   /// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
@@ -84,9 +92,6 @@ double check_scale(double number, const char* what);
 /// A number for a message, as Python writes it.
 std::string number_text(double number);
 
-/// Tensors by name. The caller keeps their bytes.
-using NamedViews = std::vector<std::pair<std::string, TensorView>>;
-
 /// Tensors in row-major order. They refer to the caller's memory. @throws Error UnsupportedData: one is not of numbers.
 NamedViews views_of(const StateDict& tensors);
 
@@ -95,6 +100,10 @@ std::vector<Error> not_finite(const std::string& origin, const NamedViews& tenso
 
 /// What is wrong with tensors that are to become an adapter.
 std::vector<Error> adapter_problems(const std::string& origin, const NamedViews& tensors);
+
+/// The names and shapes of tensors.
+std::vector<NameAndSizes> shapes_of(const std::vector<NamedTensor>& tensors);
+std::vector<NameAndSizes> shapes_of(const NamedViews& tensors);
 
 /// Throw the first problem, if there is one.
 void raise_first(const std::vector<Error>& problems);

@@ -15,21 +15,6 @@
 namespace blobstore::internal {
 namespace {
 
-/// The pairs among tensors, and the dtype of each tensor, which must belong to a pair.
-struct Pairs {
-  Pairs(const std::vector<NamedTensor>& tensors, const std::string& origin) {
-    std::vector<NameAndSizes> shapes;
-    for (const NamedTensor& tensor : tensors) {
-      shapes.emplace_back(tensor.name, tensor.sizes);
-      types[tensor.name] = tensor.scalar_type;
-    }
-    list = only_pairs(shapes, origin, "they cannot be combined with those of other adapters");
-  }
-
-  std::vector<LoraPair> list;
-  std::map<std::string, int8_t> types;
-};
-
 std::string module_key(const std::string& module, const char* half) {
   return format("{}{}{}.weight", module, module.empty() ? "" : ".", half);
 }
@@ -100,10 +85,16 @@ TensorView scaled(const TensorView& tensor, double factor, int8_t target) {
 }
 
 std::vector<Room> rooms_of(const std::vector<NamedTensor>& tensors, const std::string& origin) {
-  const Pairs pairs(tensors, origin);
+  std::map<std::string, int8_t> types;
+  for (const NamedTensor& tensor : tensors) {
+    types[tensor.name] = tensor.scalar_type;
+  }
   std::vector<Room> rooms;
-  for (const LoraPair& pair : pairs.list) {
-    rooms.push_back({pair, pairs.types.at(pair.a), pairs.types.at(pair.b)});
+  for (LoraPair& pair :
+       only_pairs(shapes_of(tensors), origin, "they cannot be combined with those of other adapters")) {
+    const int8_t a_type = types.at(pair.a);
+    const int8_t b_type = types.at(pair.b);
+    rooms.push_back({std::move(pair), a_type, b_type});
   }
   return rooms;
 }
@@ -111,11 +102,9 @@ std::vector<Room> rooms_of(const std::vector<NamedTensor>& tensors, const std::s
 std::vector<Room> rooms_for(const std::vector<ScaledAdapter>& adapters) {
   std::map<std::string, Room> rooms;
   for (const ScaledAdapter& one : adapters) {
-    const Pairs pairs(one.adapter->tensors(), one.adapter->path());
-    for (const LoraPair& pair : pairs.list) {
-      const int8_t a_type = pairs.types.at(pair.a);
-      const int8_t b_type = pairs.types.at(pair.b);
-      const auto [at, is_new] = rooms.emplace(pair.module, Room{pair, a_type, b_type});
+    for (const Room& own : rooms_of(one.adapter->tensors(), one.adapter->path())) {
+      const LoraPair& pair = own.pair;
+      const auto [at, is_new] = rooms.emplace(pair.module, own);
       Room& room = at->second;
       if (is_new) {
         room.pair.a = module_key(pair.module, "lora_a");
@@ -124,10 +113,10 @@ std::vector<Room> rooms_for(const std::vector<ScaledAdapter>& adapters) {
       }
       check_features(pair, room.pair, one.adapter->path(), "an adapter before it");
       room.pair.rank += pair.rank;
-      if (room.a_type != a_type) {
+      if (room.a_type != own.a_type) {
         room.a_type = kFloat;
       }
-      if (room.b_type != b_type) {
+      if (room.b_type != own.b_type) {
         room.b_type = kFloat;
       }
     }
@@ -156,7 +145,7 @@ NamedViews combined(
   }
   for (const ScaledAdapter& one : adapters) {
     const Adapter& adapter = *one.adapter;
-    for (const LoraPair& pair : Pairs(adapter.tensors(), adapter.path()).list) {
+    for (const auto& [pair, a_type, b_type] : rooms_of(adapter.tensors(), adapter.path())) {
       const auto known = by_module.find(pair.module);
       if (known == by_module.end()) {
         throw_error_in(ErrorKind::KeyNotFound, adapter.path(), "module '{}' has no adapter in {}", pair.module, target);

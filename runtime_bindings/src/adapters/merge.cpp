@@ -111,11 +111,7 @@ class Merge {
 
   /// The pairs among the tensors, which must all belong to one.
   std::vector<LoraPair> checked_pairs() const {
-    std::vector<NameAndSizes> shapes;
-    for (const auto& [name, value] : adapter_) {
-      shapes.emplace_back(name, value.sizes);
-    }
-    std::vector<LoraPair> pairs = only_pairs(shapes, origin_, "there is no weight to merge them into");
+    std::vector<LoraPair> pairs = only_pairs(shapes_of(adapter_), origin_, "there is no weight to merge them into");
     if (pairs.empty()) {
       throw no_adapter(origin_);
     }
@@ -260,32 +256,21 @@ class Merge {
 
   /// Add the product of a pair to a weight, not yet rounded to the weight's dtype.
   void add(const LoraPair& pair, double factor, Weight& weight) const {
-    const auto rows = static_cast<size_t>(pair.out_features);
-    const auto rank = static_cast<size_t>(pair.rank);
-    const auto columns = static_cast<size_t>(pair.in_features);
     const int8_t wide = weight.total.scalar_type;
     const TensorView b = widened(tensor(pair.b), wide);
     const TensorView a = widened(tensor(pair.a), wide);
-    uint8_t* total = filling(weight.total);
-    if (wide == kDouble) {
+    const auto add_as = [&](auto number) {
+      using Number = decltype(number);
       add_product(
-          reinterpret_cast<double*>(total),
-          factor,
-          reinterpret_cast<const double*>(b.data),
-          reinterpret_cast<const double*>(a.data),
-          rows,
-          rank,
-          columns);
-    } else {
-      add_product(
-          reinterpret_cast<float*>(total),
-          static_cast<float>(factor),
-          reinterpret_cast<const float*>(b.data),
-          reinterpret_cast<const float*>(a.data),
-          rows,
-          rank,
-          columns);
-    }
+          reinterpret_cast<Number*>(filling(weight.total)),
+          static_cast<Number>(factor),
+          reinterpret_cast<const Number*>(b.data),
+          reinterpret_cast<const Number*>(a.data),
+          static_cast<size_t>(pair.out_features),
+          static_cast<size_t>(pair.rank),
+          static_cast<size_t>(pair.in_features));
+    };
+    wide == kDouble ? add_as(double{}) : add_as(float{});
   }
 
   const Index& index() const { return tensors_.updates().index(); }

@@ -181,9 +181,29 @@ void check_records_foundation(const Adapter& adapter) {
   }
 }
 
-/// What the tables of the rotary embedding in these files say, as `KnownOfCache::head_dim`. Hugging Face's have the
-/// cosines of all elements of a head, twice the same half. Llama's have one for each two neighbours.
-std::optional<int64_t> rotary_head_dim(const Files& files) {
+KnownOfCache learn(const CacheTensors& tensors) {
+  const BlobCache& cache = *tensors.cache();
+  const BlobCache::Reading reading(cache);
+  KnownOfCache known;
+  const Files files = all_files(cache);
+  for (const auto& file : files) {
+    if (const auto scale = recorded_scale(*file)) {
+      known.scales.insert(*scale);
+    }
+  }
+  learn_foundations(files, known);
+  known.head_dim = rotary_head_dim(files);
+  for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
+    if (is_lora(tensor.name)) {
+      known.lora.push_back(tensor);
+    }
+  }
+  return known;
+}
+
+} // namespace
+
+std::optional<int64_t> rotary_head_dim(const std::vector<std::unique_ptr<PtdFile>>& files) {
   std::set<int64_t> found;
   for (const auto& file : files) {
     for (size_t i = 0; i < file->size(); ++i) {
@@ -208,28 +228,6 @@ std::optional<int64_t> rotary_head_dim(const Files& files) {
   }
   return found.size() == 1 ? std::optional<int64_t>(*found.begin()) : std::nullopt;
 }
-
-KnownOfCache learn(const CacheTensors& tensors) {
-  const BlobCache& cache = *tensors.cache();
-  const BlobCache::Reading reading(cache);
-  KnownOfCache known;
-  const Files files = all_files(cache);
-  for (const auto& file : files) {
-    if (const auto scale = recorded_scale(*file)) {
-      known.scales.insert(*scale);
-    }
-  }
-  learn_foundations(files, known);
-  known.head_dim = rotary_head_dim(files);
-  for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
-    if (is_lora(tensor.name)) {
-      known.lora.push_back(tensor);
-    }
-  }
-  return known;
-}
-
-} // namespace
 
 std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<const BlobCache>& cache) {
   return AllCaches::get().find(cache);

@@ -120,6 +120,10 @@ class AdaptersOfCache {
   std::map<std::pair<std::string, Digest>, Digest> merged_; // by key and digest with what was merged: that without it
 };
 
+/// What the tables of the rotary embedding in files say, as `KnownOfCache::head_dim`. Hugging Face's have the cosines
+/// of all elements of a head, twice the same half. Llama's have one for each two neighbours.
+std::optional<int64_t> rotary_head_dim(const std::vector<std::unique_ptr<PtdFile>>& files);
+
 /// The fingerprints that an adapter for a cache may record. The caller holds a Reading.
 std::set<std::string> foundations_of(const BlobCache& cache, const KnownOfCache& known, const DigestOf& digest_of);
 /// `AdaptersOfCache::digest_now` of the blobs of a cache and its bases. The caller holds a Reading.

@@ -26,33 +26,59 @@ constexpr uint64_t kMostConfig = 1 << 24; // bytes
 constexpr double kMostAlpha = 1e300;
 constexpr size_t kMostForms = 256; // of expressions in alpha_pattern
 
-/// The fields that do not change what a trained adapter computes.
+constexpr size_t kMostShown = 80; // bytes of a value, in a message
+
+// Every field of PEFT's LoraConfig (0.21) is decided on purpose: `Config::read_field` honours it, it does not change
+// what a trained adapter computes, or it is refused by its name. A field that is unknown to this version is refused,
+// unless it is switched off. https://huggingface.co/docs/peft/package_reference/lora describes the fields.
+
 constexpr std::string_view kNoEffect[] = {
+    // which modules have an adapter: the tensors show it
     "target_modules",
     "exclude_modules",
     "layers_to_transform",
     "layers_pattern",
+    // used while training only
     "lora_dropout",
     "velora_config",
     "inference_mode",
     "runtime_config",
+    // how the adapter began; `init_lora_weights` shows whether the base was changed, too
     "eva_config",
     "corda_config",
     "lora_ga_config",
     "loftq_config",
+    // they matter only beside another field, which is refused
     "megatron_core",
     "qalora_group_size",
-    "task_type",
+    // where it came from
     "auto_mapping",
     "peft_version",
-    "base_model_name_or_path",
     "revision"};
 
-struct Stray {
-  std::string_view part;
+struct Reason {
+  std::string_view name;
   const char* what;
 };
-constexpr Stray kStrays[] = {
+constexpr Reason kRefused[] = {
+    {"use_dora", "weights are decomposed into magnitude and direction"},
+    {"modules_to_save", "whole modules were trained"},
+    {"trainable_token_indices", "rows of the embeddings were trained"},
+    {"lora_bias", "the second matrix has a bias"},
+    {"fan_in_fan_out", "the weights of the base are stored transposed"},
+    {"layer_replication", "layers of the base are repeated"},
+    {"target_parameters", "parameters were adapted, and not modules"},
+    {"megatron_config", "the layers are split over several devices"},
+    {"alora_invocation_tokens", "the adapter acts on a part of the tokens only"},
+    {"arrow_config", "a router chooses among several adapters"},
+    {"use_qalora", "the first matrix takes averages of groups of inputs"},
+    {"use_bdlora", "the matrices are block diagonal"},
+    {"kasa_config", "the weights of the base were truncated, and there is a diagonal between the matrices"},
+    {"monteclora_config", "the matrices are drawn at random"},
+    {"ensure_weight_tying", "the adapters of tied modules are one"}};
+
+/// The tensors that belong to no pair, by parts of their keys.
+constexpr Reason kStrays[] = {
     {".lora_embedding_", "an adapter of an embedding"},
     {".lora_magnitude_vector", "the magnitude of use_dora"},
     {".lora_B.bias", "the bias of lora_bias"},
@@ -132,7 +158,7 @@ class Pattern {
   std::vector<bool> any_;
 };
 
-/// What adapter_config.json says of scales.
+/// What adapter_config.json says.
 class Config {
  public:
   explicit Config(std::string path) : path_(std::move(path)) {
@@ -151,11 +177,18 @@ class Config {
     } catch (const FormatError& error) {
       throw_error_in(ErrorKind::InvalidFile, path_, "{}", error.what());
     }
-    if (!is_lora_) {
-      throw_error_in(ErrorKind::Adapter, path_, "peft_type is not 'LORA', the only one that can be loaded");
+    if (type_ != "\"LORA\"") {
+      throw_error_in(
+          ErrorKind::Adapter, path_, "peft_type is {}; only adapters of type 'LORA' can be loaded", shown(type_));
     }
     ranks_.insert(rank_);
   }
+
+  /// That of modules without an entry in the patterns, and without use_rslora.
+  double plain_scale() const { return alpha_ / static_cast<double>(rank_); }
+
+  /// What it says of the base and the task, in UTF-8.
+  const std::map<std::string, std::string>& origin() const { return origin_; }
 
   /// The factor of the product of a pair. @throws Error Adapter: the configuration has no such rank.
   double scale(const std::string& module, int64_t rank) const {
@@ -180,40 +213,60 @@ class Config {
     if (!json.at_object()) {
       throw_format_error("expected a JSON object");
     }
-    json.object([&](const std::string& name) { read_field(json, name); });
+    json.object([&](const std::string& name) { read_field(name, json.skip()); });
     json.end();
   }
 
-  void read_field(JsonReader& json, const std::string& name) {
+  /// @param text the value.
+  void read_field(const std::string& name, std::string_view text) {
+    JsonReader json(text);
     if (name == "peft_type") {
-      is_lora_ = json.at_string() ? json.string() == "LORA" : (json.skip(), false);
+      type_ = text;
     } else if (name == "r") {
-      rank_ = rank(json, name);
+      rank_ = rank(name, text);
     } else if (name == "lora_alpha") {
-      alpha_ = alpha(json, name);
+      alpha_ = alpha(name, text);
     } else if (name == "use_rslora") {
       rslora_ = json.take_literal("true");
       if (!rslora_ && !json.take_literal("false")) {
-        throw_format_error("use_rslora must be true or false");
+        throw_format_error("use_rslora must be true or false, found {}", shown(text));
       }
     } else if (name == "rank_pattern") {
-      pattern(json, name, [&](const std::string& key) { ranks_.insert(rank(json, key)); });
+      pattern(name, text, [&](const std::string&, const std::string& what, std::string_view value) {
+        ranks_.insert(rank(what, value));
+      });
     } else if (name == "alpha_pattern") {
-      pattern(json, name, [&](const std::string& key) { add_alpha(key, alpha(json, key)); });
+      pattern(name, text, [&](const std::string& key, const std::string& what, std::string_view value) {
+        add_alpha(key, alpha(what, value));
+      });
     } else if (name == "init_lora_weights") {
-      check_initial(json);
+      check_initial(text);
     } else if (name == "bias") {
       if (!json.at_string() || json.string() != "none") {
-        throw_error_in(ErrorKind::Adapter, path_, "bias is not 'none': biases of the base were trained");
+        throw_error_in(
+            ErrorKind::Adapter,
+            path_,
+            "bias is {}: biases of the base were trained, which no adapter file holds",
+            shown(text));
       }
-    } else if (std::find(std::begin(kNoEffect), std::end(kNoEffect), name) != std::end(kNoEffect)) {
-      json.skip();
-    } else if (is_on(json)) {
+    } else if (name == "base_model_name_or_path" || name == "task_type") {
+      if (json.at_string()) {
+        std::string value = json.string();
+        if (is_utf8(value)) {
+          origin_[name] = std::move(value);
+        }
+      }
+    } else if (std::find(std::begin(kNoEffect), std::end(kNoEffect), name) == std::end(kNoEffect) && is_on(json)) {
+      const auto known = std::find_if(
+          std::begin(kRefused), std::end(kRefused), [&](const Reason& refused) { return refused.name == name; });
       throw_error_in(
           ErrorKind::Adapter,
           path_,
-          "{} cannot be honoured: a program computes W x + scale * B (A x); merge the adapter into its base with PEFT",
-          name);
+          "{} cannot be honoured: {}; merge the adapter into its base with PEFT",
+          name,
+          known != std::end(kRefused)
+              ? known->what
+              : "this field is unknown to this version, and may change what the adapter computes");
     }
   }
 
@@ -238,18 +291,18 @@ class Config {
   }
 
   /// Initial values that leave the weights of the base as they are.
-  void check_initial(JsonReader& json) const {
-    std::string found = "something else";
-    if (json.at_string()) {
-      found = json.string();
-      if (found == "gaussian" || found == "eva" || found == "orthogonal") {
+  void check_initial(std::string_view text) const {
+    for (const char* one : {"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""}) {
+      if (text == one) {
         return;
       }
-    } else if (json.take_literal("true") || json.take_literal("false") || json.take_literal("null")) {
-      return;
     }
     throw_error_in(
-        ErrorKind::Adapter, path_, "init_lora_weights is '{}', which changes the weights of the base, too", found);
+        ErrorKind::Adapter,
+        path_,
+        "init_lora_weights is {}, which changes the weights of the base, too; convert the adapter with "
+        "path_initial_model_for_weight_conversion when you save it, or merge it",
+        shown(text));
   }
 
   /// Whether the next value is other than null, false, zero and empty.
@@ -279,38 +332,43 @@ class Config {
     return !number || *number != 0;
   }
 
+  /// @param entry called with each key, what messages call its value, and the text of that.
   template <typename Entry>
-  static void pattern(JsonReader& json, const std::string& name, Entry entry) {
+  static void pattern(const std::string& name, std::string_view text, Entry entry) {
+    JsonReader json(text);
     if (json.take_literal("null")) {
       return;
     }
     if (!json.at_object()) {
-      throw_format_error("{} must map names of modules to numbers", name);
+      throw_format_error("{} must map names of modules to numbers, found {}", name, shown(text));
     }
-    json.object(entry);
+    json.object([&](const std::string& key) { entry(key, format("{}['{}']", name, key), json.skip()); });
   }
 
-  static uint64_t rank(JsonReader& json, const std::string& name) {
-    const std::optional<uint64_t> found = json.size();
+  static uint64_t rank(const std::string& name, std::string_view text) {
+    const std::optional<uint64_t> found = JsonReader(text).size();
     if (!found || *found == 0 || *found >= uint64_t{1} << 31) {
-      throw_format_error("{} must be a positive integer", name);
+      throw_format_error("{} must be a positive integer, found {}", name, shown(text));
     }
     return *found;
   }
 
-  static double alpha(JsonReader& json, const std::string& name) {
-    const std::optional<double> found = json.real();
+  static double alpha(const std::string& name, std::string_view text) {
+    const std::optional<double> found = JsonReader(text).real();
     if (!found || std::abs(*found) > kMostAlpha) {
-      throw_format_error("{} must be a finite number", name);
+      throw_format_error("{} must be a finite number, found {}", name, shown(text));
     }
     return *found;
   }
+
+  static std::string_view shown(std::string_view text) { return text.substr(0, kMostShown); }
 
   std::string path_;
-  bool is_lora_ = false;
+  std::string type_ = "missing"; // as the file has it
   uint64_t rank_ = 8;
   double alpha_ = 8;
   bool rslora_ = false;
+  std::map<std::string, std::string> origin_;
   std::set<uint64_t> ranks_; // all that modules may have
   std::vector<std::pair<Pattern, double>> alphas_;
   std::set<std::vector<bool>> forms_; // of their expressions
@@ -330,8 +388,8 @@ std::vector<std::pair<std::string, Halves>> halves_in(const SafetensorsTable& ta
     const bool is_a = ends_with(key, ".lora_A.weight");
     if (!is_a && !ends_with(key, ".lora_B.weight")) {
       const char* what = "no part of a LoRA pair";
-      for (const Stray& stray : kStrays) {
-        if (key.find(stray.part) != std::string_view::npos) {
+      for (const Reason& stray : kStrays) {
+        if (key.find(stray.name) != std::string_view::npos) {
           what = stray.what;
           break;
         }
@@ -398,7 +456,7 @@ PeftFolder::PeftFolder(const std::string& path) {
     throw_error_in(
         ErrorKind::Adapter,
         path,
-        "adapter_model.bin is a pickle, which may run code; save it as adapter_model.safetensors");
+        "adapter_model.bin is a pickle, which may run code; save it with safe_serialization=True");
   }
   file_ = File(name, /*writable=*/false);
   size_ = file_.size();
@@ -431,6 +489,8 @@ PeftFolder::PeftFolder(const std::string& path) {
     pairs_.push_back(std::move(pair));
   }
   scale_ = common_scale(pairs_);
+  plain_scale_ = config.plain_scale();
+  origin_ = config.origin();
 }
 
 } // namespace blobstore::internal

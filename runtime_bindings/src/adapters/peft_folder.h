@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,6 +40,10 @@ class PeftFolder {
   double scale() const { return scale_; }
   /// What the product of a pair must be multiplied with, beside `scale`.
   double factor(const PeftPair& pair) const { return pair.scale == scale_ ? 1 : pair.scale / scale_; }
+  /// alpha / r, whatever single modules have.
+  double plain_scale() const { return plain_scale_; }
+  /// The fields `base_model_name_or_path` and `task_type`, if they are texts.
+  const std::map<std::string, std::string>& origin() const { return origin_; }
   /// @throws Error FileAccess: the file of the tensors was truncated since it was opened.
   void check_length() const { file_.check_length(size_); }
 
@@ -47,6 +52,8 @@ class PeftFolder {
   uint64_t size_ = 0;
   std::vector<PeftPair> pairs_; // each tensor holds the map
   double scale_ = 1;
+  double plain_scale_ = 1;
+  std::map<std::string, std::string> origin_;
 };
 
 } // namespace blobstore::internal

@@ -220,9 +220,8 @@ class Placing {
     }
   }
 
-  std::map<std::string, TensorView, std::less<>> values;
+  NamedViews tensors;
   std::map<std::string, double> factors;
-  std::vector<NamedTensor> tensors;
 
  private:
   /// @param rotated the module of the program, whose name says whether its rows are reordered.
@@ -248,14 +247,9 @@ class Placing {
         b = rows_as_llama(b, head);
       }
     }
-    add(module + ".lora_a.weight", pair.a);
+    tensors.emplace_back(module + ".lora_a.weight", pair.a);
+    tensors.emplace_back(module + ".lora_b.weight", std::move(b));
     factors[module + ".lora_b.weight"] = folder_.factor(pair);
-    add(module + ".lora_b.weight", std::move(b));
-  }
-
-  void add(const std::string& name, TensorView value) {
-    tensors.push_back({name, value.scalar_type, value.sizes, value.nbytes, {name}, {}});
-    values.emplace(name, std::move(value));
   }
 
   const PeftFolder& folder_;
@@ -276,8 +270,7 @@ std::shared_ptr<const Adapter> adapter_for(const Adapter& folder, const PeftTarg
       throw_error_in(error.kind(), folder.path(), "{}", error.what());
     }
   }
-  return AdapterAccess::of_peft(
-      folder.path(), source, std::move(placing.tensors), std::move(placing.values), std::move(placing.factors));
+  return AdapterAccess::of_peft(folder.path(), source, placing.tensors, std::move(placing.factors));
 }
 
 } // namespace blobstore::internal

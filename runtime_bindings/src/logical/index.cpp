@@ -114,12 +114,7 @@ void Index::connect(const SourceTensor& source) {
   Group* group = nullptr;
   const auto note_shape = [&](const std::vector<int64_t>& sizes) {
     if (sizes != group->first->sizes) {
-      const std::string_view name = group->names.front();
-      const auto [known, is_new] = ambiguous_by_name_.emplace(name, ambiguous_.size());
-      if (is_new) {
-        ambiguous_.emplace_back(name, std::string());
-      }
-      ambiguous_[known->second].second = two_shapes(group->first->sizes, sizes);
+      ambiguous_[std::string(group->names.front())] = two_shapes(group->first->sizes, sizes);
     }
   };
   for (const std::string_view name : names) {
@@ -291,11 +286,7 @@ void Index::refuse_ambiguous() {
     for (const std::string_view key : tensor.own_keys) {
       const std::optional<Layout>& layout = *source_.find(key)->layout;
       if (layout && !std::equal(layout->sizes.begin(), layout->sizes.end(), tensor.sizes.begin(), tensor.sizes.end())) {
-        const auto [known, is_new] = ambiguous_by_name_.emplace(tensor.names.front(), ambiguous_.size());
-        if (is_new) {
-          ambiguous_.emplace_back(tensor.names.front(), std::string());
-        }
-        ambiguous_[known->second].second =
+        ambiguous_[tensor.name()] =
             two_shapes(tensor.sizes, std::vector<int64_t>(layout->sizes.begin(), layout->sizes.end()));
       }
     }

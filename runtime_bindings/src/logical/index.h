@@ -14,6 +14,7 @@
 #include "format/blob_source.h"
 #include "format/records.h"
 #include "format/text_hash.h"
+#include "logical/ordered.h"
 
 namespace blobstore::internal {
 
@@ -100,8 +101,7 @@ class Index {
   std::vector<std::unique_ptr<Records>> delegates_;
   std::deque<Group> groups_;
   TextMap<Group*> group_by_name_;
-  std::vector<std::pair<std::string_view, std::string>> ambiguous_; // a name, and why
-  TextMap<size_t> ambiguous_by_name_;
+  Ordered<std::string> ambiguous_; // why, by name
   std::deque<Tensor> tensor_memory_;
   std::vector<const Tensor*> tensors_;
   std::vector<std::string_view> names_;

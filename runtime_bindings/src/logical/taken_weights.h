@@ -1,43 +1,21 @@
 // Which tensors a loaded program takes from the cache that it is on: by itself, and by its delegates.
 #pragma once
 
-#include <map>
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <blobstore/cache.h>
 
 #include "format/text_hash.h"
 #include "logical/index.h"
+#include "logical/ordered.h"
 #include "logical/similar_names.h"
 #include "logical/updates.h"
 #include "program/program_parts.h"
 
 namespace blobstore::internal {
-
-/// Values by text, in the order in which the texts were first seen.
-template <typename Value>
-class Ordered {
- public:
-  Value& operator[](const std::string& key) {
-    const auto [at, is_new] = places_.emplace(key, items_.size());
-    if (is_new) {
-      items_.emplace_back(key, Value());
-    }
-    return items_[at->second].second;
-  }
-  bool contains(const std::string& key) const { return places_.count(key) != 0; }
-  bool empty() const { return items_.empty(); }
-  auto begin() const { return items_.begin(); }
-  auto end() const { return items_.end(); }
-
- private:
-  std::map<std::string, size_t> places_;
-  std::vector<std::pair<std::string, Value>> items_;
-};
 
 using NameSet = Ordered<char>;
 
