@@ -22,6 +22,7 @@ from blobstore.errors import (
     InvalidFileError,
     InvalidKeyError,
     InvalidTagError,
+    KeyConflictError,
     LayoutError,
     OutputPathError,
     UnsupportedDataError,
@@ -128,6 +129,14 @@ def test_fingerprint_with_and_without_digests(lora: Any, tmp_path: Path) -> None
     store.write_ptd(tmp_path / "ours.ptd")
     assert not open_ptd(lora.foundation).has_digests
     assert foundation_fingerprint(lora.foundation) == foundation_fingerprint(tmp_path / "ours.ptd")
+
+
+def test_files_of_a_foundation_agree(foundation: Path, tmp_path: Path) -> None:
+    """One key has one content and one layout in all of them."""
+    for other in (np.full((8, 24), 2, np.float32), np.ones((24, 8), np.float32)):
+        save_file({"l.1.weight": other}, tmp_path / "other.ptd")
+        with pytest.raises(KeyConflictError, match=r"l\.1\.weight"):
+            foundation_fingerprint([foundation, tmp_path / "other.ptd"])
 
 
 def test_known_fingerprint(tmp_path: Path) -> None:
@@ -246,7 +255,7 @@ def test_bind(foundation: Path, tmp_path: Path) -> None:
         bind_adapter(tmp_path / "bound.ptd", tmp_path / "bound.ptd", foundation=foundation)
 
 
-@pytest.mark.parametrize("text", ["nan", "x", "1e999", ""])
+@pytest.mark.parametrize("text", ["nan", "x", "1e999", "", "0" * 31 + "x", "a" * 33, "A" * 32])
 def test_malformed_metadata(foundation: Path, tmp_path: Path, text: str) -> None:
     """A recorded scale or fingerprint is checked when the file is read (B5)."""
     save_file(adapter_of(1), tmp_path / "a.ptd", metadata={"blobstore.adapter.scale": text})

@@ -141,16 +141,6 @@ def test_one_alone_is_what_load_adapter_stores(lora: Any) -> None:
     assert bits(cache) == bits(other)
 
 
-def test_requests_in_turn_on_one_program(wide: Any) -> None:
-    """Each request gets its own adapters, and every answer is that of its own."""
-    cache, method = open_lora(wide)
-    requests = [{1: 1.0}, {2: 1.0, 3: 0.5}, {}, {1: 0.5, 2: 0.5}]
-    for turn in range(12):
-        shares = requests[turn % len(requests)]
-        load_adapters(cache, [(wide.paths[seed], strength) for seed, strength in shares.items()], program_scale=SCALE)
-        check(method, shares)
-
-
 def test_requests_of_several_threads(wide: Any) -> None:
     """Threads that take turns on one cache get the answers of their own adapters; those with a cache of their own need no
     turns."""

@@ -131,35 +131,6 @@ def test_an_adapter_of_peft_is_not_taken_for_one_of_the_program(lora: Any, recor
 # Two at once
 
 
-def test_two_callers_with_two_adapters_on_one_foundation(lora: Any) -> None:
-    """Each caller has a program and a cache of its own on the same foundation (W1, D2)."""
-    base = BlobCache(lora.foundation)
-    caches = [BlobCache(lora.adapter, base=base) for _ in range(2)]
-    methods = [Program(lora.pte, cache).method() for cache in caches]
-    paths = {seed: save(lora, seed) for seed in range(4)}
-    expected = {seed: eager(seed) for seed in paths}
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(2)
-
-    def serve(caller: int) -> None:
-        try:
-            barrier.wait()
-            for turn in range(20):
-                seed = 2 * caller + turn % 2
-                load_adapter(caches[caller], paths[seed])
-                close(methods[caller](*X), expected[seed])
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=serve, args=(caller,)) for caller in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    assert not base.dirty
-
-
 def test_no_call_sees_half_an_adapter(lora: Any) -> None:
     """Every call computes with exactly one of the adapters while they are exchanged (B3)."""
     cache, _ = open_lora(lora)
@@ -238,17 +209,6 @@ def test_broken_adapters_are_refused(lora: Any, kind: str, error: type[Exception
     assert torch.equal(method(*X), before)
 
 
-def test_another_foundation_is_refused(lora: Any, tmp_path: Any) -> None:
-    """The message shows both fingerprints (D2)."""
-    save_file({"l.0.base.weight": torch.ones(24, 16), "l.1.base.weight": torch.ones(8, 24)}, tmp_path / "other.ptd")
-    path = save(lora, 1, foundation=tmp_path / "other.ptd")
-    cache, method = open_lora(lora)
-    with pytest.raises(AdapterError, match=r"1.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
-        load_adapter(cache, path)
-    assert cache.generation == 0
-    close(method(*X), eager(None))
-
-
 def test_nan_is_refused(lora: Any) -> None:
     """Even if the file was written by other means than `save_adapter` (B3)."""
     tensors = adapter_of(1)
@@ -305,14 +265,3 @@ def test_wrong_caches(lora: Any) -> None:
     cache.close()
     with pytest.raises(ClosedError):
         load_adapter(cache, path)
-
-
-def test_scales_that_are_too_large_are_refused(lora: Any) -> None:
-    """A factor that overflows the weights changes nothing (B3)."""
-    cache, method = open_lora(lora)
-    before = method(*X).clone()
-    for program_scale in (1e-45, 1e-320):
-        with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
-            load_adapter(cache, save(lora, 1), program_scale=program_scale)
-    assert cache.generation == 0
-    assert torch.equal(method(*X), before)

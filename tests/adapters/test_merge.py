@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -22,9 +20,9 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, eager, merged, open_plain
-from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_plain, make, plain_of
+from tests.adapters.nets import RANK, SCALE, adapter_of, lower_plain, make
 from tests.lowering.live import close, inputs
 
 SAFETENSORS = "adapter_model.safetensors"
@@ -65,17 +63,6 @@ def test_tensors_without_a_file(plain: Any) -> None:
     close(method(*X), merged(1, 0))
 
 
-def test_undo_restores_dirty_weights(plain: Any) -> None:
-    """Weights that were updated before the merge are not reverted to the file (B3)."""
-    cache, _ = open_plain(plain)
-    cache.update({"l.0.weight": torch.randn(24, 16)})
-    before = bits(cache)
-    handle = merge_adapter(cache, adapter_of(1))
-    assert bits(cache) != before
-    handle.undo()
-    assert bits(cache) == before
-
-
 def test_last_in_first_out(plain: Any) -> None:
     """Adapters in the same weights are undone in reverse order."""
     cache, method = open_plain(plain)
@@ -90,55 +77,6 @@ def test_last_in_first_out(plain: Any) -> None:
         handle.undo()
         assert bits(cache) == state
     close(method(*X), merged(1, 0))
-
-
-def test_different_weights_in_any_order(plain: Any) -> None:
-    """Adapters in different weights do not depend on each other."""
-    cache, _ = open_plain(plain)
-    before, tensors = bits(cache), adapter_of(1)
-    handles = [merge_adapter(cache, {n: t for n, t in tensors.items() if n.startswith(m)}) for m in ("l.0", "l.1")]
-    for handle in handles:
-        handle.undo()
-    assert bits(cache) == before
-
-
-def test_undo_after_a_change_is_refused(plain: Any) -> None:
-    """Undoing would discard an update that came later (B3)."""
-    cache, _ = open_plain(plain)
-    handle = merge_adapter(cache, adapter_of(1))
-    cache.update({"l.1.weight": torch.zeros(8, 24)})
-    state = bits(cache)
-    with pytest.raises(AdapterError, match=r"'l.1.weight.*' changed after"):
-        handle.undo()
-    assert bits(cache) == state
-
-
-def test_merging_in_a_shared_working_copy(plain: Any) -> None:
-    """Undoing works without a file to revert to (B4)."""
-    make_working_copy(plain.model, plain.folder / "work.ptd")
-    cache = BlobCache(plain.folder / "work.ptd", "shared")
-    before = bits(cache)
-    handle = merge_adapter(cache, adapter_of(1))
-    assert bits(cache) != before
-    handle.undo()
-    assert bits(cache) == before
-
-
-def test_merging_in_threads(plain: Any) -> None:
-    """Merges wait for each other, so none is lost (B3)."""
-    cache, method = open_plain(plain)
-    adapters = [adapter_of(seed) for seed in range(4)]
-    threads = [threading.Thread(target=merge_adapter, args=(cache, adapter)) for adapter in adapters]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    module = plain_of(make(LoraNet))
-    with torch.no_grad():
-        for i, layer in enumerate(module.l):
-            for tensors in adapters:
-                layer.weight += tensors[f"l.{i}.lora_b.weight"] @ tensors[f"l.{i}.lora_a.weight"]
-        close(method(*X), module(*X))
 
 
 @pytest.mark.long
@@ -189,24 +127,6 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
             close(method(*x), changed(*x))
         merged.undo()
         assert torch.equal(method(*x), before)
-
-
-@pytest.mark.parametrize("mode", ["private", "copy"])
-def test_replaced_files(plain: Any, mode: Any) -> None:
-    """An adapter for the new file does not fit the cache, which still has the old one (D2)."""
-    cache = BlobCache(plain.model, mode)
-    method = Program(plain.pte, cache).method()
-    with BlobCache(plain.model) as changed:
-        changed.update({"l.0.weight": np.zeros((24, 16), np.float32)})
-        changed.save(plain.folder / "new.ptd")
-    (plain.folder / "new.ptd").replace(plain.model)
-    path = plain.folder / "1.ptd"
-    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
-    with pytest.raises(AdapterError, match=r"1\.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
-        merge_adapter(cache, path)
-    assert cache.generation == 0
-    merge_adapter(cache, adapter_of(1), SCALE)  # tensors do not record a foundation
-    close(method(*X), eager(1))
 
 
 @pytest.mark.parametrize(

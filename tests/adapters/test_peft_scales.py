@@ -110,36 +110,6 @@ def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
     assert list(config) == sorted(config)
 
 
-@pytest.mark.parametrize(
-    ("r", "patterns"),
-    [
-        (4, {"rank_pattern": {"DenseReluDense.wi": 2}, "alpha_pattern": {"DenseReluDense.wi": 4}}),
-        (4, {"rank_pattern": {".*wi": 2}, "alpha_pattern": {"wi": 4}}),
-        (2, {"alpha_pattern": {r"DenseReluDense\.wi": 2, "wi": 8}}),
-        (2, {"alpha_pattern": {".DenseReluDense.wi$": 8}}),
-    ],
-)
-@pytest.mark.parametrize("grown", [[WI], MODULES], ids=["one", "all"])
-def test_ranks_that_grew_keep_the_scales(tmp_path: Path, r: int, patterns: Any, grown: list[str]) -> None:
-    """Older entries must not match first, also after PEFT saved the adapter again, which sorts them."""
-    alphas = patterns["alpha_pattern"]
-    ranks = {m: 2 if r == 4 and m.endswith("wi") and (m == WI or "wi" in alphas) else r for m in MODULES}
-    source = write_peft(tmp_path / "peft", ranks, r=r, lora_alpha=4, **patterns)
-    want = peft_scales(source)
-    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
-    factors = {module: want[module] / (read_adapter(tmp_path / "a.ptd").scale or 0) for module in MODULES}
-    ranks |= dict.fromkeys(grown, 4)
-    export_peft(trained(tmp_path, tmp_path / "a.ptd", ranks), tmp_path / "out")
-    assert peft_scales(tmp_path / "out", again=tmp_path / "again") == want
-    assert peft_scales(tmp_path / "again") == want
-    for folder in ("out", "again"):
-        import_peft(tmp_path / folder, tmp_path / "b.ptd", foundation=tmp_path / "f.ptd")
-        adapter = read_adapter(tmp_path / "b.ptd")
-        for module in MODULES:
-            b = pairs(ranks)[f"{module}.lora_b.weight"] * (want[module] / factors[module])
-            assert torch.equal(torch.tensor(adapter.tensors[f"{module}.lora_b.weight"]) * adapter.scale, b)
-
-
 def test_another_scale_than_the_imported_one(tmp_path: Path) -> None:
     """The scale of the file counts, and not the configuration that its metadata remembers."""
     ranks = {SELF_Q: 2, CROSS_Q: 2}
@@ -204,6 +174,9 @@ def test_any_ranks_that_grew_come_back(alpha: float, rslora: bool, power: int, o
         source = write_peft(folder / "peft", dict.fromkeys(ranks, old), **config)
         import_peft(source, folder / "a.ptd", foundation=foundation(folder))
         export_peft(trained(folder, folder / "a.ptd", ranks), folder / "out")
+        assert peft_scales(folder / "out", again=folder / "again") == peft_scales(
+            folder / "again"
+        )  # PEFT sorts entries
         import_peft(folder / "out", folder / "b.ptd", foundation=folder / "f.ptd")
         scale, back = read_adapter(folder / "a.ptd").scale or 0, read_adapter(folder / "b.ptd")
         # either scale may be the common one
@@ -234,14 +207,6 @@ def test_names_that_an_entry_escapes(tmp_path: Path, module: str) -> None:
     assert len(config_of(tmp_path / "out")["alpha_pattern"]) == 1
     import_peft(tmp_path / "out", tmp_path / "b.ptd", foundation=tmp_path / "f.ptd")
     assert read_adapter(tmp_path / "b.ptd").scale == 1.5
-
-
-@pytest.mark.parametrize("key", ["a|b", "(a)", "a*", "[ab]", r"\d", "a\\", r"\wx", "a\n", "(?i)a", "", "a$b", r"\1"])
-def test_expressions_are_refused(tmp_path: Path, key: str) -> None:
-    """What is no name could match for hours."""
-    source = write_peft(tmp_path / "peft", {SELF_Q: 2}, r=2, lora_alpha=3, alpha_pattern={key: 6})
-    with pytest.raises(AdapterError, match="alpha_pattern has the expression"):
-        import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
 
 
 @pytest.mark.parametrize("alpha", [3.0000001, 5, -7, 1e-300])

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore import save_file, save_programs
+from blobstore import save_programs
 from blobstore.adapters import merge_adapter
-from blobstore.core.files import load_file
 from blobstore.core.formats.opening import open_any
 from blobstore.errors import UpdateError
 from blobstore.lowering.export import lower
@@ -105,18 +104,6 @@ def refused(cache: BlobCache, state: dict[str, Tensor], method: Method, *words: 
         assert word in str(caught.value)
     assert cache.generation == generation and cache.dirty == ()
     assert torch.equal(method(*TOKENS), before)
-
-
-@pytest.mark.long
-def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> None:
-    """Delegates and kernels compute with the new weights (U1)."""
-    pte = copy(lowered("ours"), tmp_path / "a")
-    cache = BlobCache(pte.parent / "model.ptd")
-    method = Program(pte, cache).method()
-    for seed in range(2):
-        module, state = new_weights(seed)
-        cache.update_state_dict(state)
-        close(method(*TOKENS), module(*TOKENS))
 
 
 @pytest.mark.long
@@ -345,14 +332,3 @@ def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Pat
         method = Stock(pte, tmp_path / "model.ptd")
     cache.update_state_dict(randomize(module, 1))
     close(method(*x), module(*x))
-
-
-def test_a_checkpoint_is_not_applied_in_part(lowered: Any, tmp_path: Path) -> None:
-    """A checkpoint read from a file, under the names of the program, changes all weights (U3)."""
-    pte = copy(lowered("ours"), tmp_path / "a")
-    cache = BlobCache(pte.parent / "model.ptd")
-    module, state = new_weights()
-    save_file(state, tmp_path / "checkpoint.ptd")
-    method = Program(pte, cache).method()
-    cache.update_state_dict(load_file(tmp_path / "checkpoint.ptd"))
-    close(method(*TOKENS), module(*TOKENS))

@@ -20,7 +20,7 @@ from blobstore.errors import LayoutError, UnsupportedDataError
 from blobstore.logical import steps
 from blobstore.logical.records import Operation, Record, Step
 
-BITS = {ScalarType.FLOAT: torch.int32, ScalarType.HALF: torch.int16, ScalarType.BFLOAT16: torch.int16}
+BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 FLOAT, CHAR = int(ScalarType.FLOAT), int(ScalarType.CHAR)
 
 
@@ -51,7 +51,7 @@ def check_cast(tensor: Tensor, target: ScalarType, dtype: torch.dtype) -> None:
     found = found.view(dtype) if dtype is torch.bfloat16 else found
     nan = torch.isnan(expected)
     assert torch.equal(torch.isnan(found), nan)
-    assert torch.equal(found.view(BITS[target])[~nan], expected.view(BITS[target])[~nan])
+    assert torch.equal(found.view(BITS[dtype])[~nan], expected.view(BITS[dtype])[~nan])
 
 
 def floats_around_every_bfloat16() -> Tensor:
@@ -68,6 +68,7 @@ def floats_around_every_bfloat16() -> Tensor:
         (ScalarType.BFLOAT16, torch.bfloat16),
         (ScalarType.HALF, torch.float16),
         (ScalarType.FLOAT, torch.float32),
+        (ScalarType.DOUBLE, torch.float64),
     ],
 )
 def test_casts_round_as_torch_does(target: ScalarType, dtype: torch.dtype) -> None:
@@ -81,24 +82,6 @@ def test_casts_round_as_torch_does(target: ScalarType, dtype: torch.dtype) -> No
 # ------------------------------------------------------------------------------------------------------- quantization
 
 
-def test_quantizing_with_one_scale() -> None:
-    """Rounded to the nearest, ties to even, after multiplying with the inverse; limited to the range."""
-    tensor, scale, zero = random(8, 5) * 3, 0.017, 3
-    expected = torch.clamp(torch.round(tensor * (1.0 / scale)) + zero, -100, 100).to(torch.int8)
-    step = Step(Operation.QUANTIZE_TENSOR, (zero, -100, 100, CHAR), (scale,))
-    assert made([tensor], step, nbytes=40) == bytes_of(expected)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_quantizing_by_channel(axis: int) -> None:
-    tensor = random(4, 6)
-    scales = random(tensor.shape[axis], seed=1).abs() / 50 + 0.001
-    inverse = (1 / scales).reshape(-1, 1) if axis == 0 else (1 / scales)
-    expected = torch.clamp(torch.round(tensor * inverse), -127, 127).to(torch.int8)
-    step = Step(Operation.QUANTIZE_CHANNEL, (axis, -127, 127, CHAR), names=("scales",))
-    assert made([tensor], step, nbytes=24, scales=scales) == bytes_of(expected)
-
-
 def test_quantizing_by_group() -> None:
     """The scales of groups are bfloat16; a group of zeros has the scale 0 and stays 0."""
     tensor = random(3, 8)
@@ -110,28 +93,7 @@ def test_quantizing_by_group() -> None:
     assert made([tensor], step, nbytes=24, scales=scales) == bytes_of(expected)
 
 
-def test_integers_are_taken_as_they_are() -> None:
-    """A quantized tensor can be given as the integers that it is stored as, in which case no scale is read."""
-    step = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, CHAR), names=("scales",))
-    integers = torch.arange(6, dtype=torch.int8).reshape(2, 3)
-    assert made([integers], step, nbytes=6) == bytes(range(6))
-
-
-def test_large_integers_are_limited_exactly() -> None:
-    """The largest int32 is no float32, and must not wrap around."""
-    step = Step(Operation.QUANTIZE_TENSOR, (0, -(2**31), 2**31 - 1, int(ScalarType.INT)), (1.0,))
-    found = np.frombuffer(made([torch.tensor([3e9, -3e9, 5.0])], step, nbytes=12), np.int32)
-    assert found.tolist() == [2**31 - 1, -(2**31), 5]
-
-
 # ------------------------------------------------------------------------------------------------------------ layouts
-
-
-def test_channels_last() -> None:
-    tensor = random(2, 3, 4, 5)
-    expected = tensor.to(memory_format=torch.channels_last).permute(0, 2, 3, 1)
-    assert expected.is_contiguous()
-    assert made([tensor], Step(Operation.CHANNELS_LAST), nbytes=480) == bytes_of(expected)
 
 
 @given(st.integers(1, 3), st.integers(1, 35), st.integers(1, 5), st.integers(1, 5), st.booleans())

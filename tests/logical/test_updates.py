@@ -128,6 +128,8 @@ def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
     known = tensors(tmp_path, record("layer.weight@1", "layer.weight"))
     with pytest.raises(KeyNotFoundError, match="'module.layer.weight' may be 'layer.weight' here"):
         known.check_names(["module.layer.weight"])
+    with pytest.raises(KeyNotFoundError, match="'_orig_mod.layer.weight' may be 'layer.weight' here"):
+        known.check_names(["_orig_mod.layer.weight"])
     with pytest.raises(KeyNotFoundError, match="no key and no tensor 'other'"):
         known["other"]
     assert 5 not in known and "other" not in known and list(known) == ["layer.weight"]

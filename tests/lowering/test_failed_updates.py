@@ -151,16 +151,3 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_the_packing_is_done_by_the_commit(lowered: tuple[Path, torch.fx.GraphModule]) -> None:
-    """The call after a commit packs nothing (U1)."""
-    path, eager = lowered
-    cache = BlobCache(path.parent / "model.ptd")
-    method = Program(path, cache).method()
-    before = delegate_stats().inits
-    cache.update({"first.weight": weights(5)["first.weight"]})
-    assert delegate_stats().inits == before + 1  # of the one delegate that has it
-    method(*EXAMPLE)
-    assert delegate_stats().inits == before + 1
-    assert eager is not None

@@ -91,18 +91,6 @@ def test_lowering_the_changed_model_gives_the_same_blobs(live: Live, tmp_path: P
     assert torch.equal(Program(live.program.path, fresh).method()(*live.inputs), live.run())
 
 
-def test_every_blob_follows_from_its_record(live: Live) -> None:
-    """All blobs with a readable key can be made of the tensors of the model (U1)."""
-    state = dict(live.module.named_parameters()) | dict(live.module.named_buffers())
-    keys = {key for name in live.cache.tensors for key in live.cache.tensors[name].keys}
-    tensors = {name: state[name] for name in live.cache.tensors if live.cache.tensors[name].keys}
-    lowered = {key: bytes(live.cache.get_data(key)) for key in keys}
-    generation = live.cache.update(tensors)
-    for key, data in lowered.items():
-        assert live.cache.version(key) == generation, key
-        assert bytes(live.cache.get_data(key)) == data, key
-
-
 def test_one_readable_key_a_parameter(live: Live) -> None:
     """The keys of the data file are the names of the model, each with a digest of its layout (D2)."""
     keys = [key for key in live.cache if not key.startswith(KEY_PREFIX)]
@@ -114,60 +102,12 @@ def test_one_readable_key_a_parameter(live: Live) -> None:
         assert layout == "" or (len(layout) == 16 and int(layout, 16) >= 0)
 
 
-def test_equal_contents_keep_keys_of_their_own(tmp_path: Path) -> None:
-    """Biases that are equal today can be updated independently (U1)."""
-    module = seeded(nets.MLP)
-    live = Live.make(module, inputs(3, 16), tmp_path)
-    live.check()
-    with torch.no_grad():
-        module.layers[1].bias.fill_(2)
-    live.cache.update({"layers.1.bias": module.layers[1].bias})
-    live.check()
-
-
-def test_tensors_outside_the_delegate_in_the_same_commit(tmp_path: Path) -> None:
-    """What kernels read changes together with what a delegate packed (U1, B3)."""
-    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
-    before = live.cache.generation
-    with torch.no_grad():
-        live.module.shift.neg_()
-        live.module.layers[0].weight.neg_()
-    live.cache.update({"shift": live.module.shift, "layers.0.weight": live.module.layers[0].weight})
-    assert live.cache.generation == before + 1
-    live.check()
-
-
 def test_the_delegate_keeps_all_of_its_weights_in_the_program(tmp_path: Path) -> None:
     """What the program uses itself is known by its name in its data file all the same (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, tag={"shift": "model"}.get)
     assert "shift" in live.cache.tensors
     with torch.no_grad():
         live.cache.update({"shift": live.module.shift.neg_()})
-    live.check()
-
-
-def test_numpy_and_transactions(tmp_path: Path) -> None:
-    """Updates take numpy arrays, also in a transaction (U1, B3)."""
-    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
-    state = {name: tensor.numpy() for name, tensor in randomize(live.module, 3).items()}
-    with live.cache.transaction() as transaction:
-        for name, array in state.items():
-            transaction[name] = array
-        assert len(transaction) == len(state)
-        transaction["shift"] = state["shift"]
-    live.check()
-
-
-@pytest.mark.long
-def test_delta_and_revert(tmp_path: Path) -> None:
-    """The file of another fine-tune is loaded as a delta, and reverted (U3, B3)."""
-    live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
-    original = live.run()
-    live.cache.update_state_dict(randomize(live.module, 3))
-    live.cache.save(tmp_path / "delta.ptd", dirty_only=True)
-    live.cache.revert()
-    assert torch.equal(live.run(), original)
-    live.cache.load(tmp_path / "delta.ptd")
     live.check()
 
 
@@ -180,7 +120,7 @@ def test_what_did_not_change_is_not_initialized_again(tmp_path: Path) -> None:
     live.check()
     assert delegate_stats().inits == inits
     live.cache.update({"layers.0.weight": live.module.layers[0].weight})
-    live.check()
+    assert delegate_stats().inits == inits + 1  # the commit packs, and not the call
     live.check()
     assert delegate_stats().inits == inits + 1
 

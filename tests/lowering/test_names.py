@@ -77,27 +77,6 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
         cache.update({"unused": module.unused})
 
 
-def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
-    """A strict state dict may lack them, and an update by name takes them (U1)."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-            self.register_buffer("matrix", torch.eye(8), persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.linear(self.linear(x), self.matrix)
-
-    live = Live.make(seeded(Scaled), inputs(2, 8), tmp_path)
-    live.cache.update_state_dict(live.module.state_dict())
-    live.check()
-    with torch.no_grad():
-        live.module.matrix.mul_(torch.linspace(1, 2, 8))
-    live.cache.update({"matrix": live.module.matrix})
-    live.check()
-
-
 class Outside(nn.Module):
     """A parameter and a buffer that kernels read, one of which no state dict has, and a layer for a delegate."""
 
@@ -237,23 +216,3 @@ def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -
             with pytest.raises(UpdateError, match="another name of"):
                 change({**module.state_dict(), first: module.embed.weight, second: other})
     check()
-
-
-def test_nothing_matches(tmp_path: Path) -> None:
-    """An update that would change nothing is an error; names that wrappers changed are recognized (U1)."""
-    live = Live.make(seeded(layers), inputs(3, 16), tmp_path)
-    generation = live.cache.generation
-    wrapped = {f"module.{name}": tensor for name, tensor in live.module.state_dict().items()}
-    for strict in (True, False):
-        with pytest.raises(UpdateError, match=r"'module\.0\.weight' may be '0\.weight' here"):
-            live.cache.update_state_dict(wrapped, strict=strict)
-    with pytest.raises(UpdateError, match=r"none of the tensors given .* found 'other', the programs have '0\.weight'"):
-        live.cache.update_state_dict({"other": torch.zeros(3)}, strict=False)
-    with pytest.raises(KeyNotFoundError, match=r"'_orig_mod\.0\.weight' may be '0\.weight' here"):
-        live.cache.update({"_orig_mod.0.weight": live.module.state_dict()["0.weight"]})
-    assert live.cache.generation == generation
-    live.check()
-
-
-def layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))

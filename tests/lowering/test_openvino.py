@@ -22,7 +22,7 @@ from blobstore.errors import LayoutError, MissingDependencyError, UnsupportedDat
 from blobstore.lowering.export import lower, quiet
 from blobstore.lowering.openvino import comparable, openvino_partitioner
 from blobstore.programs import save_programs
-from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
+from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import BlobStorePartitioner, XnnpackPartitioner, inputs, randomize, seeded
 
 pytestmark = pytest.mark.long
@@ -124,39 +124,6 @@ def test_two_methods(two: tuple[Methods, Path], tmp_path: Path) -> None:
         same({name: held[name](*example) for name, (_, example) in methods.items()}, expected)
     cache.revert()
     same({name: held[name](*example) for name, (_, example) in methods.items()}, before)
-
-
-def test_one_layer(two: tuple[Methods, Path]) -> None:
-    """Of a commit, only the delegates that have the tensor make a new handle, and each makes one (U1)."""
-    methods, program = two
-    cache = BlobCache(program.with_name("model.ptd"))
-    loaded = Program(program, cache)
-    held = [loaded.method(name) for name in methods]
-    inits = delegate_stats().inits
-    cache.update({"first.bias": torch.ones(24)})
-    assert delegate_stats().inits == inits + len(held)
-    held[0](*methods["short"][1])
-    assert delegate_stats().inits == inits + len(held)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"first.weight": torch.zeros(16, 24)}, LayoutError, r"shape \[24, 16\], the new one has \[16, 24\]"),
-        ({"first.weight": torch.zeros(24, 16, dtype=torch.float64)}, LayoutError, r"float\[24, 16\].*double"),
-    ],
-)
-def test_wrong_updates(
-    two: tuple[Methods, Path], changes: dict[str, Tensor], error: type[Exception], message: str
-) -> None:
-    """They are refused as those of XNNPACK's are, and nothing changes (B3)."""
-    methods, program = two
-    cache = BlobCache(program.with_name("model.ptd"))
-    before = run(program, methods, cache)
-    with pytest.raises(error, match=message):
-        cache.update({"second.bias": torch.ones(8), **changes})
-    assert cache.generation == BlobCache(program.with_name("model.ptd")).generation
-    same(run(program, methods, cache), before)
 
 
 @pytest.mark.long
@@ -264,20 +231,6 @@ def test_wrong_arguments(wrong: dict[str, Any]) -> None:
         openvino_partitioner(**wrong)
 
 
-def test_half(tmp_path: Path) -> None:
-    """A model in float16 has holes of float16 (U1)."""
-    module = seeded(Layers).half()
-    methods: Methods = {"forward": (module, (inputs(3, 16)[0].half(),))}
-    program = lowered(methods, tmp_path / "ours")
-    cache = BlobCache(tmp_path / "ours/model.ptd")
-    same(run(program, methods, cache), run(lowered(methods, tmp_path / "stock", stock), methods))
-    changed = seeded(Layers, 3).half()
-    cache.update({"first.weight": changed.first.weight, "second.weight": changed.second.weight})
-    changed.first.bias, changed.second.bias = module.first.bias, module.second.bias
-    methods = {"forward": (changed, methods["forward"][1])}
-    same(run(program, methods, cache), run(lowered(methods, tmp_path / "anew", stock), methods))
-
-
 class Mixed(nn.Module):
     """A convolution, which XNNPACK gets here, between linear layers, which OpenVINO gets."""
 
@@ -315,19 +268,6 @@ def test_two_backends_in_one_program(tmp_path: Path) -> None:
     assert cache.generation == generation + 1
     methods = {"forward": (changed, example)}
     same({"forward": held(*example)}, run(lowered(methods, tmp_path / "anew", both(lambda inner: inner)), methods))
-
-
-def test_a_working_copy(two: tuple[Methods, Path], tmp_path: Path) -> None:
-    """What another process commits to a shared working copy is in the next call (U1)."""
-    methods, program = two
-    make_working_copy(program.with_name("model.ptd"), tmp_path / "live.ptd")
-    mine, other = (BlobCache(tmp_path / "live.ptd", "shared") for _ in range(2))
-    held = Program(program, mine).method("short")
-    before = held(*methods["short"][1]).clone()
-    other.update({"second.bias": torch.full((8,), 3.0)})
-    after = held(*methods["short"][1])
-    assert not torch.equal(after, before)
-    same({"short": after}, run(program, {"short": methods["short"]}, other))
 
 
 def test_payloads_that_are_none_of_openvino() -> None:

@@ -52,6 +52,15 @@ def start(live: Live, script: str, data: Path, mode: str) -> subprocess.Popen[st
     )
 
 
+def finish(process: subprocess.Popen[str]) -> None:
+    try:
+        _, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"it hangs: {process.communicate()[1]}")
+    assert process.returncode == 0, stderr
+
+
 def test_two_processes_on_one_working_copy(live: Live, tmp_path: Path) -> None:
     """Each sees the commits of the other at its next call (B4)."""
     make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
@@ -140,13 +149,7 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
     assert codes == [0] * 8, codes
     assert np.array_equal(method(x), before)
     """
-    process = start(live, script, data, mode)
-    try:
-        _, stderr = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        pytest.fail(f"it hangs: {process.communicate()[1]}")
-    assert process.returncode == 0, stderr
+    finish(start(live, script, data, mode))
 
 
 @pytest.mark.parametrize("mode", ["private", "copy"])
@@ -188,10 +191,4 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     commit.join()
     assert np.array_equal(method(x), expected[0])
     """
-    process = start(live, script, data, mode)
-    try:
-        _, stderr = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        pytest.fail(f"it hangs: {process.communicate()[1]}")
-    assert process.returncode == 0, stderr
+    finish(start(live, script, data, mode))

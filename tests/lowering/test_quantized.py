@@ -79,41 +79,6 @@ def open_program(exported: object, directory: Path) -> tuple[BlobCache, Callable
     return cache, lambda *values: method(*values)
 
 
-KINDS = {
-    "static per channel": ({"is_per_channel": True}, 0.0),
-    "static per tensor": ({"is_per_channel": False}, 0.0),
-    # the runtime computes the activations' scales in another order of operations than eager
-    "dynamic per channel": ({"is_per_channel": True, "is_dynamic": True}, 0.02),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_int8(kind: str, tmp_path: Path) -> None:
-    """Static and dynamic, per channel and per tensor: an update equals a module with these weights (U1, X1)."""
-    config, tolerance = KINDS[kind]
-    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
-    eager = pt2e(module, example, **config)
-    with quiet():
-        exported = torch.export.export(eager, example, strict=True)
-    cache, run = open_program(exported, tmp_path)
-    close(run(*example), eager(*example), tolerance)
-    parameters = dict(module.named_parameters())
-    # what is stored follows from the float weights
-    lowered = {key: bytes(cache.get_data(key)) for key in cache}
-    generation = cache.update(parameters)
-    assert any(cache.version(key) == generation for key in lowered)
-    for key, data in lowered.items():
-        assert bytes(cache.get_data(key)) == data, key
-    for factor in (0.9, -0.7, 1.1):
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.mul_(factor)
-                put(eager, name, parameter)
-        cache.update(parameters)
-        close(run(*example), eager(*example), tolerance)
-
-
 @pytest.mark.long
 def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
     """A weight as int8, with new scales (U1, X1)."""

@@ -17,7 +17,6 @@ from blobstore.lowering.xnnpack.graph import (
     groups_of_constants,
     packed_constants,
     separate_operators,
-    uses_of_constants,
 )
 
 with quiet():
@@ -116,20 +115,6 @@ def shared(*scales: float) -> Any:
         for key in ("", "weight", "weight.scale", "l.bias@0123456789abcdef")
     ]
     return made
-
-
-def test_operators_that_pack_a_weight_in_two_ways_get_two() -> None:
-    """One of each for every way, in groups that are apart; equal operators go on sharing (X3)."""
-    made = shared(1.0, 2.0, 1.0, 2.0, 3.0)
-    added = separate_operators(made)
-    assert added == {4: 1, 5: 2, 6: 3, 7: 1, 8: 2, 9: 3}
-    filters = [node.xnode_union.filter_id for node in made.xnodes]
-    assert len(set(filters)) == 3 and filters[0] == filters[2] and filters[1] == filters[3]
-    assert [value.id_out for _, value in map(union_and_tensor, made.xvalues)] == list(range(len(made.xvalues)))
-    assert [one.named_key for one in made.constant_data[4:7]] == ["weight", "weight.scale", "l.bias@0123456789abcdef"]
-    assert groups_of_constants(made) == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1, 7: 2, 8: 2, 9: 2}
-    uses = uses_of_constants(made)
-    assert all(len(of_one) == 1 for of_one in uses.values()) and uses[1] != uses[4] != uses[7]
 
 
 def test_equal_operators_share() -> None:
