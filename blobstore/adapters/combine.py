@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from blobstore.adapters.adapter_file import check_scale, read_adapter, save_plain
 from blobstore.adapters.foundation import foundation_fingerprint, library, plain_of
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import adapter_path
+from blobstore.adapters.peft_folder import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, UnsupportedDataError
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths

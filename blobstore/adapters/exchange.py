@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blobstore.adapters.adapter_file import check_scale
 from blobstore.adapters.foundation import library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import adapter_path
+from blobstore.adapters.peft_folder import adapter_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blobstore.adapters.adapter_file import check_scale, native_tensors
 from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.adapters.peft_places import adapter_path
+from blobstore.adapters.peft_folder import adapter_path
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.reprs import count, line
 

@@ -20,10 +20,9 @@ from blobstore.adapters.adapter_file import Adapter, read_adapter, save_plain
 from blobstore.adapters.foundation import NamedTensor, check_texts, library, named_tensors, native_paths
 from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.params_json import params_head_dim
-from blobstore.adapters.peft_folder import MODEL_NAME, read_peft
+from blobstore.adapters.peft_folder import MODEL_NAME, adapter_path, read_peft
 from blobstore.adapters.peft_names import PREFIX, Names, fused_parts, rotary_head_dim
 from blobstore.adapters.peft_pair import PeftPair
-from blobstore.adapters.peft_places import adapter_path
 from blobstore.adapters.peft_record import RECORD, PeftOrigin, PeftRecord
 from blobstore.adapters.peft_scales import common_scale, multiplied
 from blobstore.core.disk.staging import refuse_inputs

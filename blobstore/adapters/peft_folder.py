@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from blobstore.adapters.foundation import library, plain_of
 from blobstore.adapters.peft_gguf import read_gguf
 from blobstore.adapters.peft_pair import PeftAdapter, PeftPair
 from blobstore.core.errors import UpdateError
+from blobstore.core.hub import local_folder
 from blobstore.core.memory.arrays import Plain
 from blobstore.core.memory.mapped_file import as_path
 
-__all__ = ["CONFIG_NAME", "MODEL_NAME", "read_peft"]
+__all__ = ["CONFIG_NAME", "MODEL_NAME", "adapter_path", "read_peft"]
 
 CONFIG_NAME = "adapter_config.json"
 MODEL_NAME = "adapter_model.safetensors"
+_FILES = {".ptd", ".safetensors", ".gguf"}
+
+
+def adapter_path(source: str | os.PathLike[str]) -> Path:
+    """The path of an adapter: `source` itself, or the folder that a name of Hugging Face's Hub stands for, as
+    `local_folder` finds it.
+
+    Raises:
+        As `local_folder`.
+    """
+    path = as_path(source)
+    return path if path.suffix in _FILES else local_folder(source, [CONFIG_NAME, MODEL_NAME])
 
 
 def read_peft(directory: str | os.PathLike[str]) -> PeftAdapter:

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.params_json import params_head_dim
-from blobstore.adapters.peft_folder import CONFIG_NAME, read_peft
+from blobstore.adapters.peft_folder import CONFIG_NAME, adapter_path, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, rotary_head_dim
 from blobstore.adapters.peft_pair import PeftPair
-from blobstore.adapters.peft_places import adapter_path
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, LayoutError, UpdateError
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT

@@ -113,27 +113,3 @@ def test_hostile_records(folder: Path, described: Records, with_layouts: bool, s
     path = folder / "hostile.ptd"
     store.write_ptd(path, metadata={"blobstore.adapter.foundation": print_, "blobstore.adapter.scale": scale})
     use(path, folder)
-
-
-@pytest.mark.long
-@given(st.text(max_size=40), st.text(max_size=12))
-@settings(max_examples=100)
-def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:
-    """A text in the metadata may be any."""
-    tensors = {"m.lora_a": np.ones((1, 2), np.float32), "m.lora_b": np.ones((3, 1), np.float32)}
-    metadata = {"blobstore.adapter.foundation": foundation, "blobstore.adapter.scale": scale}
-    save_file(tensors, folder / "hostile.ptd", metadata=metadata)
-    use(folder / "hostile.ptd", folder)
-
-
-@pytest.mark.long
-@given(st.data())
-@settings(max_examples=150)
-def test_changed_bytes(folder: Path, lowered_once: Any, data: Any) -> None:
-    """Files that lowering wrote have no digests, so their readers see any change."""
-    whole = bytearray((lowered_once("lora", True) / "adapter.ptd").read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    end = data.draw(st.sampled_from([len(whole), len(whole) - 1, len(whole) // 2]))
-    (folder / "changed.ptd").write_bytes(whole[:end])
-    use(folder / "changed.ptd", folder)

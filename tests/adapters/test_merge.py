@@ -132,10 +132,7 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"l.0.lora_b.weight": None}, AdapterError, "'l.0.lora_a.weight' has no lora_b"),
-        ({"l.0.lora_a.weight": torch.zeros(RANK + 1, 16)}, LayoutError, "has rank 4, .* rank 3"),
         ({"l.0.lora_a.weight": torch.zeros(RANK, 17)}, LayoutError, r"'l.0.weight' is \[24, 16\]"),
-        ({"l.0.lora_a.weight": torch.zeros(RANK)}, LayoutError, "must both be matrices"),
         ({"l.0.lora_a.weight": torch.full((RANK, 16), float("inf"))}, UpdateError, "not finite"),
         ({"head.weight": torch.zeros(2, 2)}, AdapterError, "'head.weight' belong to no pair"),
         (
@@ -149,7 +146,7 @@ def test_what_cannot_be_merged(plain: Any, change: Any, error: type[Exception], 
     """Nothing changes, and the message names the tensor (B3)."""
     cache, _ = open_plain(plain)
     before = bits(cache)
-    tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
+    tensors = {**adapter_of(1), **change}
     with pytest.raises(error, match=message):
         merge_adapter(cache, tensors)
     assert cache.generation == 0

@@ -157,12 +157,6 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> Non
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
     save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
     import_peft(tmp_path / "v", tmp_path / "a.ptd", foundation=foundation, like=lowered)
-    for params, message in (
-        ({"dim": 33, "n_heads": 4}, "found 33 and 4"),
-        ({"head_dim": 7}, "positive even integer, found 7"),
-    ):
-        with pytest.raises(InvalidFileError, match=message):
-            import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params=params)
     with pytest.raises(LayoutError, match="no heads of 24"):
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params={"head_dim": 24})
 
@@ -412,13 +406,6 @@ def test_fields_that_are_switched_off_do_no_harm(tmp_path: Path, saved: Path, va
 def test_malformed_fields(tmp_path: Path, saved: Path, field: str, value: Any) -> None:
     edit(saved, **{field: value})
     with pytest.raises(InvalidFileError, match=field):
-        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '"LORA"', "[" * 100_000, "\xff"])
-def test_malformed_configurations(tmp_path: Path, saved: Path, text: str) -> None:
-    (saved / "adapter_config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InvalidFileError, match=r"adapter_config\.json"):
         import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
 
 

@@ -315,6 +315,8 @@ def test_hostile_numbers_of_records(tmp_path: Path, rows: int, rank: Any, factor
         ({"use_hf_rope": 1}, "use_hf_rope must be true or false, found 1"),
         ({"head_dim": True}, "head_dim must be a positive even integer, found True"),
         ({"head_dim": -2}, "found -2"),
+        ({"head_dim": 7}, "found 7"),
+        ({"dim": 33, "n_heads": 4}, "found 33 and 4"),
         ({"head_dim": 8.0}, r"found 8\.0"),
         ({"dim": True, "n_heads": True}, "found True and True"),
     ],

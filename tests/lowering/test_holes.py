@@ -270,19 +270,3 @@ def test_all_kinds_together(kinds: list[str], data: Any) -> None:
             filled[place : place + len(blob)] = blob
     assert bytes(filled) == expected
     assert all(not name.startswith(("folded", "checked")) for name in found.found)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_other_values(dtype: torch.dtype) -> None:
-    """They have the zeros and about the range of the constant, and differ from it and from each other (R1)."""
-    tensor = random(50).to(dtype)
-    tensor[:10] = 0
-    one, other = other_values(tensor, 1), other_values(tensor, 2)
-    assert one.dtype == dtype
-    assert one.shape == tensor.shape
-    assert not torch.equal(one, tensor)
-    assert not torch.equal(one, other)
-    assert (one == 0).sum() == (tensor == 0).sum()
-    assert one.abs().max() <= tensor.abs().max() * 1.11
-    for constant in (torch.zeros(50, dtype=dtype), torch.ones(50, dtype=dtype)):
-        assert other_values(constant, 1).unique().numel() > 5

@@ -297,16 +297,3 @@ def test_programs_with_one_file_must_not_contradict_each_other(tmp_path: Path) -
     with pytest.raises(KeyConflictError, match=r"dec: both\.ptd: .*tags"):
         save_programs({"enc": lowered(encoder, "both"), "dec": lowered(decoder, "both")}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_programs_of_one_name_and_different_shapes_on_one_cache(tmp_path: Path) -> None:
-    """The files do not conflict, but a name is ambiguous, so an update by it is refused (U1)."""
-    encoder, decoder = seeded(Part, 1), seeded(lambda: Part(12), 2)
-    for name, module in (("enc", encoder), ("dec", decoder)):
-        write(lower({"forward": (module, TOKENS)}, partitioners=plugin(name)), tmp_path / name, name)
-    cache = BlobCache([tmp_path / name / f"{name}.ptd" for name in ("enc", "dec")])
-    for value in (encoder, decoder):
-        with pytest.raises(UpdateError, match=r"'linear\.weight'.*\[8, 8\] and \[12, 8\]"):
-            cache.update({"linear.weight": value.linear.weight})
-    for name, module in (("enc", encoder), ("dec", decoder)):
-        close(Program(tmp_path / name / f"{name}.pte", cache).method()(*TOKENS), module(*TOKENS))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blobstore.errors import KeyNotFoundError, UpdateError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
-from tests.lowering.live import Live, close, inputs, lower_exported, lower_through, plugin, randomize, seeded, write
+from tests.lowering.live import close, inputs, lower_exported, lower_through, plugin, randomize, seeded, write
 
 with quiet():
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -75,43 +75,6 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
         cache.update_state_dict({name: tensor for name, tensor in state.items() if name != "linear.bias"})
     with pytest.raises(KeyNotFoundError, match="unused"):
         cache.update({"unused": module.unused})
-
-
-class Outside(nn.Module):
-    """A parameter and a buffer that kernels read, one of which no state dict has, and a layer for a delegate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.table = nn.Embedding(5, 8)
-        self.register_buffer("shift", torch.linspace(-1, 1, 8))
-        self.register_buffer("rotation", torch.linspace(1, 2, 8), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return (self.linear(self.table(tokens)).cumsum(-1) + self.shift).cumsum(-1) * self.rotation
-
-
-@pytest.mark.long
-def test_what_a_state_dict_lacks_is_named_wherever_it_is(tmp_path: Path) -> None:
-    """A strict update needs what kernels read and what delegates have, but no buffer that is not persistent (U1)."""
-    live = Live.make(seeded(Outside), (torch.arange(5),), tmp_path)
-    before = live.run().clone()
-    state = randomize(live.module, 3)
-    for name in state:
-        generation = live.cache.generation
-        with pytest.raises(UpdateError, match=f"the state dict lacks '{name}', which the program has"):
-            live.cache.update_state_dict({other: value for other, value in state.items() if other != name})
-        assert live.cache.generation == generation
-    assert torch.equal(live.run(), before)
-    assert {name for name, tensor in live.cache.tensors.items() if tensor.auxiliary} == {"rotation"}
-    with torch.no_grad():
-        live.module.rotation.copy_(torch.linspace(1, 2, 8))
-    live.cache.update_state_dict(state)
-    live.check()
-    with torch.no_grad():
-        live.module.rotation.mul_(3)
-    live.cache.update({"rotation": live.module.rotation})
-    live.check()
 
 
 class Scaled(nn.Module):

@@ -136,20 +136,6 @@ def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
         cache.update({"first.weight.scale": torch.ones(())})
 
 
-@pytest.mark.long
-def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> None:
-    """The message says to call `restore_names` (U1)."""
-    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
-    with quiet():
-        eager = pt2e(module, example, names=False, is_per_channel=True)
-        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
-    close(run(*example), eager(*example), 0)
-    with pytest.raises(UpdateError, match="restore_names"):
-        cache.update({"_frozen_param0": torch.ones(8, 3, 3, 3)})
-    with pytest.raises(UpdateError, match=r"'_frozen_param\d'.*cannot be updated: its name was lost"):
-        cache.update_state_dict({})
-
-
 def test_a_state_dict_without_the_buffers_that_the_model_does_not_save() -> None:
     """Quantizing makes them part of the state dict; then a strict update with the model's own would lack them (U1)."""
 
@@ -261,6 +247,8 @@ def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bo
     before = run(*example)
     with pytest.raises(UpdateError, match=r"'conv\.bias' cannot be updated: .*restore_names"):
         cache.update({"conv.bias": module.get_parameter("conv.bias")})
+    with pytest.raises(UpdateError, match=r"'_frozen_param0' cannot be updated: its name was lost.*restore_names"):
+        cache.update({"_frozen_param0": torch.ones(8, 3, 3, 3)})
     with pytest.raises(UpdateError, match="restore_names"):
         cache.update_state_dict(module.state_dict())
     assert torch.equal(run(*example), before)

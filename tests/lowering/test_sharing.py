@@ -62,22 +62,6 @@ def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_models_with_the_same_names(tmp_path: Path) -> None:
-    """Each computes with its own weights (U1)."""
-    first = Live.make(seeded(nets.MLP, 1), inputs(3, 16), tmp_path / "first")
-    second = Live.make(seeded(nets.MLP, 2), inputs(3, 16), tmp_path / "second")
-    for seed in range(3):
-        first.check()
-        second.check()
-        first.cache.update_state_dict(randomize(first.module, seed))
-        second.check()
-        first.check()
-        second.cache.update_state_dict(randomize(second.module, 10 + seed))
-    first.check()
-    second.check()
-
-
-@pytest.mark.long
 def test_programs_of_one_cache_share(tmp_path: Path) -> None:
     """Two input lengths of one model as two programs, merged with save_programs (W1, D1)."""
     module = seeded(nets.MLP)
