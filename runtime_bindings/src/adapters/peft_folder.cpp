@@ -177,9 +177,8 @@ class Config {
     } catch (const FormatError& error) {
       throw_error_in(ErrorKind::InvalidFile, path_, "{}", error.what());
     }
-    if (type_ != "\"LORA\"") {
-      throw_error_in(
-          ErrorKind::Adapter, path_, "peft_type is {}; only adapters of type 'LORA' can be loaded", shown(type_));
+    if (type_ != "'LORA'") {
+      throw_error_in(ErrorKind::Adapter, path_, "peft_type is {}; only adapters of type 'LORA' can be loaded", type_);
     }
     ranks_.insert(rank_);
   }
@@ -221,7 +220,7 @@ class Config {
   void read_field(const std::string& name, std::string_view text) {
     JsonReader json(text);
     if (name == "peft_type") {
-      type_ = text;
+      type_ = shown(text);
     } else if (name == "r") {
       rank_ = rank(name, text);
     } else if (name == "lora_alpha") {
@@ -242,12 +241,12 @@ class Config {
     } else if (name == "init_lora_weights") {
       check_initial(text);
     } else if (name == "bias") {
-      if (!json.at_string() || json.string() != "none") {
+      if (const std::string bias = shown(text); bias != "'none'") {
         throw_error_in(
             ErrorKind::Adapter,
             path_,
             "bias is {}: biases of the base were trained, which no adapter file holds",
-            shown(text));
+            bias);
       }
     } else if (name == "base_model_name_or_path" || name == "task_type") {
       if (json.at_string()) {
@@ -292,8 +291,9 @@ class Config {
 
   /// Initial values that leave the weights of the base as they are.
   void check_initial(std::string_view text) const {
-    for (const char* one : {"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""}) {
-      if (text == one) {
+    const std::string initial = shown(text);
+    for (const char* one : {"true", "false", "null", "'gaussian'", "'eva'", "'orthogonal'"}) {
+      if (initial == one) {
         return;
       }
     }
@@ -302,7 +302,7 @@ class Config {
         path_,
         "init_lora_weights is {}, which changes the weights of the base, too; convert the adapter with "
         "path_initial_model_for_weight_conversion when you save it, or merge it",
-        shown(text));
+        initial);
   }
 
   /// Whether the next value is other than null, false, zero and empty.
@@ -361,10 +361,15 @@ class Config {
     return *found;
   }
 
-  static std::string_view shown(std::string_view text) { return text.substr(0, kMostShown); }
+  /// A value for messages.
+  static std::string shown(std::string_view text) {
+    JsonReader json(text);
+    const std::string whole = json.at_string() ? format("'{}'", json.string()) : std::string(text);
+    return whole.substr(0, kMostShown);
+  }
 
   std::string path_;
-  std::string type_ = "missing"; // as the file has it
+  std::string type_ = "missing"; // as messages show it
   uint64_t rank_ = 8;
   double alpha_ = 8;
   bool rslora_ = false;
