@@ -142,12 +142,9 @@ def test_in_a_project_without_a_build_type_the_library_is_optimized(options, opt
     assert {"-O3" in one["command"].split() for one in commands if Path(one["file"]).name == "main.cpp"} == {False}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("how", "compiler"),
-    [
-        *itertools.product(("added", "fetched"), ("c++", "clang++")),
-        pytest.param("git", "c++", marks=pytest.mark.long),
-    ],
+    ("how", "compiler"), [*itertools.product(("added", "fetched"), ("c++", "clang++")), ("git", "c++")]
 )
 def test_an_application_compiles_the_headers_with_its_own_warnings_as_errors(how, compiler):
     """Every public header, in a project that takes the sources; nothing of the library is compiled for it (X2, N2)."""
