@@ -1,5 +1,7 @@
 """Runs work repeatedly in forked processes, each killed a step later: `python -m tests.helpers.interruptions JOB FOLDER`.
 
+With `many` behind them, the group is written in one temporary folder.
+
 It is a program of its own, so that the forked processes have no threads. Each job prints JSON.
 """
 
@@ -101,7 +103,7 @@ def _template(folder: Path) -> Path:
 
 
 def _write_group(place: Path) -> None:
-    with Staging(folder=place / "out") as group:
+    with Staging(folder=place / "out", many=sys.argv[3:] == ["many"]) as group:
         for name, again in (
             ("out/a", False),
             ("out/below/twice", False),

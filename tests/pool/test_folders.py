@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -369,3 +371,22 @@ def test_who_writes_tables_decides_what_a_version_is(shared: Path, tmp_path: Pat
         [one], [two] = pool.get("open@1", tmp_path / "1"), pool.get("open@2", tmp_path / "2")
         assert one.read_bytes() == two.read_bytes()
         assert [digest for _, _, digest in pool.versions()[-1].files] == [hashlib.sha256(two.read_bytes()).hexdigest()]
+
+
+@pytest.mark.long
+def test_more_files_than_may_be_open(tmp_path: Path) -> None:
+    """They are added and come back, those of before replaced, with fewer descriptors than there are files."""
+    for number in range(300):
+        folder = tmp_path / "files" / str(number % 20)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.txt").write_text(str(number))
+    code = (
+        "import resource, sys; from blobstore.pool import Pool\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "with Pool(sys.argv[1] + '/pool', create=True) as pool:\n"
+        "    pool.add(sys.argv[1] + '/files', 'm@1')\n"
+        "    for _ in range(2):\n"
+        "        pool.get('m@1', sys.argv[1] + '/out')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "files")

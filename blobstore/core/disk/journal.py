@@ -9,6 +9,8 @@ commit has not begun or is complete. A copy is a JSON file:
 
     {"blobstore.journal": 1, "folders": [".", ...], "files": [{"place": "a.pte", "temporary": ".blobstore-...tmp",
      "backup": ".blobstore-...tmp", "before": [inode, size, mtime in ns] or null, "after": [...]}, ...]}
+
+The temporary file and the backup are beside the place; if the file has `"scratch": ".blobstore-...tmp"`, they are in this folder.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Move:
         backup: a second name that the old file gets just before the rename, where the file system has links.
         before: the identity of the file at `place` before the rename; None if there is no such file.
         after: the identity of the file there after the rename.
+        scratch: the folder of the temporary file and the backup; None if they are beside the place.
     """
 
     place: Path
@@ -61,6 +64,7 @@ class Move:
     backup: Path
     before: Identity | None
     after: Identity | None
+    scratch: Path | None = None
 
     def possible(self) -> bool:
         """Whether the rename was done, or still can be. If neither, it was undone."""
@@ -102,6 +106,7 @@ class Journal:
                 "backup": move.backup.name,
                 "before": move.before,
                 "after": move.after,
+                **({} if move.scratch is None else {"scratch": relative(move.scratch)}),
             }
             for move in self.moves
         ]
@@ -137,13 +142,18 @@ class Journal:
         moves = []
         for file in content["files"]:
             place = folder / _path(file["place"])
+            scratch = folder / _path(file["scratch"]) if "scratch" in file else None
+            if scratch is not None:
+                _hidden(scratch.name)
+            inside = place.parent if scratch is None else scratch
             moves.append(
                 Move(
                     place,
-                    place.with_name(_hidden(file["temporary"])),
-                    place.with_name(_hidden(file["backup"])),
+                    inside / _hidden(file["temporary"]),
+                    inside / _hidden(file["backup"]),
                     _identity(file["before"]),
                     _identity(file["after"]),
+                    scratch,
                 )
             )
         folders = [folder / _path(other) for other in content["folders"]]

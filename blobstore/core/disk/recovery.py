@@ -104,6 +104,11 @@ class ScratchFolder:
     ) -> None:
         self._discard()
 
+    def leave(self) -> None:
+        """Keep the folder, for `recover`."""
+        self._lock.close()
+        del self._lock  # nothing is removed then
+
     def __del__(self) -> None:
         if hasattr(self, "_lock"):
             self._discard()

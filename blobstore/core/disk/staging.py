@@ -18,7 +18,7 @@ from blobstore.core.disk.locks import HAS_LOCKS, Lock, create_locked
 from blobstore.core.disk.names import journal_name, temporary_beside
 from blobstore.core.disk.output import Output
 from blobstore.core.disk.progress import Progress, check_progress
-from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.recovery import ScratchFolder, recover
 from blobstore.core.errors import FileAccessError, OutputPathError
 from blobstore.core.memory.mapped_file import as_path, named, which_file
 
@@ -47,6 +47,8 @@ class Staging:
         progress: called after every write.
         force: replace files of any format.
         folder: gets a copy of the journal like the folders of the files, so that `recover` on it finishes the group.
+        many: write the files below `folder` in one temporary folder in it, and the journal in `folder` alone. That takes no open
+            file for each, and the same time for each, however many there are.
         dry_run: check the targets, accept what is written, and change nothing on the disk.
         follow: whether the file that a link at a target leads to is replaced. If not, a link is a FileAccessError, as for the
             library's own records: it never makes a link in their place.
@@ -58,17 +60,26 @@ class Staging:
         *,
         force: bool = False,
         folder: Path | None = None,
+        many: bool = False,
         dry_run: bool = False,
         follow: bool = True,
     ) -> None:
         self._staged: list[_Staged] = []
+        self._places: set[Path] = set()
+        self._clean: set[Path] = set()
+        self._scratch: ScratchFolder | None = None
         self._journal: list[_Staged] = []  # its copies
         self._folders: dict[Path, None] = {}  # the last of the three attributes that `__del__` needs
         check_progress(progress)
         self._progress, self._force, self._dry_run, self._follow = progress, force, dry_run, follow
         self._tried: set[Path] = set()  # the targets of a dry run
         if folder is not None and not dry_run:
-            self._enter(Path(os.path.realpath(folder)))
+            inside = Path(os.path.realpath(folder))
+            self._enter(inside)
+            if many:
+                self._scratch = ScratchFolder(inside)
+                with named(inside):
+                    self._device = self._scratch.__enter__().stat().st_dev
 
     @property
     def force(self) -> bool:
@@ -97,7 +108,7 @@ class Staging:
             raise FileAccessError(target, OSError(errno.ELOOP, "a link is in its place, which is not followed"))
         # without following, a link that appears from now on is itself replaced
         place = Path(os.path.realpath(target) if self._follow else target)
-        if not again and (place in self._tried or any(place == staged.place for staged in self._staged)):
+        if not again and (place in self._tried or place in self._places):
             raise OutputPathError(f"{target}: two outputs would have this path")
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
         if self._dry_run:
@@ -107,15 +118,24 @@ class Staging:
                 yield cast(BinaryIO, _Nowhere())
             return
         with named(target):
-            self._enter(place.parent)
+            scratch = self._scratch_for(place)
+            self._enter(place.parent, has_journal=scratch is None)
             # Listed before it is created, so that no exception, not even one from a signal handler, can leave it behind.
-            staged = _Staged(target, place)
+            staged = _Staged(target, place, scratch)
             self._staged.append(staged)
+            self._places.add(place)
             output = staged.make(f"writing {target.name}", nbytes, self._progress)
             file = io.BufferedWriter(output, _BUFFER)
             yield cast(BinaryIO, file)
             file.flush()
-        file.detach()  # the output stays open until the commit
+            file.detach()  # the output stays open until the commit
+            if scratch is not None:
+                staged.sync()
+                staged.close()
+
+    def _scratch_for(self, place: Path) -> Path | None:
+        """The temporary folder, if a file can be renamed from there to a place."""
+        return self._scratch.path if self._scratch and place.parent.stat().st_dev == self._device else None
 
     def __enter__(self) -> Staging:
         return self
@@ -133,17 +153,20 @@ class Staging:
         if hasattr(self, "_folders"):  # an exception may have interrupted the constructor
             self._discard()  # an exception may have interrupted the clean-up
 
-    def _enter(self, folder: Path) -> None:
+    def _enter(self, folder: Path, *, has_journal: bool = True) -> None:
         """Clean up a folder before the first file is staged in it."""
-        if folder not in self._folders:
+        if folder not in self._clean:
             recover(folder)
+            self._clean.add(folder)
+        if has_journal:
             self._folders[folder] = None
 
     def _commit(self) -> None:
         """Bring all files to the disk, and then to their places; after an error in the second part, undo it."""
         for staged in self._staged:
-            with named(staged.target):
-                staged.sync()
+            if staged.scratch is None:  # others are synced and closed by now
+                with named(staged.target):
+                    staged.sync()
         if len(self._staged) > 1 and HAS_LOCKS:
             self._write_journal()
         try:
@@ -163,6 +186,9 @@ class Staging:
         if not all(put_back) and self._journal:
             for staged in (*self._journal, *self._staged):
                 staged.close()
+            if self._scratch is not None:
+                self._scratch.leave()
+                self._scratch = None
             self._journal.clear()
             self._staged.clear()
 
@@ -174,13 +200,13 @@ class Staging:
             with named(staged.target):
                 before = seen[staged.place] if staged.place in seen else identity(staged.place)
                 seen[staged.place] = after = identity(staged.temporary)
-            moves.append(Move(staged.place, staged.temporary, staged.backup, before, after))
+            moves.append(Move(staged.place, staged.temporary, staged.backup, before, after, staged.scratch))
         first, *others = self._folders
         journal = Journal(moves, [first, *others])
         name = journal_name()
         for folder in others:
             self._write_copy(journal, folder / name)
-        self._sync_folders(self._folders)
+        self._sync_folders([*self._folders, *([self._scratch.path] if self._scratch else [])])
         self._write_copy(journal, first / name)
         self._sync_folders([first])
 
@@ -208,16 +234,22 @@ class Staging:
             self._journal[-1].remove()
             del self._journal[-1]
         while self._staged:
-            self._staged[0].discard()
-            del self._staged[0]
+            self._staged[-1].discard()
+            del self._staged[-1]
+        if self._scratch is not None:
+            self._scratch.__exit__(None, None, None)
 
 
 class _Staged:
-    """A staged file: the commit renames `temporary` to `place`, and `backup` keeps the old file until it is complete."""
+    """A staged file: the commit renames `temporary` to `place`, and `backup` keeps the old file until it is complete.
 
-    def __init__(self, target: Path, place: Path) -> None:
-        self.target, self.place = target, place
-        self.temporary, self.backup = temporary_beside(place), temporary_beside(place)
+    Both are in a locked folder `scratch`, or if there is none, beside `place` and locked themselves.
+    """
+
+    def __init__(self, target: Path, place: Path, scratch: Path | None = None) -> None:
+        self.target, self.place, self.scratch = target, place, scratch
+        beside = place if scratch is None else scratch / place.name
+        self.temporary, self.backup = temporary_beside(beside), temporary_beside(beside)
         self._output: Output | None = None
         self._lock = Lock()  # on the backup
         self._had_old: bool | None = None  # unknown before `keep_old`
@@ -234,7 +266,10 @@ class _Staged:
             self._output = Output(path, mode, what, total, progress)
             return self._output.fileno()
 
-        create_locked(self.place, create)
+        if self.scratch is None:
+            create_locked(self.place, create)
+        else:
+            create(self.temporary)
         assert self._output is not None  # noqa: S101 - it was created
         if old is not None:
             _take_over(self._output.fileno(), old, mode)
@@ -252,8 +287,9 @@ class _Staged:
             self._had_old = False
             return
         self._had_old = True
-        with contextlib.suppress(OSError):  # a lock keeps `recover` in other processes from removing the backup
-            self._lock.take(self.place, shared=True)
+        if self.scratch is None:
+            with contextlib.suppress(OSError):  # a lock keeps `recover` in other processes from removing the backup
+                self._lock.take(self.place, shared=True)
         try:
             os.link(self.place, self.backup, follow_symlinks=False)
         except OSError as error:

@@ -10,10 +10,10 @@ from blobstore.core.disk.recovery import ScratchFolder, recover
 from tests.core.disk.outputs import leftovers, save
 
 
-def job(name, folder):
+def job(name, folder, *how):
     """The output of a job of tests/helpers/interruptions.py."""
     process = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.interruptions", name, str(folder)],
+        [sys.executable, "-m", "tests.helpers.interruptions", name, str(folder), *how],
         check=True,
         capture_output=True,
         text=True,
@@ -22,10 +22,10 @@ def job(name, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["group", "group_elsewhere"])
-def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
+@pytest.mark.parametrize("how", [["group"], ["group_elsewhere"], ["group", "many"]], ids="-".join)
+def test_a_killed_group_is_finished_by_the_next_one(how, tmp_path):
     """From any of its folders; nothing is left behind."""
-    seen = job(name, tmp_path)
+    seen = job(how[0], tmp_path, *how[1:])
     assert {before for before, *_ in seen} == {"old", "mixed", "new"}, "the kills do not reach the renames"
     for before, after, end, left in seen:
         assert after in (("old", "new") if before == "old" else ("new",))
@@ -33,17 +33,19 @@ def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
 
 
 @pytest.mark.long
-def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
+@pytest.mark.parametrize("how", [[], ["many"]], ids=str)
+def test_a_group_that_is_killed_while_an_error_undoes_it(how, tmp_path):
     """It ends all old or all new."""
-    seen = job("group_undone", tmp_path)
+    seen = job("group_undone", tmp_path, *how)
     assert ["mixed", "old", "old", []] in seen and ["mixed", "new", "new", []] in seen
     assert all(after == end in ("old", "new") and left == [] for _, after, end, left in seen)
 
 
 @pytest.mark.long
-def test_a_recovery_that_is_killed_is_done_again(tmp_path):
+@pytest.mark.parametrize("how", [[], ["many"]], ids=str)
+def test_a_recovery_that_is_killed_is_done_again(how, tmp_path):
     """However often; in the end the group is new."""
-    found = job("recovery", tmp_path)
+    found = job("recovery", tmp_path, *how)
     assert len(found) > 5
     assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
 
