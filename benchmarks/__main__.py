@@ -33,7 +33,7 @@ MODULES = (
     "releases",
     "pool",
 )
-BY_NAME = ("sizes", "without_torch")
+BY_NAME = ("sizes", "without_torch", "pool_parts")
 """Only if they are named: their tables are on another page."""
 
 

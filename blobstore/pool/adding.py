@@ -1,5 +1,8 @@
 """Adding a version: read its files once, store what is new, and make it appear in one commit.
 
+Tensors that are joined of stored ones become several parts first. What the tables say for that decides nothing else, unless
+they are still the same after the next step.
+
 The order of the steps keeps everything that a version needs, whoever collects meanwhile and whoever dies:
 
 1. The rows of the parts are appended under a new id. They protect all their contents, stored or not.
@@ -18,16 +21,19 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
+from blobstore.pool.derived import needed_of_base
+from blobstore.pool.overlaps import find_overlaps, take_apart
 from blobstore.pool.packs import Job, Stored, write_pack
+from blobstore.pool.pieces import Pieces, pieces_of
 from blobstore.pool.relations import stored_rows, with_bases
-from blobstore.pool.scan import ScannedFile, ScannedPart, scan
+from blobstore.pool.scan import FileRange, ScannedFile, ScannedPart, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
 from blobstore.storage.objects import Objects
@@ -93,10 +99,14 @@ def add_version(
     tables.fresh()
     refuse_existing(tables, name, version)
     scanned = sorted([*_scan(files, executor, progress), *before], key=lambda file: file.name)
+    plan = _Plan.of(tables, _distinct(scanned), {})
+    slices, taken_apart = _taken_apart(tables, plan, executor)
+    if slices:
+        scanned = [replace(file, parts=_parts_of(file, taken_apart)) for file in scanned]
+        plan = _Plan.of(tables, _distinct(scanned), slices)
     identity = new_id()
     tables.append(PARTS, list(_part_rows(identity, name, version, scanned)))
-    distinct = {part.digest: part for file in scanned for part in file.parts}
-    stored = _store(objects, tables, identity, (name, version), distinct, executor, progress)
+    stored = _store(objects, tables, identity, (name, version), _distinct(scanned), slices, plan, executor, progress)
     described = [
         {"name": file.name, "size": file.size, "sha256": file.sha256, **origins.get(file.name, {})} for file in scanned
     ]
@@ -137,10 +147,12 @@ def refuse_existing(tables: Tables, name: str, version: str) -> None:
 
 def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progress | None) -> list[ScannedFile]:
     done: list[ScannedFile] = []
+    nbytes = 0
     for result in _run(executor, scan, files):
         done.append(result)
+        nbytes += result.size
         if progress:
-            progress("reading", sum(file.size for file in done), max(sum(file.size for file in done), 1))
+            progress("reading", nbytes, max(nbytes, 1))
     return done
 
 
@@ -162,8 +174,79 @@ def _part_rows(identity: str, name: str, version: str, scanned: Sequence[Scanned
             for tensor in part.tensors or ("",):
                 yield (
                     *(identity, name, version, file.name, part.source.start, part.size, tensor),
-                    *(part.dtype, part.shape, part.order, part.digest, begun),
+                    *(part.dtype, part.tensor_shape or part.shape, part.order, part.digest, begun),
                 )
+
+
+def _distinct(scanned: Iterable[ScannedFile]) -> dict[bytes, ScannedPart]:
+    return {part.digest: part for file in scanned for part in file.parts}
+
+
+_Slices = Mapping[bytes, tuple[bytes, tuple[str, ...]]]
+"""By the digest of a content, of which stored one it is nearly a slice, and the steps that take this."""
+
+
+def _taken_apart(tables: Tables, plan: _Plan, executor: Executor) -> tuple[_Slices, dict[bytes, list[ScannedPart]]]:
+    """Slices among the new tensors and their parts; and of tensors that have several parts, these."""
+    alone = [job.part for job in plan.jobs if job.is_alone and job.part.has_rows and job.part.source.path]
+    pieces = dict(_run(executor, _pieces, [(part,) for part in alone]))
+    overlaps = zip(alone, find_overlaps(tables, alone, [pieces[part.digest] for part in alone]), strict=True)
+    tasks = [(part, found) for part, found in overlaps if found]
+    slices: dict[bytes, tuple[bytes, tuple[str, ...]]] = {}
+    taken_apart: dict[bytes, list[ScannedPart]] = {}
+    for digest, parts, of_parts in _run(executor, take_apart, tasks):
+        slices.update(of_parts)
+        if len(parts) > 1:
+            taken_apart[digest] = parts
+    return slices, taken_apart
+
+
+def _pieces(part: ScannedPart) -> tuple[bytes, Pieces]:
+    return part.digest, pieces_of(part.source.view(), part.dtype, part.shape, dense=True)
+
+
+def _parts_of(file: ScannedFile, taken_apart: Mapping[bytes, Sequence[ScannedPart]]) -> tuple[ScannedPart, ...]:
+    """The parts of a file, some of them taken apart: where the same content is in it, and under its names there."""
+    parts: list[ScannedPart] = []
+    for part in file.parts:
+        if part.digest not in taken_apart or not part.source.path:
+            parts.append(part)
+            continue
+        end = part.source.start
+        for one in taken_apart[part.digest]:
+            source = FileRange(part.source.path, end, end + one.size)
+            parts.append(replace(one, source=source, tensors=part.tensors, tensor_shape=part.shape))
+            end = source.stop
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is stored, and how the rest will be, in one state of the tables.
+
+    Attributes:
+        state: numbers of the commits of blobs and marks.
+        there: the rows of what is stored, and of bases.
+        jobs: for the rest.
+    """
+
+    state: tuple[int, ...]
+    there: Mapping[bytes, Stored]
+    jobs: Sequence[Job]
+
+    @classmethod
+    def of(cls, tables: Tables, distinct: Mapping[bytes, ScannedPart], slices: _Slices) -> _Plan:
+        """The plan in the state that was seen last."""
+        state = tables.commits(BLOBS, MARKS)
+        there = stored_rows(tables, distinct, unmarked=True)
+        missing = [part for digest, part in distinct.items() if digest not in there]
+        bases = stored_rows(tables, {base for base, _ in slices.values()}, unmarked=True)
+        usable = {
+            digest: (bases[base], steps)
+            for digest, (base, steps) in slices.items()
+            if base in bases and bases[base].base is None
+        }
+        return cls(state, there, with_bases(tables, missing, usable))
 
 
 def _store(
@@ -171,7 +254,9 @@ def _store(
     tables: Tables,
     identity: str,
     called: tuple[str, str],
-    distinct: dict[bytes, ScannedPart],
+    distinct: Mapping[bytes, ScannedPart],
+    slices: _Slices,
+    plan: _Plan,
     executor: Executor,
     progress: Progress | None,
 ) -> list[Stored]:
@@ -184,16 +269,14 @@ def _store(
         before = tables.commits(BLOBS, MARKS)
         if before == alone:
             return written  # nobody else stored or marked anything since the look-up, which would find what was written
-        there = stored_rows(tables, distinct, unmarked=True)
-        if bases.protect(row.base for row in there.values()):
+        if before != plan.state:
+            plan = _Plan.of(tables, distinct, slices)
+        if bases.protect(row.base for row in plan.there.values()):
             continue  # one of them may have been collected before this
-        missing = [part for digest, part in distinct.items() if digest not in there]
-        if not missing:
+        if not plan.jobs:
             return written
-        _check_at_hand(objects, missing)
-        jobs = with_bases(tables, missing)
-        bases.protect(job.base and job.base[0] for job in jobs)
-        written += _write(objects, tables, jobs, executor, progress)
+        bases.protect(job.base and job.base[0] for job in plan.jobs)
+        written += _write(objects, tables, plan.jobs, executor, progress)
         alone = (before[0] + 1, before[1])
     raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")
 
@@ -229,9 +312,11 @@ class _Bases:
 def _write(
     objects: Objects, tables: Tables, jobs: Sequence[Job], executor: Executor, progress: Progress | None
 ) -> list[Stored]:
+    _check_at_hand(objects, [job.part for job in jobs])
     total, done = sum(job.part.size for job in jobs), 0
     rows: list[Stored] = []
-    tasks = [(objects.url, objects.options, batch) for batch in _batches(jobs)]
+    ordered = sorted(jobs, key=_sliced_base)  # so that a worker decodes a base once
+    tasks = [(objects.url, objects.options, batch) for batch in _batches(ordered)]
     for written in _run(executor, write_pack, tasks):
         rows += written
         done += sum(row.size for row in written)
@@ -239,6 +324,12 @@ def _write(
             progress("storing", done, total)
     tables.append(BLOBS, [row.row() for row in rows])
     return rows
+
+
+def _sliced_base(job: Job) -> bytes:
+    """The base of which a job needs a part; nothing if it needs all of one, or none."""
+    is_slice = job.base is not None and job.steps and needed_of_base(job.steps[0]) is not None
+    return job.base[0] if is_slice and job.base else b""
 
 
 def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:

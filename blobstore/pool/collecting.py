@@ -106,7 +106,7 @@ _UNNEEDED = """
 """
 """After `_KEPT`: packs with nothing that is needed, whether other packs have it, too, or not."""
 
-_COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.check, b.sketch, b.near_sketch'
+_COLUMNS = 'b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.time, b.check, b.sketch, b.near_sketch, b.piece_keys, b.piece_places'
 
 
 @dataclass(frozen=True)

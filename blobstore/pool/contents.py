@@ -21,6 +21,7 @@ from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError,
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import leads_into, named
+from blobstore.pool.derived import needed_of_base
 from blobstore.pool.packs import Range, Reader, Rooms, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
@@ -75,7 +76,7 @@ class Blobs:
     def __init__(self, objects: Objects, tables: Tables, digests: Iterable[bytes]) -> None:
         self._objects, self._tables = objects, tables
         self._reader = Reader(objects)
-        self._base: tuple[bytes, memoryview] | None = None
+        self._base: tuple[bytes, range | None, memoryview] | None = None
         self._gone: set[bytes] = set()
         self._rows = self._look_up(list(dict.fromkeys(digests)))
 
@@ -195,12 +196,13 @@ class Blobs:
     def _whole(self, row: Stored, fetched: _Fetched, *, check: bool = True) -> memoryview:
         if row.base is None:
             return self._reader.read(row, None, fetched, check=check)
-        kept = self._base  # other threads read, too
-        if kept is None or kept[0] != row.base:
+        kept, within = self._base, needed_of_base(row.encoding)  # other threads read, too
+        if kept is None or kept[:2] != (row.base, within):
             # what is made of it is compared with a digest
-            self._base = kept = (row.base, self._reader.read(self._base_of(row), None, fetched, check=False))
+            data = self._reader.read(self._base_of(row), None, fetched, check=False, within=within)
+            self._base = kept = (row.base, within, data)
         try:
-            return self._reader.read(row, kept[1], fetched, check=check)
+            return self._reader.read(row, kept[2], fetched, check=check)
         except IntegrityError:
             self._reader.read(self._base_of(row))  # perhaps it is the base that is damaged
             raise
@@ -254,7 +256,7 @@ def restore(
         with named(folder):
             folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
-    with Staging(None, force=force, folder=directory) as staging:
+    with Staging(None, force=force, folder=directory, many=True) as staging:
         for path, (size, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):
             with staging.open(path, size, kind=by_name(path)) as file:
                 for piece in pieces:
@@ -328,11 +330,16 @@ class PoolDataMap(NamedDataMap):
 
     def __init__(self, objects: Objects, tables: Tables, version: Version) -> None:
         self.name = f"{objects.url}: {version.name}@{version.version}"
-        parts = [part for part in parts_of(tables, version) if part.tensor]
-        times = Counter(part.tensor for part in parts)
-        self._parts = {part.tensor if times[part.tensor] == 1 else f"{part.file}:{part.tensor}": part for part in parts}
+        parts: dict[tuple[str, str], list[FilePart]] = defaultdict(list)
+        for part in parts_of(tables, version):
+            if part.tensor:
+                parts[part.tensor, part.file].append(part)
+        times = Counter(tensor for tensor, _ in parts)
+        self._parts = {
+            tensor if times[tensor] == 1 else f"{file}:{tensor}": own for (tensor, file), own in parts.items()
+        }
         self._keys = list(self._parts)
-        self._blobs = Blobs(objects, tables, (part.digest for part in parts))
+        self._blobs = Blobs(objects, tables, (part.digest for own in parts.values() for part in own))
 
     def _key_list(self) -> Sequence[str]:
         return self._keys
@@ -340,16 +347,19 @@ class PoolDataMap(NamedDataMap):
     def views(self) -> Iterator[tuple[str, memoryview]]:
         """The keys, each with its bytes. Those of a bucket that lie side by side come with one request."""
         self._check_open()
-        yield from zip(self._keys, self._blobs.stream(self._parts[key].digest for key in self._keys), strict=True)
+        contents = self._blobs.stream(part.digest for own in self._parts.values() for part in own)
+        with contextlib.closing(contents):
+            for key, own in self._parts.items():
+                yield key, _joined([next(contents) for _ in own])
 
     def _view(self, key: str) -> memoryview:
-        return self._blobs.read(self._parts[key].digest)
+        return _joined([self._blobs.read(part.digest) for part in self._parts[key]])
 
     def _size(self, key: str) -> int:
-        return self._parts[key].size
+        return sum(part.size for part in self._parts[key])
 
     def _layout(self, key: str) -> TensorLayout | None:
-        part = self._parts[key]
+        part = self._parts[key][0]
         kind = ScalarType.__members__.get(part.dtype.upper())
         if kind is None:
             return None
@@ -358,4 +368,8 @@ class PoolDataMap(NamedDataMap):
             layout = TensorLayout(kind, sizes, tuple(map(int, part.order.split(","))) if part.order else None)  # type: ignore[arg-type]
         except (ValueError, LayoutError) as error:
             raise InvalidFileError(self.name, f"{key!r} has no valid layout in the pool: {error}") from None
-        return layout if layout.nbytes == part.size else None
+        return layout if layout.nbytes == self._size(key) else None
+
+
+def _joined(views: Sequence[memoryview]) -> memoryview:
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))

@@ -3,6 +3,7 @@
     widen:TYPE              the values in float32 of weights in bfloat16 or half
     cast:TYPE               the nearest values in bfloat16 or half of weights in float32
     scale:GROUP             weights in float32, each group times a factor that is stored: `scaled`
+    slice:START:LENGTH:STRIDE:ROWS    some rows or columns: `slices`
     layout:SIZES:ORDER      the elements in another order: `layouts`
     quant:RULE:GROUP:FORM   quantized weights: `quantized`
     float8:TYPE:RULE:GROUP  weights in float8: `float8`
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 from blobstore.core.codec.elements import cast, widen
 from blobstore.pool.blocks import BLOCKS, blocked, blocked_size
@@ -24,12 +26,15 @@ from blobstore.pool.float8 import FLOAT8, check_float8, find_float8, float8, flo
 from blobstore.pool.layouts import layout_size, parse_layout, rearrange
 from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
+from blobstore.pool.slices import parse_slice
 
-__all__ = ["OPEN_FLOAT8", "QUANT", "SCALE", "derive", "find_steps", "made_size", "split_steps"]
+__all__ = ["OPEN_FLOAT8", "QUANT", "SCALE", "derive", "find_steps", "made_size", "needed_of_base", "split_steps"]
 
 QUANT, SCALE = "quant", "scale"
 OPEN_FLOAT8 = {name: f"float8:{name}" for name in FLOAT8}
 """Stand for steps that are not known yet."""
+
+_T = TypeVar("_T")
 
 _NARROW = ("bfloat16", "half")
 _NONE = memoryview(b"")
@@ -48,6 +53,12 @@ def split_steps(encoding: str) -> tuple[tuple[str, ...], str]:
             break
         steps.append(part)
     return tuple(steps), "+".join(parts[len(steps) :])
+
+
+def needed_of_base(encoding: str) -> range | None:
+    """The bytes of a base that are needed for a blob in an encoding; None if that is all of them."""
+    part = parse_slice(encoding.partition("+")[0])
+    return None if part is None else range(part.start, part.stop)
 
 
 def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryview = _NONE) -> memoryview | None:
@@ -83,45 +94,82 @@ def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
 
 def _size_after(size: int, step: str) -> int | None:
     """How many bytes one step makes; None if it does not fit as many as these."""
-    kind = step.partition(":")[0]
-    if kind == "widen":
-        return 2 * size if size % 2 == 0 else None
-    if kind == "cast":
-        return size // 2 if size % 4 == 0 else None
-    if kind == SCALE:
-        return size if factors_size(size, step) else None
-    if kind == "float8":
-        return float8_size(size, step)
-    if kind == "gguf":
-        return blocked_size(size, step.partition(":")[2])
-    layout = parse_layout(step)
-    return quantized_size(size, step) if layout is None else layout_size(size, layout)
+    return _KINDS[step.partition(":")[0]].size(size, step)
 
 
 def _check(step: str) -> bool:
-    kind, _, rest = step.partition(":")
-    if kind in {"widen", "cast"}:
-        return rest in _NARROW
-    if kind == "gguf":
-        return rest in BLOCKS
-    return check_rule(step) or check_scale(step) or check_float8(step) or parse_layout(step) is not None
+    kind = _KINDS.get(step.partition(":")[0])
+    return kind is not None and kind.check(step)
 
 
 def _made(base: memoryview, step: str, factors: memoryview = _NONE) -> memoryview:
     """What a step makes of bytes whose size fits."""
-    kind, _, rest = step.partition(":")
-    if kind == "widen":
-        return widen(base, rest)
-    if kind == "cast":
-        return cast(base, rest)
-    if kind == SCALE:
-        return scale(base, factors)
-    if kind == "float8":
-        return float8(base, step)
-    if kind == "gguf":
-        return blocked(base, rest)
-    layout = parse_layout(step)
-    return rearrange(base, layout) if layout is not None else quantize(base, step)
+    return _KINDS[step.partition(":")[0]].make(base, step, factors)
+
+
+class _Kind(NamedTuple):
+    """A kind of steps.
+
+    Attributes:
+        check: whether a text is one.
+        size: how many bytes it makes of as many; None if it does not fit.
+        make: these bytes, of a base and factors that fit.
+    """
+
+    check: Callable[[str], bool]
+    size: Callable[[int, str], int | None]
+    make: Callable[[memoryview, str, memoryview], memoryview]
+
+
+def _type_of(step: str) -> str:
+    return step.partition(":")[2]
+
+
+def _parsed(parse: Callable[[str], _T | None], step: str) -> _T:
+    found = parse(step)
+    assert found is not None  # noqa: S101 - `_check` said so
+    return found
+
+
+def _sliced_size(size: int, step: str) -> int | None:
+    part = _parsed(parse_slice, step)
+    return part.size if part.stop <= size else None
+
+
+_KINDS = {
+    "widen": _Kind(
+        lambda step: _type_of(step) in _NARROW,
+        lambda size, _: 2 * size if size % 2 == 0 else None,
+        lambda base, step, _: widen(base, _type_of(step)),
+    ),
+    "cast": _Kind(
+        lambda step: _type_of(step) in _NARROW,
+        lambda size, _: size // 2 if size % 4 == 0 else None,
+        lambda base, step, _: cast(base, _type_of(step)),
+    ),
+    SCALE: _Kind(
+        check_scale,
+        lambda size, step: size if factors_size(size, step) else None,
+        lambda base, _, factors: scale(base, factors),
+    ),
+    "slice": _Kind(
+        lambda step: parse_slice(step) is not None,
+        _sliced_size,
+        lambda base, step, _: _parsed(parse_slice, step).taken(base),
+    ),
+    "layout": _Kind(
+        lambda step: parse_layout(step) is not None,
+        lambda size, step: layout_size(size, _parsed(parse_layout, step)),
+        lambda base, step, _: rearrange(base, _parsed(parse_layout, step)),
+    ),
+    QUANT: _Kind(check_rule, quantized_size, lambda base, step, _: quantize(base, step)),
+    "float8": _Kind(check_float8, float8_size, lambda base, step, _: float8(base, step)),
+    "gguf": _Kind(
+        lambda step: _type_of(step) in BLOCKS,
+        lambda size, step: blocked_size(size, _type_of(step)),
+        lambda base, step, _: blocked(base, _type_of(step)),
+    ),
+}
 
 
 def find_steps(

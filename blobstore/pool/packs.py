@@ -26,6 +26,7 @@ from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool.derived import derive, find_steps, made_size, split_steps
 from blobstore.pool.distances import signature
+from blobstore.pool.pieces import pieces_of
 from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked
 from blobstore.pool.tables import short_key
 from blobstore.storage.objects import Objects
@@ -46,7 +47,7 @@ _ALIGNMENT = 64
 _SHA256 = 32
 _NOTHING = memoryview(b"")
 _KEEP = 1 << 22  # bytes of bases that a worker has at hand
-_MAPS = 8  # packs of a folder that stay mapped: opening one takes longer than decoding a small blob
+_MAPS = 8  # packs of a folder, or files, that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 
 
@@ -70,6 +71,8 @@ class Stored(NamedTuple):  # thousands are looked at for each new version
     check: bytes = b""
     sketch: bytes | None = None
     near_sketch: bytes | None = None
+    piece_keys: Sequence[int] | None = None
+    piece_places: Sequence[int] | None = None
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> Stored:
@@ -105,12 +108,14 @@ class Job:
         base: the digest of a blob to store it against, and where that one is; None if there is none.
         steps: of a recipe that makes nearly these bytes of the base, as `derived` has them.
         base_shape: of the base, as it lies in memory.
+        is_alone: nothing of its shape is like it.
     """
 
     part: ScannedPart
     base: tuple[bytes, FileRange | Stored] | None = None
     steps: tuple[str, ...] = ()
     base_shape: str = ""
+    is_alone: bool = False
 
 
 def pack_path(pack: bytes) -> str:
@@ -141,6 +146,7 @@ class Reader:
         *,
         check: bool = True,
         room: memoryview | None = None,
+        within: range | None = None,
     ) -> memoryview:
         """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
 
@@ -150,6 +156,7 @@ class Reader:
             read: what packs have, if it was read before.
             check: compare them with their digest. If not, the caller proves them by what is made of them.
             room: memory for them, if they have to be decoded; new memory if it is missing or too small.
+            within: without a base and a check, only chunks with some of these bytes are decoded, and others are undefined.
 
         Raises:
             IntegrityError: they are damaged.
@@ -167,7 +174,7 @@ class Reader:
         if steps and not encoding and base is not None:
             data = base
         else:
-            data = self._decoded(blob, encoding, base, read, factors, room)
+            data = self._decoded(blob, encoding, base, read, factors, room, within)
         if len(data) != blob.size or (check and hashlib.sha256(data).digest() != blob.digest):
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
@@ -240,6 +247,7 @@ class Reader:
         read: Mapping[Range, memoryview],
         skipped: int,
         room: memoryview | None,
+        within: range | None,
     ) -> memoryview:
         stored = self._stored(blob, encoding, None if base is None else len(base), read, skipped)
         if encoding == "raw":
@@ -251,7 +259,7 @@ class Reader:
             reason = f"there is no memory for the {blob.size} bytes of blob {blob.digest.hex()}"
             raise IntegrityError(self._place(blob), reason) from None
         room = room[: blob.size]
-        for _ in self._chunks(blob, encoding, base, stored, room):
+        for _ in self._chunks(blob, encoding, base, stored, room, within):
             pass
         return room.toreadonly()
 
@@ -262,9 +270,10 @@ class Reader:
         base: memoryview | Iterator[memoryview] | None,
         stored: memoryview,
         room: memoryview,
+        within: range | None = None,
     ) -> Iterator[memoryview]:
         try:
-            yield from decode(encoding, blob.size, stored, base, room)
+            yield from decode(encoding, blob.size, stored, base, room, within)
         except DecodeError as error:
             raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
 
@@ -293,16 +302,24 @@ class _Worker:
 
     Attributes:
         reader: of the pool.
-        sources: the files with the new blobs, each mapped once and not for each blob.
+        sources: the files with the newest blobs, each mapped once and not for each blob.
         chunk: memory for what is read back.
         room, kept: memory for bases, and those that are in it.
     """
 
     reader: Reader
-    sources: Sequence[memoryview]
+    sources: dict[str, memoryview] = field(default_factory=dict)
     chunk: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
     room: memoryview = field(default_factory=lambda: memoryview(np.empty(_KEEP, np.uint8)))  # type: ignore[arg-type]
     kept: dict[bytes, memoryview] = field(default_factory=dict)
+
+    def view(self, source: FileRange) -> memoryview:
+        """The bytes of a new blob."""
+        if source.path not in self.sources:
+            if len(self.sources) == _MAPS:
+                self.sources.clear()
+            self.sources[source.path] = map_file(source.path)
+        return source.view()
 
     def base(self, digest: bytes, where: FileRange | Stored) -> memoryview | None:
         """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
@@ -334,7 +351,7 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
         FileAccessError, TransferError: reading or writing fails.
     """
     objects = Objects(url, options)
-    worker = _Worker(Reader(objects), [map_file(path) for path in {job.part.source.path for job in jobs}])
+    worker = _Worker(Reader(objects))
     return _packed(objects, (_store(job, worker) for job in jobs))
 
 
@@ -372,7 +389,7 @@ def _packed(objects: Objects, items: Iterable[tuple[Stored, _Bytes]]) -> list[St
 
 def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
     """A blob as it is stored, with its row."""
-    part, data = job.part, job.part.source.view()
+    part, data = job.part, worker.view(job.part.source)
     row = Stored(
         *(part.digest, len(data), part.dtype, part.shape, "raw", None, b"", 0, 0, int(time.time()), part.check)
     )
@@ -387,6 +404,9 @@ def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
         raise DataChangedError(f"{part.source.path}: the file changed while it was added")
     if made is not None and base is not None:
         return _against(made, job, row, encoding), made.factors + stored
+    if part.has_rows:
+        kept = pieces_of(data, part.dtype, part.shape)
+        row = row._replace(piece_keys=kept.keys.tolist(), piece_places=kept.places.tolist())
     return row._replace(encoding=encoding, sketch=part.sketch or None), stored
 
 

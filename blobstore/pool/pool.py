@@ -345,7 +345,7 @@ class Pool:
             """
             WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT a FROM live)),
             chosen AS (
-                SELECT size, encoding, length FROM blobs WHERE digest IN (SELECT digest FROM needed)
+                SELECT size, regexp_replace(encoding, '^slice:[0-9:]*', 'slice') AS encoding, length FROM blobs WHERE digest IN (SELECT digest FROM needed)
                 QUALIFY 1 = row_number() OVER (PARTITION BY digest ORDER BY length, pack)
             )
             SELECT encoding, count(*), sum(size)::BIGINT, sum(length)::BIGINT FROM chosen GROUP BY encoding ORDER BY 3 DESC

@@ -16,7 +16,7 @@ from blobstore.pool.packs import Job, Stored
 from blobstore.pool.scan import ScannedPart
 from blobstore.pool.tables import Tables, short_key
 
-__all__ = ["stored_rows", "with_bases"]
+__all__ = ["BLOB_COLUMNS", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
 
 _SHORT = 32
 _PUSHED = 50  # as many rows the engine reads without those around them
@@ -24,13 +24,14 @@ _SOURCES = 4096  # of one type and size, the newest
 _NEWEST = 256  # of one kind
 _ALIKE = 16  # bits of two signatures that differ; of unrelated blobs, 32 do
 _MOST_ALIKE = 8  # of one kind, for each new blob
-_NARROW = {"bfloat16", "half"}
+NARROW = {"bfloat16", "half"}
+_UNLIKE = 0.78  # of the bits of an element; what is further may be a part of something else
 _HOPELESS = 0.9  # of the bits of an element
 _EARLIER = 32  # differences against a base, the newest
 _CLEARLY = 0.8  # a smaller lead may be a chance of the samples
 _FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
-_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time, b.check"
+BLOB_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time, b.check"
 
 _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
@@ -69,18 +70,22 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
     found: dict[str, list[int]] = defaultdict(list)
     for file, row in sorted(tables.query(where, wanted=keys)):
         found[file].append(row)
-    condition = _unmarked(tables) if unmarked else "true"
+    condition = is_unmarked(tables) if unmarked else "true"
     rows: list[Stored] = []
     for file, places in found.items():
         for first in range(0, len(places), _PUSHED):
             listed = ", ".join(map(str, places[first : first + _PUSHED]))
             where = f"b.filename = ? AND b.file_row_number IN ({listed}) AND {condition}"
-            rows += (Stored.read(row) for row in tables.query(f"SELECT {_COLUMNS} FROM blobs b WHERE {where}", file))
+            rows += (
+                Stored.read(row) for row in tables.query(f"SELECT {BLOB_COLUMNS} FROM blobs b WHERE {where}", file)
+            )
     wanted = (row for row in rows if row.digest in digests)
     return sorted(wanted, key=lambda row: (row.pack not in gone, -row.length, row.pack))
 
 
-def with_bases(tables: Tables, parts: Sequence[ScannedPart]) -> list[Job]:
+def with_bases(
+    tables: Tables, parts: Sequence[ScannedPart], slices: Mapping[bytes, tuple[Stored, tuple[str, ...]]]
+) -> list[Job]:
     """How to store new blobs: each against the closest one that is stored whole, if there is one that is close.
 
     A base is never a difference itself. A blob of the same call can be a base for those that follow.
@@ -90,8 +95,12 @@ def with_bases(tables: Tables, parts: Sequence[ScannedPart]) -> list[Job]:
     the last ones would have. Around a base of which fine-tunes go in all directions, none would: two of them are
     further from each other than from the base. What would have saved less than a fifth of itself does not count, nor what is
     close to another base by now; so the same differences do not ask for a second base.
+
+    Args:
+        parts: the new blobs.
+        slices: by their digests, of which stored ones they are nearly slices, and the steps that take these.
     """
-    choice = _Choice(tables, [part for part in parts if part.sketch])
+    choice = _Choice(tables, [part for part in parts if part.sketch], slices)
     jobs = {part.digest: choice.job(part) if part.sketch else Job(part) for part in sorted(parts, key=_rank)}
     return [jobs[part.digest] for part in parts]
 
@@ -99,7 +108,13 @@ def with_bases(tables: Tables, parts: Sequence[ScannedPart]) -> list[Job]:
 class _Choice:
     """Chooses bases for new blobs, one blob after the other: each that is stored whole can be a base for those that follow."""
 
-    def __init__(self, tables: Tables, parts: Sequence[ScannedPart]) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        parts: Sequence[ScannedPart],
+        slices: Mapping[bytes, tuple[Stored, tuple[str, ...]]],
+    ) -> None:
+        self._slices = slices
         stored = _candidates(tables, parts)
         sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts}.items()}
         self._short = {part.digest: _short(part, sets[_kind(part)]) for part in parts}
@@ -116,15 +131,18 @@ class _Choice:
         derived = self._derivations.find(part) if found.is_far else None
         if derived is not None and (QUANT in derived.steps or derived.share < found.share):
             return Job(part, (derived.base.digest, derived.base.where), derived.steps, derived.shape)
+        if part.digest in self._slices and found.is_far:
+            base, steps = self._slices[part.digest]
+            return Job(part, (base.digest, base), steps)
         nearest = found.nearest
         differences = self._earlier[nearest.digest, part.dtype] if nearest is not None else []
         if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
             whole = Candidate(part.digest, part.source, part.sketch, *_kind(part))
             self._new[_kind(part)].append(whole)
             self._derivations.add(whole)
-            return Job(part)
+            return Job(part, is_alone=found.share > _UNLIKE)
         differences.append(part.sketch)
-        return Job(part, (nearest.digest, nearest.where), nearest.steps)
+        return Job(part, (nearest.digest, nearest.where), nearest.steps, is_alone=found.share > _UNLIKE)
 
 
 def _rank(part: ScannedPart) -> int:
@@ -158,7 +176,7 @@ def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, lis
 
 def _kinds(part: ScannedPart) -> list[_Kind]:
     """The kinds of blobs that a new one may be close to."""
-    wide = [("float", part.shape, 2 * part.size)] if part.dtype in _NARROW else []
+    wide = [("float", part.shape, 2 * part.size)] if part.dtype in NARROW else []
     return [_kind(part), *wide]
 
 
@@ -177,7 +195,7 @@ def _newest(matching: str, alike: str, most: int) -> str:
     """
 
 
-def _unmarked(tables: Tables) -> str:
+def is_unmarked(tables: Tables) -> str:
     """The condition that the pack of a row `b` of blobs is not condemned; where none is, it costs nothing."""
     if not tables.query("SELECT 1 FROM marks LIMIT 1"):
         return "true"
@@ -196,8 +214,8 @@ def _whole(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]
     rows = tables.query(
         f"""
         WITH places AS ({places})
-        SELECT {_COLUMNS}, b.sketch FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
-        WHERE b.sketch IS NOT NULL AND {_unmarked(tables)}
+        SELECT {BLOB_COLUMNS}, b.sketch FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
+        WHERE b.sketch IS NOT NULL AND {is_unmarked(tables)}
         """,
         **given,
     )
@@ -210,7 +228,7 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
     found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
     if wanted := [(short_key(digest),) for digest in bases]:
         newest = f"""
-            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {_unmarked(tables)}
+            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
             QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
         """
         rows = tables.query(
@@ -245,7 +263,7 @@ def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> 
     length = len(part.sketch)
     bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == length]
     sketches = b"".join(one.sketch for one in bases)
-    if part.dtype in _NARROW:
+    if part.dtype in NARROW:
         wide = [
             one for one in candidates.get(("float", part.shape, 2 * part.size), ()) if len(one.sketch) == 2 * length
         ]

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from blobstore.core.memory.mapped_file import map_file, named, read_pieces
 from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
+from blobstore.pool.pieces import LEAST
 
-__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "scan", "sketched"]
+__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "scan", "scan_parts", "sketched"]
 
 SEED = 8
 """Bytes of a check that say how it was made."""
@@ -68,6 +69,7 @@ class ScannedPart:
         dtype, shape, order: as in the tables.
         sketch: some of its elements; empty if it is small.
         check: of its bytes, as `checked` makes it.
+        tensor_shape: of the tensor of which this is a part, if it is one.
     """
 
     source: FileRange
@@ -78,11 +80,17 @@ class ScannedPart:
     order: str
     sketch: bytes
     check: bytes
+    tensor_shape: str = ""
 
     @property
     def size(self) -> int:
         """Bytes of the blob."""
         return self.source.stop - self.source.start
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it may have rows in common with others."""
+        return bool(self.dtype) and not self.order and self.size >= LEAST
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,36 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes, check: byt
         _sketch(view, element(dtype)[0]) if is_blob and len(view) >= SKETCHED else b"",
         check,
     )
+
+
+def scan_parts(part: ScannedPart, cuts: Sequence[tuple[int, str]]) -> list[ScannedPart]:
+    """Take a tensor apart.
+
+    Args:
+        part: the tensor.
+        cuts: where each part ends, in bytes, and its shape.
+
+    Raises:
+        DataChangedError: the file changed since it was scanned.
+    """
+    view, start, seed = part.source.view(), 0, part.check[:SEED]
+    whole, parts = _check(seed), []
+    for stop, shape in cuts:
+        digest, check = hashlib.sha256(), _check(seed)
+        for piece in read_pieces(view[start:stop]):
+            for hasher in (digest, check, whole):
+                hasher.update(piece)
+        source = FileRange(part.source.path, part.source.start + start, part.source.start + stop)
+        sketch = _sketch(view[start:stop], element(part.dtype)[0]) if stop - start >= SKETCHED else b""
+        own = ScannedPart(
+            *(source, digest.digest(), part.tensors, part.dtype, shape, part.order, sketch, seed + check.digest()),
+            tensor_shape=part.shape,
+        )
+        parts.append(own)
+        start = stop
+    if seed + whole.digest() != part.check:
+        raise DataChangedError(f"{part.source.path}: the file changed while it was added")
+    return parts
 
 
 def _sketch(view: memoryview, width: int) -> bytes:

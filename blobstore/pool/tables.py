@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
 from blobstore.core.errors import (
@@ -46,7 +48,7 @@ from blobstore.storage.reasons import of_system, reason, refused
 try:
     import deltalake
     import duckdb
-    from arro3.core import Array, DataType, Field, Schema
+    from arro3.core import Array, DataType, Field, Schema, list_array
     from arro3.core import Table as ArrowTable
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
@@ -61,6 +63,7 @@ DESCRIPTION = "pool.json"
 """What says that there is a pool, and its format."""
 
 _TEXT, _BYTES, _NUMBER = DataType.utf8(), DataType.binary(), DataType.int64()
+_NUMBERS = DataType.list(Field("element", _NUMBER, nullable=True))
 
 _COLUMNS: dict[str, dict[str, Any]] = {
     BLOBS: {
@@ -77,6 +80,8 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "check": _BYTES,  # of the bytes, as `scan.checked` makes it, by which a base is compared faster than by its digest
         "sketch": _BYTES,  # some of its elements; null if it is small, or a difference
         "near_sketch": _BYTES,  # the same of a difference: apart, because few of them are read
+        "piece_keys": _NUMBERS,  # of a tensor that is whole, those that `pieces` keeps
+        "piece_places": _NUMBERS,
         "key": _NUMBER,  # `short_key` of the digest: an engine reads these several times as fast
         "base_key": _NUMBER,  # the same of the base
         "signature": _NUMBER,  # of the sketch, as `distances.signature` makes it; null without one
@@ -110,13 +115,15 @@ _OPTIONAL = {
     (BLOBS, "base"),
     (BLOBS, "sketch"),
     (BLOBS, "near_sketch"),
+    (BLOBS, "piece_keys"),
+    (BLOBS, "piece_places"),
     (BLOBS, "base_key"),
     (BLOBS, "signature"),
     (MARKS, "digest"),
 }
 """What may be null."""
 
-_SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}
+_SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT", id(_NUMBERS): "BIGINT[]"}
 _IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CHECKPOINT = "50"
@@ -320,7 +327,7 @@ class Tables:
         The engine would write it, too. But if the store refuses that, the engine's own threads print a trace.
         """
         arrays = [
-            Array(list(column), kind)
+            _lists(column) if kind is _NUMBERS else Array(list(column), kind)
             for column, kind in zip(zip(*rows, strict=True), _COLUMNS[table].values(), strict=True)
         ]
         name = f"part-{uuid.uuid4()}.zstd.parquet"
@@ -585,6 +592,13 @@ def _column(table: str, name: str) -> str:
 
 def _schema(table: str) -> Any:
     return Schema([Field(name, kind, nullable=True) for name, kind in _COLUMNS[table].items()])
+
+
+def _lists(column: Sequence[Sequence[int] | None]) -> Any:
+    ends = np.cumsum([0, *(len(one or ()) for one in column)], dtype="<i4")
+    numbers = Array([number for one in column for number in one or ()], _NUMBER)
+    nulls = Array([one is None for one in column], DataType.bool())
+    return list_array(Array.from_numpy(ends), numbers, type=_NUMBERS, mask=nulls)
 
 
 def _arrow(rows: Sequence[tuple[Any, ...]]) -> Any:

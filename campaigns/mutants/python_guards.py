@@ -463,6 +463,22 @@ GUARDS = (
         ("tests/pool/test_guards.py::test_what_is_stored_is_read_back",),
     ),
     Guard(
+        "pool: a tensor is taken apart as it was scanned",
+        f"{_POOL}/scan.py",
+        "scan_parts",
+        "seed + whole.digest() != part.check",
+        "False",
+        ("tests/pool/test_parts.py::test_a_file_that_changes_while_it_is_taken_apart",),
+    ),
+    Guard(
+        "pool: a slice lies in its base",
+        f"{_POOL}/derived.py",
+        "_sliced_size",
+        "part.size if part.stop <= size else None",
+        "part.size",
+        ("tests/pool/test_parts.py::test_a_slice_is_that_of_numpy",),
+    ),
+    Guard(
         "pool: a restored file has its digest",
         f"{_POOL}/contents.py",
         "hasher.hexdigest() != sha256",

@@ -116,6 +116,7 @@ def decode(
     stored: memoryview,
     base: memoryview | Iterator[memoryview] | None = None,
     room: memoryview | None = None,
+    within: range | None = None,
 ) -> Iterator[memoryview]:
     """The bytes of a blob, chunk by chunk.
 
@@ -126,6 +127,7 @@ def decode(
         base: for `near`, the bytes of the base, `size` of them; whole or as chunks.
         room: where chunks are put, unless they are stored as they are. If it has `size` bytes, they lie there one behind the
             other; if it has those of a chunk, or is missing, each is valid until the next one.
+        within: only chunks with some of these bytes are decoded; by default all. Not for `near` with a base in chunks.
 
     Raises:
         DecodeError: the stored bytes are not `size` bytes in this encoding.
@@ -139,6 +141,8 @@ def decode(
     others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
     for start, body in _bodies(stored, size):
         expected = min(CHUNK, size - start)
+        if within is not None and (start >= within.stop or start + expected <= within.start):
+            continue
         chunk = room[start : start + expected] if len(room) >= size else room[:expected]
         other = None if others is None else next(others, _NOTHING)
         try:
