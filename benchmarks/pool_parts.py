@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,15 +32,13 @@ def rows(folder: Path) -> Iterator[Row]:
     ours: list[int] = []
     with Pool(folder / "pool", create=True) as pool:
         for number, (what, path) in enumerate(versions):
-            start = time.process_time()
             added = pool.add(path, f"encoder@{number}")
-            rate = added.bytes / (time.process_time() - start) / 1e6
             ours.append(added.stored_bytes)
             figures = ", ".join(f"{name} {taken[number] / 1e6:.2f}" for name, taken in theirs.items())
             least = min((taken[number] for taken in theirs.values()), default=ours[-1])
             yield Row(
                 f"{what}, {added.bytes / 1e6:.1f} MB",
-                f"{ours[-1] / 1e6:.2f} MB ({figures}); {rate:.0f} MB for each processor second",
+                f"{ours[-1] / 1e6:.2f} MB ({figures})",
                 "at most 1.1 x the better of both",
                 ours[-1] <= _WORTH * least,
             )

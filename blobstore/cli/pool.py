@@ -29,6 +29,14 @@ Where = Annotated[
     str, typer.Argument(metavar="POOL", help="A folder, or s3://, gs:// or az:// with a bucket and a path.")
 ]
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="WORKERS",
+        help="threads:N, processes:N, or dask://HOST:PORT, whose workers see the same files and the same pool.",
+    ),
+]
 _DAYS = 86_400
 
 
@@ -40,14 +48,7 @@ def add(
         list[str], file_argument("Files, folders whose files keep their paths, and URLs of objects of a bucket.")
     ],
     reference: Annotated[str, typer.Option("--as", metavar="NAME@VERSION", help="What the version is called.")],
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            "--executor",
-            metavar="WORKERS",
-            help="threads:N, processes:N, or dask://HOST:PORT, whose workers see the same files and the same pool.",
-        ),
-    ] = None,
+    executor: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Add files as a version; the first one makes the pool. Only contents that the pool lacks are stored."""
@@ -152,11 +153,12 @@ def gc(
 def verify(
     pool: Where,
     reference: Annotated[str | None, typer.Argument(metavar="[NAME@VERSION]", help="Only this version.")] = None,
+    executor: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Read what versions need, and compare it with its digests. Exit code 1 if something is damaged or missing."""
     with _open(pool) as opened, progress_bar(hidden=as_json) as progress:
-        problems = opened.verify(reference, progress=progress)
+        problems = opened.verify(reference, progress=progress, executor=executor)
     if as_json:
         print_json([{"version": version, "problem": problem} for version, problem in problems])
     else:

@@ -19,8 +19,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.derived import needed_of_base
+from blobstore.pool.executors import run
 from blobstore.pool.overlaps import find_overlaps, take_apart
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.pieces import Pieces, pieces_of
@@ -148,23 +149,12 @@ def refuse_existing(tables: Tables, name: str, version: str) -> None:
 def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progress | None) -> list[ScannedFile]:
     done: list[ScannedFile] = []
     nbytes = 0
-    for result in _run(executor, scan, files):
+    for result in run(executor, scan, files):
         done.append(result)
         nbytes += result.size
         if progress:
             progress("reading", nbytes, max(nbytes, 1))
     return done
-
-
-def _run(executor: Executor, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-    """The results as they come; tasks that have not begun when the caller stops are cancelled."""
-    futures = [executor.submit(function, *task) for task in tasks]
-    try:
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
 
 
 def _part_rows(identity: str, name: str, version: str, scanned: Sequence[ScannedFile]) -> Iterator[tuple[Any, ...]]:
@@ -189,12 +179,12 @@ _Slices = Mapping[bytes, tuple[bytes, tuple[str, ...]]]
 def _taken_apart(tables: Tables, plan: _Plan, executor: Executor) -> tuple[_Slices, dict[bytes, list[ScannedPart]]]:
     """Slices among the new tensors and their parts; and of tensors that have several parts, these."""
     alone = [job.part for job in plan.jobs if job.is_alone and job.part.has_rows and job.part.source.path]
-    pieces = dict(_run(executor, _pieces, [(part,) for part in alone]))
+    pieces = dict(run(executor, _pieces, [(part,) for part in alone]))
     overlaps = zip(alone, find_overlaps(tables, alone, [pieces[part.digest] for part in alone]), strict=True)
     tasks = [(part, found) for part, found in overlaps if found]
     slices: dict[bytes, tuple[bytes, tuple[str, ...]]] = {}
     taken_apart: dict[bytes, list[ScannedPart]] = {}
-    for digest, parts, of_parts in _run(executor, take_apart, tasks):
+    for digest, parts, of_parts in run(executor, take_apart, tasks):
         slices.update(of_parts)
         if len(parts) > 1:
             taken_apart[digest] = parts
@@ -317,7 +307,7 @@ def _write(
     rows: list[Stored] = []
     ordered = sorted(jobs, key=_sliced_base)  # so that a worker decodes a base once
     tasks = [(objects.url, objects.options, batch) for batch in _batches(ordered)]
-    for written in _run(executor, write_pack, tasks):
+    for written in run(executor, write_pack, tasks):
         rows += written
         done += sum(row.size for row in written)
         if progress:

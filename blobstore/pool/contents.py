@@ -301,7 +301,7 @@ def _proved(
 
 def _pieces(
     contents: Iterator[Iterator[memoryview]], parts: Iterable[FilePart], name: str, size: int
-) -> Iterator[memoryview]:
+) -> Generator[memoryview]:
     end = 0
     for part in parts:
         if not end <= part.offset <= end + HOLE_LIMIT or part.offset + part.size > size:

@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, PoolError
 
-__all__ = ["open_executor"]
+__all__ = ["open_executor", "run"]
 
 _LOCAL = re.compile(r"(threads|processes):([1-9][0-9]{0,3})")
 _DASK = re.compile(r"dask://([^/@\s]+:[0-9]{1,5})")
@@ -26,10 +26,11 @@ _LOOK = 5  # seconds between two looks at its workers
 
 
 @contextlib.contextmanager
-def open_executor(text: str | None) -> Iterator[Executor]:
+def open_executor(text: str | None, undone: str = "nothing was added") -> Iterator[Executor]:
     """An executor, and its workers ended when it is left. A cluster goes on.
 
     Args:
+        undone: what the error says if workers die.
         text: `threads:N`, `processes:N` or `dask://HOST:PORT`, the address of a scheduler; None for as many threads as there
             are processors. The workers of a cluster must see the files and the pool under the same paths, and have the
             same version of this package.
@@ -43,17 +44,17 @@ def open_executor(text: str | None) -> Iterator[Executor]:
     if not isinstance(text, str):
         raise PoolError(f"{text!r} is no executor: expected one of concurrent.futures, or its name, such as threads:2")
     if local := _LOCAL.fullmatch(text):
-        with _local(local[1], int(local[2])) as executor:
+        with _local(local[1], int(local[2]), undone) as executor:
             yield executor
     elif dask := _DASK.fullmatch(text):
-        with _cluster(text, dask[1]) as executor:
+        with _cluster(text, dask[1], undone) as executor:
             yield executor
     else:
         raise PoolError(f"{text!r} names no executor: expected threads:N, processes:N or dask://HOST:PORT")
 
 
 @contextlib.contextmanager
-def _local(kind: str, number: int) -> Iterator[Executor]:
+def _local(kind: str, number: int, undone: str) -> Iterator[Executor]:
     if kind == "threads":
         with ThreadPoolExecutor(number) as threads:
             yield threads
@@ -62,11 +63,11 @@ def _local(kind: str, number: int) -> Iterator[Executor]:
         with ProcessPoolExecutor(number, mp_context=get_context("spawn")) as processes:
             yield processes
     except BrokenProcessPool:
-        raise PoolError(f"processes:{number}: a worker process died; nothing was added") from None
+        raise PoolError(f"processes:{number}: a worker process died; {undone}") from None
 
 
 @contextlib.contextmanager
-def _cluster(text: str, address: str) -> Iterator[Executor]:
+def _cluster(text: str, address: str, undone: str) -> Iterator[Executor]:
     try:
         from distributed import Client
         from distributed.comm import CommClosedError
@@ -88,21 +89,28 @@ def _cluster(text: str, address: str) -> Iterator[Executor]:
         # what it had stored `gc` removes
         yield client.get_executor(pure=False)
     except KilledWorker as error:
-        raise PoolError(
-            f"{text}: {error.last_worker.address} and workers before it died of this; nothing was added"
-        ) from None
+        raise PoolError(f"{text}: {error.last_worker.address} and workers before it died of this; {undone}") from None
     except (CommClosedError, CancelledError):
         if given_up.is_set():
-            raise PoolError(
-                f"{text}: the cluster had no workers for {_WITHOUT_WORKERS} seconds; nothing was added"
-            ) from None
-        raise PoolError(f"{text}: the scheduler went away, or ended the work; nothing was added") from None
+            raise PoolError(f"{text}: the cluster had no workers for {_WITHOUT_WORKERS} seconds; {undone}") from None
+        raise PoolError(f"{text}: the scheduler went away, or ended the work; {undone}") from None
     finally:
         ended.set()
         watch.join()
         client.close()
         for logger in quiet:
             logger.removeFilter(_nothing)
+
+
+def run(executor: Executor, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """The results as they come; tasks that have not begun when the caller stops are cancelled."""
+    futures = [executor.submit(function, *task) for task in tasks]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def _nothing(record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
 from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, FilePart, PoolDataMap, files_of, parts_of, restore
-from blobstore.pool.executors import open_executor
+from blobstore.pool.executors import open_executor, run
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.promises import try_new
 from blobstore.pool.scan import SKETCHED, ScannedFile
@@ -33,6 +33,7 @@ __all__ = ["Pool", "PoolStats", "Shared"]
 
 _FORMAT = "blobstore.pool.1"
 _DAY = 86_400.0
+_TASKS, _SMALLEST_TASK = 64, 1 << 28  # of `verify`: how many, and bytes of files
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Pool:
         **options: str,
     ) -> None:
         self.objects = Objects(url, options)
-        self.tables = Tables(self.objects, as_path(cache) if cache is not None else _default_cache())
+        self._cache = as_path(cache) if cache is not None else _default_cache()
+        self.tables = Tables(self.objects, self._cache)
         described = self._description()
         if described is None:
             if not create:
@@ -318,25 +320,51 @@ class Pool:
             self.objects.reserve()
         return collected
 
-    def verify(self, reference: str | None = None, progress: Progress | None = None) -> list[tuple[str, str]]:
+    def verify(
+        self,
+        reference: str | None = None,
+        progress: Progress | None = None,
+        *,
+        executor: Executor | str | None = None,
+    ) -> list[tuple[str, str]]:
         """Read everything that a version needs, or all versions, and compare it.
+
+        Args:
+            reference: only this version.
+            progress: called with bytes.
+            executor: does the work, many versions at a time, as in `add`; by default this thread does it. A worker needs memory
+                for a content and its base where a recipe needs these whole, and some MB otherwise.
 
         Returns:
             What is damaged or missing: `name@version`, and what is wrong.
+
+        Raises:
+            PoolError: there is no such version, or executor, or it died.
         """
         check_progress(progress)
         versions = [self._find(reference)] if reference is not None else self.versions()
         done, total = 0, sum(version.size for version in versions)
         problems: list[tuple[str, str]] = []
-        for version in versions:
-            try:
-                for piece in self._bytes_of(version, parts_of(self.tables, version)):
-                    done += len(piece)
-                    if progress:
-                        progress("verifying", done, total)
-            except BlobStoreError as error:
-                problems.append((f"{version.name}@{version.version}", str(error)))
-        return problems
+
+        def told(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if progress:
+                progress("verifying", done, total)
+
+        if executor is None:
+            return [problem for version in versions for problem in self.problems_of(version, told)]
+        tasks = [(self.url, self.objects.options, self._cache, some) for some in _groups(versions, total)]
+        given = (
+            contextlib.nullcontext(executor)
+            if isinstance(executor, Executor)
+            else open_executor(executor, "not everything was verified")
+        )
+        with given as workers:
+            for nbytes, found in run(workers, _verified, tasks):
+                problems += found
+                told(nbytes)
+        return sorted(problems)
 
     def stats(self) -> PoolStats:
         """How many versions and contents there are, and what they take."""
@@ -390,6 +418,15 @@ class Pool:
         )
         return Shared(total, other_total, both, close, tuple(apart))
 
+    def problems_of(self, version: Version, told: Callable[[int], None]) -> list[tuple[str, str]]:
+        """As `verify`, of one version, in this thread; `told` is called with bytes."""
+        try:
+            for piece in self._bytes_of(version, parts_of(self.tables, version)):
+                told(len(piece))
+        except BlobStoreError as error:
+            return [(f"{version.name}@{version.version}", str(error))]
+        return []
+
     def _bytes_of(self, version: Version, parts: Sequence[FilePart]) -> Iterator[memoryview]:
         """The bytes of all files of a version; each piece is valid until the next one."""
         for _, pieces in files_of(Blobs(self.objects, self.tables, (part.digest for part in parts)), version, parts):
@@ -415,6 +452,28 @@ class Pool:
             return str(described["format"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise PoolError(f"{self.objects.name('pool.json')}: this describes no pool") from None
+
+
+def _verified(
+    url: str, options: Mapping[str, str], cache: Path, versions: Sequence[Version]
+) -> tuple[int, list[tuple[str, str]]]:
+    """Bytes of versions, and what is wrong with them: what a worker does."""
+    with Pool(url, cache=cache, **options) as pool:
+        problems = [problem for version in versions for problem in pool.problems_of(version, lambda _: None)]
+    return sum(version.size for version in versions), problems
+
+
+def _groups(versions: Sequence[Version], total: int) -> Iterator[list[Version]]:
+    """Versions that a worker takes together: each opens the pool once."""
+    enough = max(total // _TASKS, _SMALLEST_TASK)
+    group: list[Version] = []
+    for version in versions:
+        group.append(version)
+        if sum(one.size for one in group) >= enough:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _default_cache() -> Path:

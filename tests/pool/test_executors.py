@@ -46,6 +46,7 @@ def test_processes(where: Place, model: Path, tmp_path: Path) -> None:
     with where.open(create=True) as pool:
         pool.add(model, "m@1", executor="processes:2")
         assert come_back(pool, "m@1", model, tmp_path / "out")
+        assert pool.verify(executor="processes:1") == []
 
 
 def die() -> None:

@@ -301,6 +301,7 @@ def test_damaged_packs_are_errors(pool: Pool, where: Place, tmp_path: Path, dama
     fresh = where.open()
     problems = dict(fresh.verify())
     assert set(problems) == {"a@1", "b@1"}
+    assert dict(fresh.verify(executor="threads:2")) == problems
     assert "packs/" in problems["a@1"]
     with pytest.raises((IntegrityError, PoolError), match="packs/"):
         fresh.get("a@1", tmp_path / "out")
