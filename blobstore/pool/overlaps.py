@@ -184,7 +184,7 @@ def _bases(tables: Tables, keys: _Places) -> Iterator[tuple[Stored, int, _Places
         SELECT {BLOB_COLUMNS}, len(b.piece_keys), f.keys, f.places
         FROM blobs b JOIN found f ON b.filename = f.file AND b.file_row_number = f.row
         """,
-        wanted=list(zip(keys.tolist(), strict=True)),
+        wanted=keys,
     )
     for *row, kept, own, places in rows:
         yield Stored.read(tuple(row)), kept, np.array(own, np.int64), np.array(places, np.int64)

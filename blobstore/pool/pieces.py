@@ -21,7 +21,7 @@ LEAST = 1 << 14
 """Bytes of the smallest tensor of which pieces are looked at."""
 
 _SIGNS = 64
-_LONGEST, _SHORTEST = 256, 16  # elements from one piece to the next
+_LONGEST, _SHORTEST = 512, 16  # elements from one piece to the next
 _ENOUGH = 64  # pieces of a tensor that are kept, about
 _MOST_APART = 6  # of 2^6 pieces one is kept
 _MIXED = 8  # signs of each kind: keys of sorted numbers or of padding say nothing
@@ -76,7 +76,7 @@ def pieces_of(data: memoryview, dtype: str, shape: str, *, dense: bool = False) 
     if len(elements) < _SIGNS:
         return Pieces(np.empty(0, np.int64), np.empty(0, np.int64))
     rows = np.lib.stride_tricks.sliding_window_view(elements, _SIGNS)[::length]
-    apart = math.log2(max(len(rows) / _ENOUGH, 1)) - (4 if dense else 0)
+    apart = math.log2(max(len(rows) / _ENOUGH, 1)) - (3 if dense else 0)
     shift = np.uint64(64 - min(max(int(apart), 0), _MOST_APART))
     found = [_kept(rows[first : first + _TOGETHER], shift) for first in range(0, len(rows), _TOGETHER)]
     keys = np.concatenate([one for one, _ in found])

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
@@ -128,6 +129,7 @@ _IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CHECKPOINT = "50"
 _RETRIES = 20
+_Keys = npt.NDArray[np.int64]
 _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL = 1 << 22  # bytes; larger files of a table stay as they are
@@ -271,7 +273,7 @@ class Tables:
         with self._lock, self._translated(table):
             return self._delta(table).transaction_version(mark) is not None
 
-    def query(self, text: str, *values: Any, **given: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def query(self, text: str, *values: Any, **given: Sequence[tuple[Any, ...]] | _Keys) -> list[tuple[Any, ...]]:
         """The rows of a query over the tables, by their names, and over rows that are given.
 
         Each table also has the columns `filename` and `file_row_number`: where a row is in the state that was seen last.
@@ -280,6 +282,7 @@ class Tables:
             text: SQL.
             values: for its question marks.
             given: tables of rows, of which all have the same number of bytes, texts or numbers; columns are a, b, c, ...
+                An array of numbers is one with the column a.
         """
         with self._lock:
             for name, rows in given.items():
@@ -601,7 +604,9 @@ def _lists(column: Sequence[Sequence[int] | None]) -> Any:
     return list_array(Array.from_numpy(ends), numbers, type=_NUMBERS, mask=nulls)
 
 
-def _arrow(rows: Sequence[tuple[Any, ...]]) -> Any:
+def _arrow(rows: Sequence[tuple[Any, ...]] | _Keys) -> Any:
+    if isinstance(rows, np.ndarray):
+        return ArrowTable.from_arrays([Array.from_numpy(rows)], schema=Schema([Field("a", _NUMBER)]))
     kinds = {bytes: _BYTES, str: _TEXT, int: _NUMBER}
     columns = list(zip(*rows, strict=True))
     fields = [Field(name, kinds[type(column[0])]) for name, column in zip("abcdef", columns, strict=False)]
