@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
+from typing import Any
 
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
@@ -455,7 +456,7 @@ class Pool:
 
 
 def _verified(
-    url: str, options: Mapping[str, str], cache: Path, versions: Sequence[Version]
+    url: str, options: Mapping[str, Any], cache: Path, versions: Sequence[Version]
 ) -> tuple[int, list[tuple[str, str]]]:
     """Bytes of versions, and what is wrong with them: what a worker does."""
     with Pool(url, cache=cache, **options) as pool:
