@@ -137,12 +137,14 @@ void MappedCache::throw_shared(const Slot& slot, const std::string& other) const
       other);
 }
 
-/// Allocate all memory that the commit takes, so that nothing can fail once the bytes change.
+/// Allocate all memory that the commit takes, and see that the pages are there, so that nothing can fail once bytes
+/// change.
 std::vector<MappedCache::Prepared> MappedCache::prepare(
     const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
   std::vector<Prepared> prepared(slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
     const Slot& slot = *slots[i];
+    blobs_.check_length(slot);
     if (slot.dirty || slot.size == 0) {
       continue;
     }

@@ -62,6 +62,13 @@ class PlacedBlobs {
   const std::deque<Source>& sources() const { return sources_; }
   const Source& source_of(const Slot& slot) const { return sources_[slot.source]; }
   const PtdSegment& segment_of(const Slot& slot) const { return source_of(slot).table.segments[slot.segment]; }
+  /// @throws Error FileAccess: the file was truncated, also if the bytes in memory are newer: the system takes those
+  /// pages, too.
+  void check_length(const Slot& slot) const {
+    if (slot.pages) { // otherwise the bytes are in memory of their own
+      source_of(slot).file.check_length(segment_of(slot).start + slot.size);
+    }
+  }
 
   /// Whether two keys have the same bytes in a file.
   bool shares_segments() const { return shares_segments_; }

@@ -53,9 +53,7 @@ class StagedRevert final : public StagedCommit {
   StagedRevert(const BlobCache& owner, const PlacedBlobs& blobs, uint64_t version, const std::vector<Slot*>& slots)
       : owner_(owner), blobs_(blobs), version_(version), slots_(slots.begin(), slots.end()) {
     for (const Slot* slot : slots) {
-      if (slot->pages) { // otherwise the bytes are in memory
-        blobs.source_of(*slot).file.check_length(blobs.segment_of(*slot).start + slot->size);
-      }
+      blobs.check_length(*slot);
     }
     std::sort(slots_.begin(), slots_.end());
   }
