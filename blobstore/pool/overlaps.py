@@ -23,7 +23,7 @@ from blobstore.pool.scan import ScannedPart, scan_parts
 from blobstore.pool.slices import Slice
 from blobstore.pool.tables import Tables
 
-__all__ = ["Overlap", "find_overlaps", "take_apart"]
+__all__ = ["SharedRows", "find_overlaps", "take_apart"]
 
 _BASES = 4096  # those with the most pieces in common with a version
 _LONG = 16  # times the distance between two pieces that are kept
@@ -33,7 +33,7 @@ _LEAST = 1 << 13  # bytes of an overlap
 _Places = npt.NDArray[np.int64]
 
 
-class Overlap(NamedTuple):
+class SharedRows(NamedTuple):
     """What a new tensor and a stored one have in common, or nearly.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Shift(NamedTuple):
         rows = self.base.size // element(self.base.dtype)[0] // self.row
         return max(self.down, 0) * self.new_row, (self.down + rows) * self.new_row
 
-    def overlap(self, start: int, stop: int, dtype: str) -> Overlap | None:
+    def overlap(self, start: int, stop: int, dtype: str) -> SharedRows | None:
         """The whole rows between two elements of the new tensor; None if there are none."""
         first, last = -(-start // self.new_row), stop // self.new_row
         if first >= last:
@@ -84,14 +84,14 @@ class _Shift(NamedTuple):
         steps = () if taken.size == self.base.size else (taken.recipe,)
         if self.base.dtype != dtype:
             steps = (*steps, f"cast:{dtype}")
-        return Overlap(first * self.new_row, last * self.new_row, self.base, steps)
+        return SharedRows(first * self.new_row, last * self.new_row, self.base, steps)
 
 
 _Pairs = tuple[Stored, float, _Places, _Places]
 """A stored tensor, how far its pieces are apart, and the places of pairs: in the new one and in itself."""
 
 
-def find_overlaps(tables: Tables, parts: Sequence[ScannedPart], pieces: Sequence[Pieces]) -> list[list[Overlap]]:
+def find_overlaps(tables: Tables, parts: Sequence[ScannedPart], pieces: Sequence[Pieces]) -> list[list[SharedRows]]:
     """The overlaps of new tensors, in order; none of a tensor that is nearly as large and as wide as its only one.
 
     Args:
@@ -112,7 +112,7 @@ def _apart(blob: ScannedPart | Stored, pieces: int) -> float:
 
 
 def take_apart(
-    part: ScannedPart, overlaps: Sequence[Overlap]
+    part: ScannedPart, overlaps: Sequence[SharedRows]
 ) -> tuple[bytes, list[ScannedPart], dict[bytes, tuple[bytes, tuple[str, ...]]]]:
     """A new tensor as parts: its overlaps with stored ones, and what is between these.
 
@@ -124,7 +124,7 @@ def take_apart(
     """
     width, end = element(part.dtype)[0], 0
     row = row_length(part.shape, part.size // width)
-    pieces: list[tuple[int, str, Overlap | None]] = []
+    pieces: list[tuple[int, str, SharedRows | None]] = []
     for one in (*overlaps, None):
         start = part.size // width if one is None else one.start
         if start > end:
@@ -225,7 +225,7 @@ class _Found:
     """
 
     def __init__(self, part: ScannedPart, pairs: Sequence[_Pairs], apart: float) -> None:
-        self.overlaps: list[Overlap] = []
+        self.overlaps: list[SharedRows] = []
         self._part = part
         self._width = element(part.dtype)[0]
         self._count = part.size // self._width

@@ -235,9 +235,16 @@ GUARDS = (
     Guard(
         "a staged file is synced before it has its name",
         "blobstore/core/disk/staging.py",
-        "staged.sync()",
+        "if staged.scratch is None:\n    with named(staged.target):\n        staged.sync()",
         _ORDER,
-        mutant="None",
+        mutant="pass",
+    ),
+    Guard(
+        "a staged file with a name of its own is synced before it is closed",
+        "blobstore/core/disk/staging.py",
+        "staged.sync()\nstaged.close()",
+        _ORDER,
+        mutant="staged.close()",
     ),
     Guard(
         "the journal is on the disk before the first rename",
@@ -465,18 +472,15 @@ GUARDS = (
     Guard(
         "pool: a tensor is taken apart as it was scanned",
         f"{_POOL}/scan.py",
-        "scan_parts",
         "seed + whole.digest() != part.check",
-        "False",
         ("tests/pool/test_parts.py::test_a_file_that_changes_while_it_is_taken_apart",),
     ),
     Guard(
         "pool: a slice lies in its base",
         f"{_POOL}/derived.py",
-        "_sliced_size",
         "part.size if part.stop <= size else None",
-        "part.size",
         ("tests/pool/test_parts.py::test_a_slice_is_that_of_numpy",),
+        "part.size",
     ),
     Guard(
         "pool: a restored file has its digest",

@@ -63,6 +63,7 @@ def test_tensors_without_a_file(plain: Any) -> None:
     close(method(*X), merged(1, 0))
 
 
+@pytest.mark.long
 def test_last_in_first_out(plain: Any) -> None:
     """Adapters in the same weights are undone in reverse order."""
     cache, method = open_plain(plain)

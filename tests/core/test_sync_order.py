@@ -58,11 +58,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def group(folder: Path) -> None:
+def group(folder: Path, *, many: bool = False) -> None:
     """Files in two folders, one of them old."""
     (folder / "b").mkdir()
     (folder / "x").write_bytes(b"old")
-    with Staging() as staging:
+    with Staging(folder=folder, many=True) if many else Staging() as staging:
         for name in ("x", "b/y"):
             with staging.open(folder / name) as file:
                 file.write(b"new")
@@ -74,6 +74,12 @@ def test_a_group_of_files(calls: Calls, tmp_path: Path) -> None:
     calls.check("x", "y")
     names = [path.name if path.suffix != ".journal" else "journal" for path in calls.renamed]
     assert names == ["journal", "journal", "x", "y"]
+
+
+def test_a_group_of_many_files(calls: Calls, tmp_path: Path) -> None:
+    """They are closed before the group is whole, but not before they are on the disk (B5)."""
+    group(tmp_path, many=True)
+    calls.check("x", "y")
 
 
 def test_the_journal_is_on_the_disk_before_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ PeftFolder::PeftFolder(const std::string& path) {
     throw_error_in(
         ErrorKind::Adapter,
         path,
-        "adapter_model.bin is a pickle, which may run code; save it with safe_serialization=True");
+        "adapter_model.bin is a pickle, which may run code; save it as safetensors");
   }
   file_ = File(name, /*writable=*/false);
   size_ = file_.size();

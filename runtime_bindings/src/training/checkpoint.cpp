@@ -205,8 +205,11 @@ Listed read_listed(JsonReader& json) {
     }
   };
   const size_t parts = read_items(json, {[&] { listed.digest = read_text(json); }, read_place});
-  if (parts == 0 || parts > 2) {
-    throw_format_error(parts == 0 ? "a tensor has no digest" : "a tensor has too many parts");
+  if (parts == 0) {
+    throw_format_error("a tensor has no digest");
+  }
+  if (parts > 2) {
+    throw_format_error("a tensor has too many parts");
   }
   return listed;
 }

@@ -330,7 +330,7 @@ def test_two_processes_at_once(lowered, check, tmp_path):
 
 def test_folders_keep_their_structure(lowered, check, tmp_path):
     """A program keeps its place below the folder that was given (B1)."""
-    models = {"v1/model": lowered.mlp(seed=1), "v2/model": lowered.mlp(seed=2), "top": lowered.decoder()}
+    models = {"v1/model": lowered.mlp(seed=1), "v2/model": lowered.mlp(seed=2), "top": lowered.mlp(seed=3)}
     for name, model in models.items():
         write(model, tmp_path / "models" / f"{name}.pte")
     blobstore.save_file({"more": b"data"}, tmp_path / "models" / "v1" / "more.ptd")

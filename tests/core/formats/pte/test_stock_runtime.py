@@ -48,6 +48,7 @@ def test_nothing_moved_is_the_same_file(slim, name):
     assert target.read_bytes() == pte
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["constant", "state", "named_data"])
 @pytest.mark.parametrize("name", ["initial state", "named state", "two delegated methods"])
 def test_one_kind_moved(check_same_outputs, name, kind):
@@ -98,6 +99,7 @@ def test_layout_of_channels_last():
     assert torch.equal(values.permute(0, 3, 1, 2), models.ChannelsLast().weight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_read_is_what_executorch_reads(name):
     pte = CASES[name]().pte
