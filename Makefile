@@ -169,7 +169,7 @@ $(VENV)/.demo-runtime: $(VENV)/.demo
 $(VENV)/.runtime $(VENV)/.demo-runtime: $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --no-deps \
-	  --no-build-isolation -C build-dir=$(BUILD) -C cmake.define.CMAKE_UNITY_BUILD=ON ./runtime_bindings
+	  --no-build-isolation -C build-dir=$(BUILD) ./runtime_bindings
 	@touch $@
 
 # The packages of one of the extras in pyproject.toml, for the targets that need them.
