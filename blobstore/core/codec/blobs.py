@@ -139,10 +139,8 @@ def decode(
         return
     room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
     others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
-    for start, body in _bodies(stored, size):
+    for start, body in _bodies(stored, size, within or range(size)):
         expected = min(CHUNK, size - start)
-        if within is not None and (start >= within.stop or start + expected <= within.start):
-            continue
         chunk = room[start : start + expected] if len(room) >= size else room[:expected]
         other = None if others is None else next(others, _NOTHING)
         try:
@@ -152,8 +150,8 @@ def decode(
         yield chunk
 
 
-def _bodies(stored: memoryview, size: int) -> Iterator[tuple[int, memoryview]]:
-    """Where each chunk of a blob begins, and what is stored for it, without its length."""
+def _bodies(stored: memoryview, size: int, within: range) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk with some of the bytes `within` begins, and what is stored for it, without its length."""
     at = 0
     for start in range(0, size, CHUNK):
         head = stored[at : at + _LENGTH.size]
@@ -162,7 +160,8 @@ def _bodies(stored: memoryview, size: int) -> Iterator[tuple[int, memoryview]]:
         if not 0 < length == len(body) or length > LARGEST_CHUNK:
             raise DecodeError(f"a chunk of {length} bytes at byte {start}, of which {len(body)} are there")
         at += _LENGTH.size + length
-        yield start, body
+        if start < within.stop and start + CHUNK > within.start:
+            yield start, body
     if at != len(stored):
         raise DecodeError(f"{len(stored) - at} bytes behind the last chunk")
 

@@ -90,6 +90,12 @@ class Polled:
     age: int
 
 
+def _redirected(url: str, response: urllib3.BaseHTTPResponse) -> str:
+    if not (location := response.headers.get("Location")):
+        raise TransferError(f"{url}: a redirect that leads nowhere")
+    return joined(url, location)
+
+
 class Client:
     """Connections to servers; it may be used by several threads.
 
@@ -171,9 +177,7 @@ class Client:
                         raise InterruptedTransferError(f"{url}: the server asks for credentials again")
                     continue
                 if status in _REDIRECTS and method in {"GET", "HEAD"}:
-                    if not (location := response.headers.get("Location")):
-                        raise TransferError(f"{url}: a redirect that leads nowhere")
-                    url = joined(url, location)
+                    url = _redirected(url, response)
                     trusted = trusted and origin(url) == first
                     continue
                 self._refuse(method, url, response)

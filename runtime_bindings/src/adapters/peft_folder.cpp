@@ -459,9 +459,7 @@ PeftFolder::PeftFolder(const std::string& path) {
   const auto has = [&](std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); };
   if (has("adapter_model.bin") && !has("adapter_model.safetensors")) {
     throw_error_in(
-        ErrorKind::Adapter,
-        path,
-        "adapter_model.bin is a pickle, which may run code; save it as safetensors");
+        ErrorKind::Adapter, path, "adapter_model.bin is a pickle, which may run code; save it as safetensors");
   }
   file_ = File(name, /*writable=*/false);
   size_ = file_.size();
