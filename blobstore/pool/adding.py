@@ -29,7 +29,7 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.derived import needed_of_base
-from blobstore.pool.executors import run
+from blobstore.pool.executors import batches, run
 from blobstore.pool.overlaps import find_overlaps, take_apart
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.pieces import Pieces, pieces_of
@@ -306,7 +306,8 @@ def _write(
     total, done = sum(job.part.size for job in jobs), 0
     rows: list[Stored] = []
     ordered = sorted(jobs, key=_sliced_base)  # so that a worker decodes a base once
-    tasks = [(objects.url, objects.options, batch) for batch in _batches(ordered)]
+    enough = min(max(-(-total // _PACKS), _SMALLEST), _LARGEST)
+    tasks = [(objects.url, objects.options, batch) for batch in batches(ordered, lambda job: job.part.size, enough)]
     for written in run(executor, write_pack, tasks):
         rows += written
         done += sum(row.size for row in written)
@@ -320,18 +321,3 @@ def _sliced_base(job: Job) -> bytes:
     """The base of which a job needs a part; nothing if it needs all of one, or none."""
     is_slice = job.base is not None and job.steps and needed_of_base(job.steps[0]) is not None
     return job.base[0] if is_slice and job.base else b""
-
-
-def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    total = sum(job.part.size for job in jobs)
-    enough = min(max(-(-total // _PACKS), _SMALLEST), _LARGEST)
-    batch: list[Job] = []
-    nbytes = 0
-    for job in jobs:
-        batch.append(job)
-        nbytes += job.part.size
-        if nbytes >= enough:
-            yield batch
-            batch, nbytes = [], 0
-    if batch:
-        yield batch

@@ -7,16 +7,18 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, PoolError
 
-__all__ = ["open_executor", "run"]
+__all__ = ["batches", "open_executor", "run"]
+
+_Item = TypeVar("_Item")
 
 _LOCAL = re.compile(r"(threads|processes):([1-9][0-9]{0,3})")
 _DASK = re.compile(r"dask://([^/@\s]+:[0-9]{1,5})")
@@ -26,19 +28,22 @@ _LOOK = 5  # seconds between two looks at its workers
 
 
 @contextlib.contextmanager
-def open_executor(text: str | None, undone: str = "nothing was added") -> Iterator[Executor]:
-    """An executor, and its workers ended when it is left. A cluster goes on.
+def open_executor(text: Executor | str | None, undone: str = "nothing was added") -> Iterator[Executor]:
+    """An executor, and its workers ended when it is left. A cluster goes on, and so does what is an executor already.
 
     Args:
+        text: an executor, `threads:N`, `processes:N` or `dask://HOST:PORT`, the address of a scheduler; None for as many threads
+            as there are processors. The workers of a cluster must see the files and the pool under the same paths, and have
+            the same version of this package.
         undone: what the error says if workers die.
-        text: `threads:N`, `processes:N` or `dask://HOST:PORT`, the address of a scheduler; None for as many threads as there
-            are processors. The workers of a cluster must see the files and the pool under the same paths, and have the
-            same version of this package.
 
     Raises:
         PoolError: it is none of these, no scheduler answers, or inside the block: workers died.
         MissingDependencyError: `distributed` is not installed.
     """
+    if isinstance(text, Executor):
+        yield text
+        return
     if text is None:
         text = f"threads:{os.cpu_count() or 1}"
     if not isinstance(text, str):
@@ -111,6 +116,20 @@ def run(executor: Executor, function: Callable[..., Any], tasks: Sequence[tuple[
     finally:
         for future in futures:
             future.cancel()
+
+
+def batches(items: Iterable[_Item], size: Callable[[_Item], int], enough: int) -> Iterator[list[_Item]]:
+    """Items that a worker takes together: as many as have `enough` bytes."""
+    batch: list[_Item] = []
+    nbytes = 0
+    for item in items:
+        batch.append(item)
+        nbytes += size(item)
+        if nbytes >= enough:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
 
 
 def _nothing(record: logging.LogRecord) -> bool:

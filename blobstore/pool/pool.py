@@ -22,7 +22,7 @@ from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
 from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, FilePart, PoolDataMap, files_of, parts_of, restore
-from blobstore.pool.executors import open_executor, run
+from blobstore.pool.executors import batches, open_executor, run
 from blobstore.pool.inputs import BucketFile, bucket_files, fetched, files_read_before, is_url
 from blobstore.pool.promises import try_new
 from blobstore.pool.scan import SKETCHED, ScannedFile
@@ -226,8 +226,7 @@ class Pool:
     ) -> Added:
         check_progress(progress)
         self.objects.reserve()  # versions never take the room with which others are freed
-        given = contextlib.nullcontext(executor) if isinstance(executor, Executor) else open_executor(executor)
-        with given as workers:
+        with open_executor(executor) as workers:
             added = add_version(
                 self.objects, self.tables, files, name, version, workers, progress, before=before, origins=origins
             )
@@ -355,13 +354,10 @@ class Pool:
 
         if executor is None:
             return [problem for version in versions for problem in self.problems_of(version, told)]
-        tasks = [(self.url, self.objects.options, self._cache, some) for some in _groups(versions, total)]
-        given = (
-            contextlib.nullcontext(executor)
-            if isinstance(executor, Executor)
-            else open_executor(executor, "not everything was verified")
-        )
-        with given as workers:
+        enough = max(total // _TASKS, _SMALLEST_TASK)
+        groups = batches(versions, lambda version: version.size, enough)
+        tasks = [(self.url, self.objects.options, self._cache, some) for some in groups]
+        with open_executor(executor, "not everything was verified") as workers:
             for nbytes, found in run(workers, _verified, tasks):
                 problems += found
                 told(nbytes)
@@ -462,19 +458,6 @@ def _verified(
     with Pool(url, cache=cache, **options) as pool:
         problems = [problem for version in versions for problem in pool.problems_of(version, lambda _: None)]
     return sum(version.size for version in versions), problems
-
-
-def _groups(versions: Sequence[Version], total: int) -> Iterator[list[Version]]:
-    """Versions that a worker takes together: each opens the pool once."""
-    enough = max(total // _TASKS, _SMALLEST_TASK)
-    group: list[Version] = []
-    for version in versions:
-        group.append(version)
-        if sum(one.size for one in group) >= enough:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _default_cache() -> Path:

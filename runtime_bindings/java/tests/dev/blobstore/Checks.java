@@ -498,6 +498,10 @@ final class Checks {
       List<String> foundations = List.of(at + "foundation.ptd");
       byte[] expected = Files.readAllBytes(Path.of(at + "2.ptd")); // as Python wrote it
       same(Adapters.save(at + "saved.ptd", pair, foundations, 1), (long) expected.length);
+      fails(
+          BlobStoreException.Adapter.class,
+          () -> Adapters.save(at + "saved.ptd", pair, foundations, Double.NaN),
+          "not a finite number");
       fails(BlobStoreException.Adapter.class, () -> Adapters.save(at + "saved.ptd", Map.of(), foundations, 1));
       require(Arrays.equals(Files.readAllBytes(Path.of(at + "saved.ptd")), expected), "the file differs");
 
@@ -510,7 +514,9 @@ final class Checks {
       same(cache.blob("m.lora_a").floats()[9], 2f);
       Adapters.load(tensors, at + "1.ptd", one, 0.5);
       same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      fails(BlobStoreException.Adapter.class, () -> Adapters.setStrength(tensors, Double.NaN));
       fails(BlobStoreException.FileAccess.class, () -> Adapters.load(tensors, at + "3.ptd"));
+      fails(BlobStoreException.Adapter.class, () -> Adapters.load(tensors, at + "adapter.ptd"), "foundation");
       fails(BlobStoreException.Adapter.class, () -> Adapters.read(at + "foundation.ptd"));
       fails(BlobStoreException.Adapter.class, () -> Adapters.fingerprint(List.of()));
 
@@ -519,6 +525,8 @@ final class Checks {
       same(peft.foundation, Optional.empty());
       Adapters.load(tensors, at + "peft", OptionalDouble.of(0.25), 1);
       same(cache.blob("m.lora_b").floats()[12], 8f);
+      same(cache.blob("m.lora_b").floats()[13], 0f);
+      same(cache.blob("m.lora_a").floats()[4], 3f);
       Adapters.loadAll(tensors, List.of(at + "peft", at + "peft"), new double[] {1, -1}, OptionalDouble.of(0.5));
       same(cache.blob("m.lora_b").floats()[13], -4f);
 
@@ -528,9 +536,15 @@ final class Checks {
       same(cache.blob("m.lora_b").floats()[13], 0.5f);
       fails(
           BlobStoreException.Adapter.class,
+          () -> Adapters.loadAll(tensors, List.of(at + "1.ptd", at + "2.ptd"), new double[] {1, 1}, one));
+      fails(
+          BlobStoreException.Adapter.class,
           () -> Adapters.loadAll(tensors, List.of(at + "1.ptd"), new double[] {1, 1}, one),
           "1 adapters and 2 strengths");
       fails(BlobStoreException.Adapter.class, () -> Adapters.setStrengths(tensors, 1, 1));
+      same(cache.blob("m.lora_b").floats()[13], 0.5f);
+      Adapters.loadAll(tensors, List.of(), new double[] {}, one);
+      same(cache.blob("m.lora_b").floats()[13], 0f);
     }
   }
 
