@@ -19,7 +19,10 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError
+from blobstore.core.files import save
 from blobstore.core.tools.convert import convert
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from blobstore.training import TrainingProgram, lower_training
@@ -132,6 +135,19 @@ def _write_group(folder: Path, value: int) -> None:
     store.write(folder / "out")
 
 
+def _prepare_many(folder: Path) -> None:
+    (folder / "out" / "sub").mkdir(parents=True)
+    _write_many(folder, 1)
+
+
+def _write_many(folder: Path, value: int) -> None:
+    """As `pool get` does, in a temporary folder for all."""
+    with Staging(folder=folder / "out", many=True) as staging:
+        for name in ("x.ptd", "sub/y.ptd"):
+            with staging.open(folder / "out" / name, kind=Format.PTD) as file:
+                file.write(save(network.weights(value)))
+
+
 def _prepare_programs(folder: Path) -> None:
     for name, values in (("old", (1, 1)), ("in", (2, 2))):
         (folder / name).mkdir()
@@ -159,7 +175,7 @@ def _programs_run(folder: Path) -> None:
 
 
 def _group_opens(folder: Path) -> None:
-    for path in (folder / "out").glob("*.ptd"):
+    for path in (folder / "out").rglob("*.ptd"):
         open_ptd(path, verify=True).close()
 
 
@@ -393,6 +409,7 @@ SCENARIOS = (
         lambda folder: convert(folder / "in" / "source.ptd", folder / "out" / "model.safetensors"),
     ),
     Scenario("BlobStore.write, two tags", _prepare_group, lambda folder: _write_group(folder, 2), usable=_group_opens),
+    Scenario("many files", _prepare_many, lambda folder: _write_many(folder, 2), usable=_group_opens),
     Scenario("dedup, new", _prepare_new_programs, _dedup, usable=_programs_run),
     Scenario("dedup, over another", _prepare_programs, _dedup, usable=_programs_run),
     Scenario("cache.save", _prepare_cache, _save_cache),

@@ -114,6 +114,9 @@ class ScratchFolder:
             self._discard()
 
     def _discard(self) -> None:
-        if os.path.lexists(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        """Remove the folder. Failures are ignored, because nothing needs it any more."""
+        with contextlib.suppress(OSError):  # also of the system calls whose errors `rmtree` does not ignore
+            if os.path.lexists(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._lock.close()

@@ -71,7 +71,7 @@ class Release:
             it can be changed. `BlobCache.revert` restores the files that it was opened on, not the release.
     """
 
-    def __init__(self, directory: Path, names: list[str] | None, packed: PackedStore | None) -> None:
+    def __init__(self, directory: Path, names: list[str] | None, packed: PackedStore | None = None) -> None:
         self.directory = directory
         self._installed, self._turn = Installed(directory), threading.Lock()
         self._native: Any = native.Release.open(
@@ -80,13 +80,13 @@ class Release:
         try:
             self._enter(self._native.sha256)
             check_executorch(self._index, None, str(directory))
+            if names is None:
+                names = [file.name for file in self._index.files if file.kind == "data"]
+            paths = [self._installed.path(self._index.file(name).sha256) for name in dict.fromkeys(names)]
+            self.cache = BlobCache._around(self._native.cache, paths, packed)
         except BaseException:
             self._native.close()
             raise
-        if names is None:
-            names = [file.name for file in self._index.files if file.kind == "data"]
-        paths = [self._installed.path(self._index.file(name).sha256) for name in dict.fromkeys(names)]
-        self.cache = BlobCache._around(self._native.cache, paths, packed)
 
     def _enter(self, view: str) -> None:
         self._index = self._installed.index(view)
