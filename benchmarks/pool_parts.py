@@ -29,6 +29,7 @@ _QUERY = "attention.self.query."
 def rows(folder: Path) -> Iterator[Row]:
     versions = _versions(folder)
     theirs = {name: taken for name in _PEERS if (taken := _taken(name, versions, folder / name)) is not None}
+    has_all = len(theirs) == len(_PEERS)  # otherwise there is nothing to be better than
     ours: list[int] = []
     with Pool(folder / "pool", create=True) as pool:
         for number, (what, path) in enumerate(versions):
@@ -39,8 +40,8 @@ def rows(folder: Path) -> Iterator[Row]:
             yield Row(
                 f"{what}, {added.bytes / 1e6:.1f} MB",
                 f"{ours[-1] / 1e6:.2f} MB ({figures})",
-                "at most 1.1 x the better of both",
-                ours[-1] <= _WORTH * least,
+                "at most 1.1 x the better of both" if has_all else "",
+                not has_all or ours[-1] <= _WORTH * least,
             )
         assert pool.verify() == []
     paths = [path for _, path in versions]
