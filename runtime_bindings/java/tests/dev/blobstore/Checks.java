@@ -498,10 +498,7 @@ final class Checks {
       List<String> foundations = List.of(at + "foundation.ptd");
       byte[] expected = Files.readAllBytes(Path.of(at + "2.ptd")); // as Python wrote it
       same(Adapters.save(at + "saved.ptd", pair, foundations, 1), (long) expected.length);
-      fails(
-          BlobStoreException.Adapter.class,
-          () -> Adapters.save(at + "saved.ptd", pair, foundations, Double.NaN),
-          "not a finite number");
+      fails(BlobStoreException.Adapter.class, () -> Adapters.save(at + "n.ptd", pair, foundations, Double.NaN));
       fails(BlobStoreException.Adapter.class, () -> Adapters.save(at + "saved.ptd", Map.of(), foundations, 1));
       require(Arrays.equals(Files.readAllBytes(Path.of(at + "saved.ptd")), expected), "the file differs");
 
