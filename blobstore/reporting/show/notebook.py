@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from blobstore.core.notebook import Markup, block, heading, table
+from blobstore.core.notebook import Markup, block, escape, heading, table
 from blobstore.core.text import size
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.report_data import ReportData
-from blobstore.reporting.show.words import COLORS, FINDINGS, branches, headline
+from blobstore.reporting.show.words import COLORS, FINDINGS, branches, headline, in_pool
 
 __all__ = ["summary"]
 
@@ -27,6 +27,8 @@ def summary(report: ReportData) -> str:
         )
         columns = ("what", "findings", "adds to total")
         parts += [_bar(report), table(columns, kinds, len(report.by_kind), numbers=columns[1:])]
+    if (pool := report.pool) is not None:
+        parts.append(Markup(f"<p>{in_pool(pool)}: <code>{escape(pool.command)}</code></p>"))
     folders = branches(report.folders)
     names = short_paths([file.path for file in report.files])
     items = [(folder.path, folder.bytes, folder.saves) for folder in folders if "/" not in folder.path] or [

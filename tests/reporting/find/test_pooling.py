@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.show.html import to_html
 from blobstore.reporting.show.lineage import find_lineage
 from tests.helpers import models
+from tests.reporting.browsing import browsing
 from tests.reporting.find.test_zoo import printed
 from tests.reporting.planted import Tensor, write_safetensors
 
@@ -146,7 +148,9 @@ def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
     assert advice.command in text
     assert text.index("estimated from samples, by") < text.index(advice.command) < text.index("blobstore delta")
     page = to_html(report)
-    assert f"about {size(advice.bytes)} in a pool" in page and "all 60 files (estimate)" in page
+    in_pool = f"about {size(advice.bytes)} in a pool"
+    assert in_pool in page and "all 60 files (estimate)" in page
+    assert f"{in_pool}: <code>{html.escape(advice.command)}</code>" in report._repr_html_()
     plain = json.loads(json.dumps(to_json(report)))
     pytest.importorskip("jsonschema").validate(plain, json.loads(SCHEMA.read_text()))
     assert plain["pool"] == {"command": advice.command, "bytes": advice.bytes, "is_bound": False}
@@ -155,6 +159,20 @@ def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
         from_json({**plain, "pool": {**plain["pool"], "is_bound": "false"}})
     (tmp_path / "pool").mkdir()
     assert _advice(blobstore.report("my zoo!")).command.startswith("blobstore pool add pool-2 ")
+
+
+async def test_the_browser_copies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first of its commands, which replaces no files: `a` still shows those after the others."""
+    monkeypatch.chdir(tmp_path)
+    _sixty(tmp_path / "zoo")
+    report = blobstore.report("zoo")
+    async with browsing(report, (120, 40)) as screen:
+        rows = (await screen.press("3")).rows
+        assert "60 files" in rows[0] and "blobstore pool add pool zoo --as zoo@1" in rows[0]
+        assert f"about {size(_advice(report).bytes)} in a pool, which gives" in (await screen.press("enter")).text
+        await screen.press("escape", "y")
+        assert screen.app.clipboard == _advice(report).command
+        assert (await screen.press("1", "a")).heading.startswith("after all commands: ")
 
 
 def test_no_pool_where_it_is_no_help(tmp_path: Path) -> None:

@@ -320,9 +320,13 @@ class Browser(App[None]):
         if self._view is self._commands:
             self._show_after(self._commands.chosen)
         elif self._view is self._files:
-            self._show_after(self._commands.rows[-1] if self._commands.rows and self._files.then is None else None)
+            rows = [row for row in self._commands.rows if not row.is_pool]
+            self._show_after(rows[-1] if rows and self._files.then is None else None)
 
     def _show_after(self, some: Some | None) -> None:
+        if some is not None and some.is_pool:  # the files stay as they are
+            self.action_info()
+            return
         if some is not None:
             self._files.show_after(some.commands, some.name)
         elif self._view is self._files:

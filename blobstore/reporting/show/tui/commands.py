@@ -14,7 +14,7 @@ from blobstore.reporting.show.after import after
 from blobstore.reporting.show.tui.cells import FAINT, STRONG, column, fit, folded
 from blobstore.reporting.show.tui.facts import Facts
 from blobstore.reporting.show.tui.view import Details, View
-from blobstore.reporting.show.words import by_hand, inputs
+from blobstore.reporting.show.words import by_hand, in_pool, inputs
 
 __all__ = ["Commands", "Some"]
 
@@ -30,11 +30,13 @@ class Some:
         name: how it is called.
         commands: in the order in which they are to be run.
         saves: bytes.
+        is_pool: whether it puts all files into a pool, instead of replacing some of them.
     """
 
     name: str
     commands: Sequence[str]
     saves: int
+    is_pool: bool = False
 
     @property
     def text(self) -> str:
@@ -55,11 +57,14 @@ class Commands(View):
         self.fill()
 
     def fill(self) -> None:
-        """Each command, the one that saves most first; below them all."""
-        saves = self._facts.report.commands
+        """Each command, the one that saves most first; below them all. A pool for all files comes before them."""
+        report = self._facts.report
+        saves = report.commands
         rows = [Some(f"command {number}", [one], nbytes) for number, (one, nbytes) in enumerate(saves.items(), 1)]
         if len(rows) > 1:
             rows.append(Some("all commands", list(saves), sum(saves.values())))
+        if (pool := report.pool) is not None:
+            rows.insert(0, Some(in_pool(pool), [pool.command], max(0, report.total_bytes - pool.bytes), is_pool=True))
         self.rows = rows
 
     def heading(self) -> Text:
@@ -73,7 +78,7 @@ class Commands(View):
 
     def line(self, row: Some, width: int) -> Text:
         """What it saves, how many files it reads, and both ends of it."""
-        number = sum(map(inputs, row.commands))
+        number = len(self._facts.report.files) if row.is_pool else sum(map(inputs, row.commands))
         text = Text(f"{size(row.saves):>{_SIZE + 1}}  {column(count(number, 'file'), _INPUTS)}  ")
         if len(row.commands) > 1:
             return text.append(f"all {len(row.commands)} commands", STRONG)
@@ -88,6 +93,9 @@ class Commands(View):
         if row is None:
             return None
         report = self._facts.report
+        if row.is_pool:
+            kept = Text(f"{size(report.total_bytes)} now, {row.name}, which gives every file back to the bit")
+            return Details(row.name, [kept, Text(row.text)], command=row.text)
         then = after(report, row.commands)
         facts = [
             Text(f"{size(report.total_bytes)} now, {size(then.total_bytes(report))} after it"),
