@@ -34,6 +34,10 @@ _OF_TORCH = re.compile(rb"[^/]+/(?:data\.pkl|data/0)")
 _OF_NUMPY = re.compile(rb"[^/]+\.npy")
 """First members of zips."""
 
+_BY_TORCH = b"PK\3\4\0\0\x08\x08"
+"""A zip of torch's own writer: one that needs no version, with sizes after its members. The name of the first member begins
+with that of the file, so it may be longer than what is read."""
+
 
 class Format(enum.Enum):
     """The format of a file; the value is its name in messages."""
@@ -147,6 +151,8 @@ def by_content(path: str | os.PathLike[str], head: bytes | None = None) -> Forma
         if os.fspath(path).endswith(".ptn"):  # other zips are something else
             return Format.PTN
         if _OF_TORCH.match(head[30:]) or os.fspath(path).endswith(TORCH_SUFFIXES):
+            return Format.TORCH
+        if head.startswith(_BY_TORCH) and b"/" not in head[30 : 1 - len("/data.pkl")]:
             return Format.TORCH
         if _OF_NUMPY.match(head[30:]):
             return Format.NPZ

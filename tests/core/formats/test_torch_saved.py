@@ -112,6 +112,15 @@ def test_deeper_tensors_and_those_of_other_kinds(tmp_path: Path) -> None:
     assert torch.equal(open_any(tmp_path / "alone.bin").torch("0"), wide)
 
 
+@pytest.mark.parametrize("length", [9, 25, 26, 27, 34, 80])
+def test_a_file_under_any_name(tmp_path: Path, length: int) -> None:
+    """torch writes the name of the file before the names inside, so these may be longer than what tells the format."""
+    path = tmp_path / f"{('epoch=12-' * 9)[:length]}.ckpt"
+    torch.save({"w": torch.ones(2)}, path)
+    with open_any(path) as data:
+        assert data.torch("w").tolist() == [1, 1]
+
+
 def test_reading_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
     class Runs:
         def __reduce__(self) -> Any:
