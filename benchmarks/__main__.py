@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MODULES = (
@@ -33,8 +33,8 @@ MODULES = (
     "releases",
     "pool",
 )
-BY_NAME = ("sizes", "without_torch", "pool_parts")
-"""Only if they are named: their tables are on another page."""
+BY_NAME = ("sizes", "without_torch", "pool_series", "pool_files")
+"""Only if they are named: their tables are on another page. `pool` stands for all whose names begin with it."""
 
 
 def main() -> None:
@@ -49,13 +49,25 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where to write the files, about 8 GB; by default a temporary folder"
     )
-    parser.add_argument("--page", type=Path, help="put the tables between the marks of this Markdown page")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        action="append",
+        default=[],
+        help="put the tables between their marks on this Markdown page",
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.modules) - {*MODULES, *BY_NAME}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    chosen = [
+        name
+        for named in arguments.modules
+        for name in (*MODULES, *BY_NAME)
+        if name == named or name.startswith(f"{named}_")
+    ]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians\n")
     met = True
-    for name in arguments.modules or MODULES:
+    for name in chosen or MODULES:
         module = importlib.import_module(f"benchmarks.{name}")
         print(f"**{module.TITLE}**\n")
         lines = []
@@ -66,29 +78,32 @@ def main() -> None:
                 lines.append(line)
                 met &= held
         print()
-        if arguments.page:
-            put(arguments.page, name, "\n".join(lines))
+        put(arguments.page, name, "\n".join(lines))
     sys.exit(0 if met else 1)
 
 
 def table(module: object, folder: Path) -> Iterator[tuple[str, bool]]:
     """The lines of a module's table, and whether the bar of each is met."""
-    yield "| work | measured | bar | |", True
-    yield "|---|---|---|---|", True
+    columns = getattr(module, "COLUMNS", ("work", "measured", "bar", ""))
+    yield f"| {' | '.join(columns)} |".replace("|  |", "| |"), True
+    yield "|---" * len(columns) + "|", True
     for row in module.rows(folder):  # type: ignore[attr-defined]
         work = re.sub(r"^ +", lambda match: "&nbsp;" * len(match[0]), row.work)
         verdict = ("met" if row.met else "**not met**") if row.bar else ""
         yield f"| {work} | {row.figure} | {row.bar} | {verdict} |", row.met
 
 
-def put(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the marks `<!-- name -->` and `<!-- /name -->`."""
-    old = page.read_text(encoding="utf-8")
+def put(pages: Iterable[Path], name: str, text: str) -> None:
+    """Replace what stands between the marks `<!-- name -->` and `<!-- /name -->` of one of the pages, if there are any."""
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    if old.count(begin) != 1 or old.count(end) != 1:
-        sys.exit(f"{page}: expected one {begin.strip()} and one {end}")
-    before, rest = old.split(begin)
-    page.write_text(before + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
+    olds = {page: page.read_text(encoding="utf-8") for page in pages}
+    for page, old in olds.items():
+        if old.count(begin) == 1 and old.count(end) == 1:
+            before, rest = old.split(begin)
+            page.write_text(before + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
+            return
+    if olds:
+        sys.exit(f"{', '.join(map(str, olds))}: expected one {begin.strip()} and one {end}")
 
 
 if __name__ == "__main__":

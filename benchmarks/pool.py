@@ -35,7 +35,7 @@ _STEPS = 3  # of AdamW between two versions
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    for part in (_series, _types, _speed, _large):
+    for part in (_series, _speed, _large):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)
@@ -120,55 +120,6 @@ def _differences(pool: Pool) -> tuple[int, int]:
     """Bytes of the contents that are stored as differences, and what they take."""
     stored = [figures[1:] for encoding, figures in pool.stats().encodings.items() if "near" in encoding]
     return sum(nbytes for nbytes, _ in stored), sum(taken for _, taken in stored)
-
-
-def _types(folder: Path) -> Iterator[Row]:
-    _, model = next(checkpoints(folder))
-    save_file(model, folder / "fp32.ptd")
-    save_file(half(model), folder / "bf16.ptd")
-    save_file(_int8(model), folder / "int8.ptd")
-    save_file(_8da4w(model), folder / "8da4w.ptd")
-    with Pool(folder / "pool", create=True) as pool:
-        alone = taken = pool.add(folder / "fp32.ptd", "encoder@fp32").stored_bytes
-        for name, row in (
-            ("bf16", "float32 and bfloat16 of one model, against float32"),
-            ("int8", "  and int8 by channel"),
-            ("8da4w", "  and 4 bits in groups of 32, by torchao"),
-        ):
-            taken += pool.add(folder / f"{name}.ptd", f"encoder@{name}").stored_bytes
-            bar = "at most 1.05 x" if name == "8da4w" else ""
-            yield Row(row, f"{taken / alone:.3f} x", bar, not bar or taken <= 1.05 * alone)
-        assert pool.verify() == []
-
-
-def _8da4w(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model whose linear layers torchao quantized; embeddings and norms are as they were."""
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-    from torchao.quantization.granularity import PerGroup
-
-    quantized: dict[str, torch.Tensor] = {}
-    for name, tensor in model.items():
-        if tensor.ndim != 2 or "embedding" in name:
-            quantized[name] = tensor
-            continue
-        layer: Any = torch.nn.Sequential(torch.nn.Linear(tensor.shape[1], tensor.shape[0], bias=False))
-        layer[0].weight = torch.nn.Parameter(tensor.clone())
-        quantize_(layer, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)))
-        weight = layer[0].weight
-        quantized |= {f"{name}.{part}": getattr(weight, part).contiguous() for part in weight.tensor_data_names}
-    return quantized
-
-
-def _int8(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    quantized: dict[str, torch.Tensor] = {}
-    for name, tensor in model.items():
-        if tensor.is_floating_point() and tensor.ndim == 2:
-            scale = tensor.abs().amax(1, keepdim=True).clamp(min=1e-9) / 127
-            quantized[f"{name}.scale"] = scale
-            quantized[name] = torch.round(tensor / scale).to(torch.int8)
-        else:
-            quantized[name] = tensor
-    return quantized
 
 
 def _five_versions(folder: Path) -> tuple[list[Path], list[Path]]:

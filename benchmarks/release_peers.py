@@ -29,12 +29,13 @@ def _bytes(folder: Path) -> int:
 
 
 def _restic(versions: Sequence[Path], folder: Path, *, compression: str = "off") -> int | None:
-    """Bytes of a repository that has the contents of some folders."""
+    """Bytes of a repository that has the contents of some folders, beside what it had before."""
     restic = shutil.which("restic")
     if restic is None:
         return None
     environment = {**os.environ, "RESTIC_PASSWORD": "1", "RESTIC_REPOSITORY": str(folder / "restic")}
-    _run([restic, "init", "--repository-version", "2"], environment)
+    if not (folder / "restic").exists():
+        _run([restic, "init", "--repository-version", "2"], environment)
     for version in versions:
         _run([restic, "backup", "--compression", compression, "--no-cache", str(version)], environment)
     return _bytes(folder / "restic")
@@ -48,8 +49,8 @@ def _casync(versions: Sequence[Path], folder: Path, *, compressed: bool = False)
     import zstandard
 
     store = folder / "casync"
-    for number, version in enumerate(versions):
-        command = [casync, "make", "--compression=zstd", f"--store={store}", str(folder / f"{number}.caidx")]
+    for version in versions:
+        command = [casync, "make", "--compression=zstd", f"--store={store}", str(folder / f"{version.name}.caidx")]
         _run([*command, str(version)], os.environ)
     if compressed:
         return _bytes(folder)
@@ -85,9 +86,10 @@ def _borg(versions: Sequence[Path], folder: Path) -> int | None:
     if borg is None:
         return None
     environment = {**os.environ, "BORG_BASE_DIR": str(folder / "home"), "BORG_REPO": str(folder / "borg")}
-    _run([borg, "init", "--encryption=none"], environment)
-    for number, version in enumerate(versions):
-        _run([borg, "create", "--compression=zstd,3", f"::{number}", str(version)], environment)
+    if not (folder / "borg").exists():
+        _run([borg, "init", "--encryption=none"], environment)
+    for version in versions:
+        _run([borg, "create", "--compression=zstd,3", f"::{version.name}", str(version)], environment)
     return _bytes(folder / "borg")
 
 
