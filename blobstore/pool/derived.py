@@ -8,6 +8,7 @@
     quant:RULE:GROUP:FORM   quantized weights: `quantized`
     float8:TYPE:RULE:GROUP  weights in float8: `float8`
     gguf:TYPE               blocks of quantized weights, as in files of gguf: `blocks`
+    prune:..., mask:...     weights of which some are zero: `pruned`
 
 Steps follow each other with a `+`, each kind at most once. They come from tables that anybody may have changed: whether
 they fit is known before memory is taken.
@@ -24,6 +25,7 @@ from blobstore.core.codec.elements import cast, widen
 from blobstore.pool.blocks import BLOCKS, blocked, blocked_size
 from blobstore.pool.float8 import FLOAT8, check_float8, find_float8, float8, float8_size
 from blobstore.pool.layouts import layout_size, parse_layout, rearrange
+from blobstore.pool.pruned import check_pruning, mask_size, prune
 from blobstore.pool.quantized import check_rule, find_rule, quantize, quantized_size
 from blobstore.pool.scaled import check_scale, factors_size, find_factors, scale
 from blobstore.pool.slices import parse_slice
@@ -70,7 +72,7 @@ def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryvie
         base: the bytes of the base.
         steps: as `split_steps` gives them.
         size: how many bytes there should be.
-        factors: as many bytes as `made_size` says.
+        factors: as many bytes as `made_size` says, of factors or a mask.
     """
     if made_size(len(base), steps) != (size, len(factors)):
         return None
@@ -80,11 +82,14 @@ def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryvie
 
 
 def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
-    """How many bytes steps make of as many bytes, and how many bytes of factors they need; None if they do not fit."""
+    """How many bytes steps make of as many bytes, and how many bytes of factors or a mask they need; None if they do not fit."""
     size, factors = nbytes, 0
     for step in steps:
-        if step.startswith(f"{SCALE}:"):
-            factors = factors_size(size, step) or 0
+        stored = _STORED.get(step.partition(":")[0])
+        if stored is not None:
+            if factors:  # one step has them
+                return None
+            factors = stored(size, step) or 0
         made = _size_after(size, step)
         if made is None:
             return None
@@ -136,6 +141,11 @@ def _sliced_size(size: int, step: str) -> int | None:
     return part.size if part.stop <= size else None
 
 
+_PRUNED = _Kind(check_pruning, lambda size, step: None if mask_size(size, step) is None else size, prune)
+
+_STORED = {SCALE: factors_size, "mask": mask_size}
+"""How many bytes are stored for a step, beside the base."""
+
 _KINDS = {
     "widen": _Kind(
         lambda step: _type_of(step) in _NARROW,
@@ -169,6 +179,8 @@ _KINDS = {
         lambda size, step: blocked_size(size, _type_of(step)),
         lambda base, step, _: blocked(base, _type_of(step)),
     ),
+    "prune": _PRUNED,
+    "mask": _PRUNED,
 }
 
 

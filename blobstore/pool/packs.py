@@ -27,6 +27,7 @@ from blobstore.core.memory.mapped_file import map_file
 from blobstore.pool.derived import derive, find_steps, made_size, split_steps
 from blobstore.pool.distances import signature
 from blobstore.pool.pieces import pieces_of
+from blobstore.pool.pruned import find_pruning
 from blobstore.pool.scan import SEED, FileRange, ScannedPart, checked
 from blobstore.pool.tables import short_key
 from blobstore.storage.objects import Objects
@@ -426,13 +427,15 @@ class _Made(NamedTuple):
 def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
     """What a blob may be stored against; None if there is nothing."""
     base = worker.base(*job.base) if job.base is not None else None
-    if base is None or not job.steps:
-        return None if base is None else _Made(base)
-    found = find_steps(data, base, job.steps, job.base_shape)
-    if found is None:
+    found = None if base is None else find_steps(data, base, job.steps, job.base_shape)
+    if base is None or found is None:
         return None
     steps, factors = found
-    made = derive(base, steps, len(data), memoryview(factors))
+    made = derive(base, steps, len(data), memoryview(factors)) if steps else base
+    pruned = None if made is None or factors else find_pruning(data, made, job.part.dtype)
+    if made is not None and pruned is not None:
+        steps, factors = (*steps, pruned[0]), pruned[1]
+        made = derive(base, steps, len(data), memoryview(factors))
     return None if made is None else _Made(made, steps, factors)
 
 
