@@ -77,7 +77,7 @@ def derive(base: memoryview, steps: Sequence[str], size: int, factors: memoryvie
     if made_size(len(base), steps) != (size, len(factors)):
         return None
     for step in steps:
-        base = _made(base, step, factors)
+        base = _kind(step).make(base, step, factors)
     return base
 
 
@@ -85,21 +85,12 @@ def made_size(nbytes: int, steps: Sequence[str]) -> tuple[int, int] | None:
     """How many bytes steps make of as many bytes, and how many bytes of factors or a mask they need; None if they do not fit."""
     size, factors = nbytes, 0
     for step in steps:
-        stored = _STORED.get(step.partition(":")[0])
-        if stored is not None:
-            if factors:  # one step has them
-                return None
-            factors = stored(size, step) or 0
-        made = _size_after(size, step)
-        if made is None:
+        kind = _kind(step)
+        made, own = kind.size(size, step), kind.stored(size, step) or 0
+        if made is None or (own and factors):  # one step has them
             return None
-        size = made
+        size, factors = made, factors + own
     return size, factors
-
-
-def _size_after(size: int, step: str) -> int | None:
-    """How many bytes one step makes; None if it does not fit as many as these."""
-    return _KINDS[step.partition(":")[0]].size(size, step)
 
 
 def _check(step: str) -> bool:
@@ -107,9 +98,8 @@ def _check(step: str) -> bool:
     return kind is not None and kind.check(step)
 
 
-def _made(base: memoryview, step: str, factors: memoryview = _NONE) -> memoryview:
-    """What a step makes of bytes whose size fits."""
-    return _KINDS[step.partition(":")[0]].make(base, step, factors)
+def _kind(step: str) -> _Kind:
+    return _KINDS[step.partition(":")[0]]
 
 
 class _Kind(NamedTuple):
@@ -119,11 +109,13 @@ class _Kind(NamedTuple):
         check: whether a text is one.
         size: how many bytes it makes of as many; None if it does not fit.
         make: these bytes, of a base and factors that fit.
+        stored: how many bytes of factors or a mask it needs beside the base.
     """
 
     check: Callable[[str], bool]
     size: Callable[[int, str], int | None]
     make: Callable[[memoryview, str, memoryview], memoryview]
+    stored: Callable[[int, str], int | None] = lambda size, step: 0
 
 
 def _type_of(step: str) -> str:
@@ -141,10 +133,7 @@ def _sliced_size(size: int, step: str) -> int | None:
     return part.size if part.stop <= size else None
 
 
-_PRUNED = _Kind(check_pruning, lambda size, step: None if mask_size(size, step) is None else size, prune)
-
-_STORED = {SCALE: factors_size, "mask": mask_size}
-"""How many bytes are stored for a step, beside the base."""
+_PRUNED = _Kind(check_pruning, lambda size, step: None if mask_size(size, step) is None else size, prune, mask_size)
 
 _KINDS = {
     "widen": _Kind(
@@ -161,6 +150,7 @@ _KINDS = {
         check_scale,
         lambda size, step: size if factors_size(size, step) else None,
         lambda base, _, factors: scale(base, factors),
+        factors_size,
     ),
     "slice": _Kind(
         lambda step: parse_slice(step) is not None,
@@ -200,7 +190,7 @@ def find_steps(
         return tuple(steps), b""
     before, layouts = tuple(steps[: opens[0]]), tuple(steps[opens[0] + 1 :])
     for step in before:
-        base = _made(base, step)
+        base = _kind(step).make(base, step, _NONE)
     layout = parse_layout(layouts[0]) if layouts else None
     # what is made by channel lies together in the base, or in the other layout
     arranged = data if layout is None else rearrange(data, layout.inverse())

@@ -23,7 +23,6 @@ _STRIDE = 61  # of the elements that are looked at first
 _SOME = 1 / 8  # of the elements; a mask takes a sixteenth of the bytes
 _FEW = 1 / 32  # of the elements, which then differ; in a mask, each element takes a bit
 
-_Bits = npt.NDArray[np.bool_]
 _Elements = npt.NDArray[np.unsignedinteger]
 
 
@@ -54,7 +53,8 @@ def prune(base: memoryview, step: str, mask: memoryview) -> memoryview:
         kept = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(weights)).view(bool)
     else:
         kept = _magnitudes(weights) >= min(int(least[0]), int(np.iinfo(weights.dtype).max))
-    return memoryview(_kept(weights, kept, sign).view(np.uint8))  # type: ignore[arg-type]
+    dropped = weights - _magnitudes(weights) if sign == "-" else weights.dtype.type(0)
+    return memoryview(np.where(kept, weights, dropped).view(np.uint8))
 
 
 def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, bytes] | None:
@@ -88,13 +88,8 @@ def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, b
 
 def _has_other_zeros(wanted: _Elements, weights: _Elements) -> bool:
     other = (_magnitudes(wanted) == 0) & (_magnitudes(weights) != 0)
-    return np.count_nonzero(other) > _SOME * len(wanted)
+    return int(np.count_nonzero(other)) > _SOME * len(wanted)
 
 
 def _magnitudes(weights: _Elements) -> _Elements:
     return weights & weights.dtype.type((1 << 8 * weights.itemsize - 1) - 1)
-
-
-def _kept(weights: _Elements, kept: _Bits, sign: str) -> _Elements:
-    signs = weights & weights.dtype.type(1 << 8 * weights.itemsize - 1) if sign == "-" else weights.dtype.type(0)
-    return np.where(kept, weights, signs)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch.nn.utils import prune as pruning
+from torch.nn.utils import prune as _prune
 
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
 from blobstore.pool.pruned import find_pruning, prune
-from tests.pool.test_layouts import back
+from tests.pool.test_layouts import back, bytes_of
+
+pruning: Any = _prune
 
 DTYPES = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 
@@ -40,7 +42,7 @@ def pruned(weight: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def raw(weight: torch.Tensor) -> memoryview:
-    return memoryview(weight.clone().contiguous().view(torch.uint8).numpy().reshape(-1))
+    return bytes_of(weight.clone().contiguous().view(torch.uint8).numpy())
 
 
 @given(
