@@ -6,11 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
+from blobstore.core.disk.staging import Staging, refuse_inputs
+from blobstore.core.formats.keys import check_keys
 from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.sharded import ShardedDataMap
-from blobstore.core.memory.tensors import AnyTensor, Array, bytes_of, check_by_name, to_framework
-from blobstore.core.store import BlobStore
+from blobstore.core.memory.batch import Batch
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.memory.tensors import AnyTensor, Array, FileSlice, bytes_of, check_by_name, to_framework
+from blobstore.core.store import ptd_bytes, stage_ptd
 from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
 
 if TYPE_CHECKING:
@@ -37,7 +41,12 @@ def save_file(
     Raises:
         As `BlobStore.add` and `BlobStore.write_ptd`.
     """
-    _store(tensors).write_ptd(filename, metadata=metadata, force=force)
+    batch = _batch(tensors)
+    if not force:
+        sources = [as_path(tensor.path) for tensor in tensors.values() if isinstance(tensor, FileSlice)]
+        refuse_inputs([as_path(filename)], sources)
+    with Staging(force=force) as staging:
+        stage_ptd(staging, filename, batch, metadata)
 
 
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -49,15 +58,13 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
     Raises:
         As `BlobStore.add` and `BlobStore.to_bytes`.
     """
-    return _store(tensors).to_bytes(metadata=metadata)
+    return ptd_bytes(_batch(tensors), metadata)
 
 
-def _store(tensors: Mapping[str, Any]) -> BlobStore:
+def _batch(tensors: Mapping[str, Any]) -> Batch:
     check_by_name(tensors)
-    store = BlobStore()
-    for key, tensor in tensors.items():
-        store.add(key, tensor)
-    return store
+    check_keys(tensors)
+    return Batch.of(tensors)
 
 
 @overload

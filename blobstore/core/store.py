@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,9 @@ from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, check_key, su
 from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError, peek_metadata
 from blobstore.core.formats.ptd.reader import open_ptd
-from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, BlobEntry, write_ptd
-from blobstore.core.memory.buffers import address_of, same_bytes
+from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, BlobEntry, batch_of, write_batch
+from blobstore.core.memory.batch import Batch
+from blobstore.core.memory.buffers import LARGE, address_of, same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import ScalarType, TensorLayout
@@ -55,6 +56,7 @@ __all__ = [
     "check_tag",
     "file_name",
     "nbytes",
+    "ptd_bytes",
     "stage_ptd",
 ]
 
@@ -170,7 +172,7 @@ class BlobStore:
         except (UnsupportedDataError, LayoutError) as error:
             raise type(error)(f"key {key!r}: {error}") from error
         check_length(view)
-        memory = address_of(view)
+        memory = address_of(view) if len(view) >= LARGE else None
         address = self._address(view, memory)
         if key in self._base_keys:  # it is deployed already, so it is compared, counted and not written
             self._check_base(key, view, layout)
@@ -187,7 +189,8 @@ class BlobStore:
         if blob is None:
             blob = len(self._blobs)
             self._blobs.append((view, address))
-            self._by_memory[memory] = blob
+            if memory is not None:
+                self._by_memory[memory] = blob
             self._by_contents.add(view, address, blob)
         self._keys[key] = _Key(blob, alignment, tag, layout)
         if isinstance(data, FileSlice):
@@ -220,7 +223,7 @@ class BlobStore:
             # What was added last goes again, and the indexes are made anew of what stays.
             self._keys, self._in_base = keys, in_base
             for view, _ in self._blobs[blobs:]:
-                del self._by_memory[address_of(view)]
+                self._by_memory.pop(address_of(view), None)
             del self._blobs[blobs:]
             self._by_contents = Distinct()
             for number, (view, address) in enumerate(self._blobs):
@@ -326,7 +329,7 @@ class BlobStore:
             refuse_inputs([as_path(path)], self._sources)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
         with Staging(progress, force=force) as staging:
-            return stage_ptd(staging, path, entries, metadata)
+            return stage_ptd(staging, path, batch_of(entries), metadata)
 
     def to_bytes(self, *, metadata: Mapping[str, str] | None = None) -> bytes:
         """The bytes of the .ptd that `write_ptd` would write, with all keys, whatever their tags.
@@ -339,9 +342,7 @@ class BlobStore:
             DataChangedError: a blob changed since it was added.
             FileAccessError: a file that blobs come from was truncated.
         """
-        file = io.BytesIO()
-        write_ptd(file, self.entries(), _check_metadata(metadata))
-        return file.getvalue()
+        return ptd_bytes(batch_of(self.entries()), metadata)
 
     def write(
         self,
@@ -373,15 +374,15 @@ class BlobStore:
             refuse_inputs(paths.values(), self._sources)
         with folders([folder]), Staging(force=force) as staging:
             for tag, path in paths.items():
-                stage_ptd(staging, path, files[tag], metadata)
+                stage_ptd(staging, path, batch_of(files[tag]), metadata)
         return paths
 
-    def _address(self, view: memoryview, memory: tuple[int, int]) -> Digest:
-        """The digest of a blob. Memory that the store has already is not read again.
+    def _address(self, view: memoryview, memory: tuple[int, int] | None) -> Digest:
+        """The digest of a blob. Large memory that the store has already is not read again.
 
         The store holds that memory, so nothing else can have been allocated there. If it changed, writing raises an error.
         """
-        blob = self._by_memory.get(memory)
+        blob = None if memory is None else self._by_memory.get(memory)
         return digest(view) if blob is None else self._blobs[blob][1]
 
     def _check_base(self, key: str, view: memoryview, layout: TensorLayout | None) -> None:
@@ -410,9 +411,14 @@ def nbytes(entries: Iterable[BlobEntry]) -> int:
     return sum({entry.blob: len(entry.data) for entry in entries}.values())
 
 
-def stage_ptd(
-    staging: Staging, path: str | os.PathLike[str], entries: Sequence[BlobEntry], metadata: Mapping[str, str] | None
-) -> int:
+def ptd_bytes(batch: Batch, metadata: Mapping[str, str] | None) -> bytes:
+    """The bytes of the .ptd of a batch; raises what `BlobStore.to_bytes` does."""
+    file = io.BytesIO()
+    write_batch(file, batch, _check_metadata(metadata))
+    return file.getvalue()
+
+
+def stage_ptd(staging: Staging, path: str | os.PathLike[str], batch: Batch, metadata: Mapping[str, str] | None) -> int:
     """Write a .ptd as one of the files of `staging`; its size in bytes.
 
     Raises:
@@ -421,8 +427,8 @@ def stage_ptd(
     checked = _check_metadata(metadata)
     if not staging.force and not OF_PROGRAMS.items() <= checked.items():
         _refuse_data_of_programs(as_path(path))
-    with staging.open(path, nbytes(entries), kind=Format.PTD) as file:
-        return write_ptd(file, entries, checked)
+    with staging.open(path, batch.nbytes, kind=Format.PTD) as file:
+        return write_batch(file, batch, checked)
 
 
 def _refuse_data_of_programs(path: Path) -> None:

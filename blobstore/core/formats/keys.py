@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from blobstore.core.constants import KEY_PREFIX, OF_PROGRAMS_KEY
 from blobstore.core.constants import WORKING_COPY_KEY as WORKING_COPY
@@ -14,6 +14,7 @@ __all__ = [
     "OF_PROGRAMS",
     "WORKING_COPY",
     "check_key",
+    "check_keys",
     "is_content_key",
     "near",
     "prefix_apart",
@@ -42,6 +43,13 @@ def check_key(key: str, where: str = "", what: str = "key") -> None:
         key.encode()
     except UnicodeEncodeError as error:
         raise InvalidKeyError(f"{where}{what} {key!r} is not valid Unicode: {error.reason}") from None
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Check many keys as `check_key` does."""
+    for key in keys:
+        if not (type(key) is str and key and key.isascii() and "\0" not in key):
+            check_key(key)
 
 
 def is_content_key(key: str) -> bool:

@@ -6,7 +6,10 @@ import numpy as np
 
 from blobstore.core.memory.mapped_file import check_length
 
-__all__ = ["address_of", "first_difference", "same_bytes"]
+__all__ = ["LARGE", "address_of", "first_difference", "same_bytes"]
+
+LARGE = 1 << 16
+"""Bytes from which looking up whether memory was hashed already costs nothing beside hashing it."""
 
 _CHUNK = 1 << 20  # bytes; the buffer of the comparison stays in the processor's cache
 _SHORT = 1 << 10  # bytes; copying so few is faster than setting up a comparison

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def scalar_type_named(dtype: Any) -> ScalarType | None:
     return _SCALAR_TYPES.get(str(dtype).removeprefix("torch."))
 
 
+@functools.cache
 def native_dtype(scalar_type: ScalarType) -> np.dtype[Any] | None:
     """numpy's own dtype for a scalar type; None if numpy has none without other packages."""
     if not scalar_type.dtype or scalar_type in _ONLY_IN_TORCH | _ONLY_IN_ML_DTYPES:

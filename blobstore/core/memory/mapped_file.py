@@ -207,7 +207,7 @@ class Descriptor:
             self.close()
 
 
-def check_length(data: memoryview) -> None:
+def check_length(data: memoryview | np.ndarray) -> None:
     """Raise unless a file is still as long as it was when it was mapped, so that no lost page is read.
 
     Code that reads a whole blob, or much of one, calls this first. A file that was truncated earlier is then an error;
@@ -226,7 +226,7 @@ def check_length(data: memoryview) -> None:
         raise FileAccessError(owner.path, OSError(errno.EIO, reason))
 
 
-def _owner(data: memoryview) -> object:
+def _owner(data: memoryview | np.ndarray) -> object:
     """What holds the memory of a view."""
     owner: object = data
     while isinstance(owner, _VIEWS):

@@ -33,6 +33,7 @@ __all__ = [
     "AnyTensor",
     "Array",
     "FileSlice",
+    "as_buffer",
     "as_bytes",
     "bytes_of",
     "check_by_name",
@@ -127,9 +128,16 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     return view, of_tensor
 
 
+def as_buffer(data: Any) -> tuple[memoryview | Array, TensorLayout | None]:
+    """As `as_bytes`; a numpy array whose memory is in order already stays itself, which takes no memory for each."""
+    if type(data) is np.ndarray and data.flags.c_contiguous and data.dtype.byteorder != ">":
+        return data, _numpy_layout(data.dtype, data.shape, data.strides)[0]
+    return as_bytes(data)
+
+
 def _tensor_bytes(data: Any) -> tuple[memoryview, TensorLayout | None] | None:
     """The bytes of a tensor of torch or of an array of numpy; None for anything else."""
-    if isinstance(data, np.ndarray | np.generic):
+    if isinstance(data, (np.ndarray, np.generic)):  # a union would be made with every call
         return _from_numpy(np.asarray(data))
     # Whoever has a tensor has imported torch; others do not wait for it.
     torch_module = sys.modules.get("torch")
@@ -171,20 +179,27 @@ def bytes_of(data: Any) -> memoryview:
 
 
 def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
-    scalar_type = scalar_type_named(array.dtype.name)
-    if scalar_type is None:
-        raise UnsupportedDataError(f"numpy dtype {array.dtype} has no counterpart in a .ptd")
+    layout, dense = _numpy_layout(array.dtype, array.shape, array.strides)
     if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    itemsize = array.dtype.itemsize
-    order = dense_order(array.shape, [stride // itemsize for stride in array.strides])
-    if order is None or any(stride % itemsize for stride in array.strides):
-        array, order = np.ascontiguousarray(array), tuple(range(array.ndim))
-    layout = TensorLayout(scalar_type, array.shape, order)
+        array = array.astype(array.dtype.newbyteorder("<"), order="K")
+    if not dense:
+        array = np.ascontiguousarray(array)
     if array.size == 0:
         return memoryview(b""), layout
-    flat = array.transpose(order).reshape(-1)  # a view: in this order the memory is contiguous
-    return flat.view(np.uint8).data, layout
+    outer_first = array if array.flags.c_contiguous else array.transpose(layout.dim_order)
+    return outer_first.reshape(-1).view(np.uint8).data, layout  # a view: in this order the memory is contiguous
+
+
+@functools.lru_cache(maxsize=4096)
+def _numpy_layout(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[TensorLayout, bool]:
+    """The layout of an array, and whether its memory has it; otherwise that of a contiguous copy."""
+    scalar_type = scalar_type_named(dtype.name)
+    if scalar_type is None:
+        raise UnsupportedDataError(f"numpy dtype {dtype} has no counterpart in a .ptd")
+    order = dense_order(shape, [stride // dtype.itemsize for stride in strides])
+    if any(stride % dtype.itemsize for stride in strides):
+        order = None
+    return TensorLayout(scalar_type, shape, order or tuple(range(len(shape)))), order is not None
 
 
 def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
@@ -261,8 +276,9 @@ def to_numpy(data: memoryview, layout: TensorLayout | None) -> Array:
 def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> Array:
     """The elements in the tensor's own shape, as a view of the bytes."""
     flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
-    outer_first = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
-    return outer_first.transpose(np.argsort(layout.dim_order)) if layout.sizes else outer_first
+    if layout.is_contiguous:
+        return flat.reshape(layout.sizes)
+    return flat.reshape([layout.sizes[dim] for dim in layout.dim_order]).transpose(np.argsort(layout.dim_order))
 
 
 def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: Sequence[int] | None = None) -> memoryview:

@@ -122,7 +122,7 @@ class Targets:
             for entry in store.entries():
                 files.setdefault(store.tag(entry.key) or "", []).append(entry)
         for tag, dropped in (pruned or {}).items():
-            files[tag] += [replace(entry, blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
+            files[tag] += [entry._replace(blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
         for tag, data_map in old.items():
             # Without this, a second run with the same inputs would write other bytes.
             order = {key: number for number, key in enumerate(data_map)}

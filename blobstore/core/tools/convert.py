@@ -17,6 +17,7 @@ from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedD
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.ptd.writer import batch_of
 from blobstore.core.formats.safetensors import write_safetensors
 from blobstore.core.formats.sharded import open_checkpoint
 from blobstore.core.memory.dtypes import SAFETENSORS
@@ -134,7 +135,7 @@ def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
                     f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
                 )
             store.add(key, data, layout=None if key in opaque else layout)
-        return stage_ptd(staging, target, list(store.entries()), metadata)
+        return stage_ptd(staging, target, batch_of(store.entries()), metadata)
 
 
 def _opaque_keys(text: str) -> set[str]:

@@ -15,6 +15,7 @@ from blobstore.core.errors import OutputPathError, UnsupportedDataError
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.formats.ptd.writer import batch_of
 from blobstore.core.formats.safetensors import CheckpointDataMap, write_safetensors
 from blobstore.core.formats.sharded import open_checkpoint
 from blobstore.core.memory.buffers import address_of, same_bytes
@@ -157,7 +158,7 @@ def _write_ptd(data_map: PtdDataMap, keys: Sequence[str], output: Path, staging:
         store.add(key, data_map.get_data(key), alignment=alignment, layout=layout)
     # a delta is not the data file that programs were written with
     metadata = {name: text for name, text in data_map.metadata.items() if name not in {*OF_PROGRAMS, USERS}}
-    return stage_ptd(staging, output, list(store.entries()), metadata)
+    return stage_ptd(staging, output, batch_of(store.entries()), metadata)
 
 
 def _write_safetensors(data_map: CheckpointDataMap, keys: Sequence[str], output: Path, staging: Staging) -> int:

@@ -31,17 +31,23 @@ _VTABLES: dict[str, tuple[int, ...]] = {
 }
 _VTABLE_ROOM = 12
 
+_STRINGS = 1 << 14
+"""How many strings are encoded at a time; fewer than all of them take less memory."""
+
+_NULS = [b"\0" * (4 - rest) for rest in range(4)]
+"""What ends a string, by the rest of its length."""
+
 _SEGMENT = np.dtype({"names": ["vtable", "offset", "size"], "formats": ["<i4", "<u8", "<u8"], "offsets": [0, 8, 16]})
 _NAMED_DATA = np.dtype([("vtable", "<i4"), ("key", "<u4"), ("segment_index", "<u4"), ("layout", "<u4")])
 
 
 def encode_table(
     keys: Sequence[str],
-    segment_index: Sequence[int],
+    segment_index: Sequence[int] | npt.NDArray[np.int64],
     layouts: Sequence[TensorLayout | None],
     offsets: Sequence[int],
     sizes: Sequence[int],
-) -> bytes:
+) -> bytearray:
     """The flatbuffer with `FLATBUFFER_OFFSET` zero bytes at offset 8, where the header goes.
 
     Each key is in the segment of its index. Offsets count from the segment base, and ascend.
@@ -55,7 +61,7 @@ def encode_table(
     layout_base = named + _NAMED_DATA.itemsize * len(keys)
     layout_at, layout_bytes = _layouts(layouts, layout_base, vtable["layout"])
     strings_base = layout_base + len(layout_bytes)
-    string_at, string_bytes = _strings(keys, strings_base)
+    string_at, out = _strings(keys, strings_base)
 
     segment_at = segments + _SEGMENT.itemsize * np.arange(len(sizes))
     segment_tables = np.zeros(len(sizes), _SEGMENT)
@@ -80,12 +86,10 @@ def encode_table(
         (named_vector, _offset_vector(named_vector, named_at)),
         (named, named_tables.tobytes()),
         (layout_base, layout_bytes),
-        (strings_base, string_bytes),
     ]
-    out = bytearray(strings_base + len(string_bytes))
     for place, part in parts:
         out[place : place + len(part)] = part
-    return bytes(out)
+    return out
 
 
 def _offset_vector(at: int, targets: npt.NDArray[np.int64]) -> bytes:
@@ -120,9 +124,14 @@ def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> 
     return np.array([positions[layout] for layout in layouts], np.int64), b"".join(parts)
 
 
-def _strings(texts: Sequence[str], base: int) -> tuple[npt.NDArray[np.int64], bytes]:
-    """The position of each string, and the strings: length, UTF-8, and at least one NUL up to a multiple of four."""
-    encoded = [text.encode() for text in texts]
-    parts = [len(raw).to_bytes(4, "little") + raw + b"\0" * (4 - len(raw) % 4) for raw in encoded]
-    ends = np.cumsum([0, *map(len, parts)])
-    return base + ends[:-1].astype(np.int64), b"".join(parts)
+def _strings(texts: Sequence[str], base: int) -> tuple[npt.NDArray[np.int64], bytearray]:
+    """The position of each string, and the strings, behind `base` zero bytes: length, UTF-8, and at least one NUL up to a
+    multiple of four."""
+    out = bytearray(base)
+    lengths: list[int] = []
+    for start in range(0, len(texts), _STRINGS):
+        encoded = [text.encode() for text in texts[start : start + _STRINGS]]
+        out += b"".join([b"%b%b%b" % (len(raw).to_bytes(4, "little"), raw, _NULS[len(raw) % 4]) for raw in encoded])
+        lengths += map(len, encoded)
+    sizes = 8 + np.array(lengths, np.int64) // 4 * 4
+    return base + np.cumsum(sizes) - sizes, out
