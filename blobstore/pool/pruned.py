@@ -54,7 +54,7 @@ def prune(base: memoryview, step: str, mask: memoryview) -> memoryview:
     else:
         kept = _magnitudes(weights) >= min(int(least[0]), int(np.iinfo(weights.dtype).max))
     dropped = weights - _magnitudes(weights) if sign == "-" else weights.dtype.type(0)
-    return memoryview(np.where(kept, weights, dropped).view(np.uint8))
+    return memoryview(np.where(kept, weights, dropped).view(np.uint8))  # type: ignore[arg-type]
 
 
 def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, bytes] | None:
