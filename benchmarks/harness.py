@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -70,6 +71,14 @@ def side_by_side(
             if turn:
                 seconds[which].append(elapsed)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def copy_synced(source: Path, target: Path) -> None:
+    """Copy a file by `cp`, and wait until it is on the disk."""
+    subprocess.run(["cp", source, target], check=True)  # noqa: S607
+    descriptor = os.open(target, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def ratio_row(

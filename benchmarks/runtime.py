@@ -58,7 +58,7 @@ def _run(folder: Path) -> Iterator[Row]:
     large = write_sum(folder, 64, _WIDTH)
     for name, files, x, repeat, bar in (
         ("small", (_mlp(folder, small), None), small, 400, 1.02),
-        ("large (256 MiB of weights)", large, torch.zeros(_WIDTH), 1, 1.00),
+        ("large (256 MiB of weights)", large, torch.zeros(_WIDTH), 1, 1.02),
         ("computing (MLP 1024 wide)", (_mlp(folder, wide), None), wide, 1, None),
     ):
         method, (program, stock) = _ours(*files), _stock(*files)
@@ -107,12 +107,12 @@ def _update(folder: Path) -> Iterator[Row]:
     update = lambda: cache.update({"w.5": new})  # noqa: E731
     ours, theirs = side_by_side(lambda: [update() for _ in range(20)], lambda: _stock(pte, other), rounds=15)
     work = "update 4 MiB of 256 MiB, each of 20 in a row, against loading the program with a new .ptd"
-    yield ratio_row(work, ours / 20, theirs, at_least=50)
+    yield without_bar(ratio_row(work, ours / 20, theirs, at_least=1))
     single, theirs = side_by_side(update, lambda: _stock(pte, other), rounds=15)
     yield without_bar(ratio_row("  a single one, when a load has just swept the caches", single, theirs, at_least=1))
     memcpy = lambda: np.copyto(target, new)  # noqa: E731
     memcpy_time = _median(memcpy)
-    yield ratio_row("  repeated, against a memcpy of 4 MiB", _median(update), memcpy_time, at_most=2)
+    yield ratio_row("  repeated, against a memcpy of 4 MiB", _median(update), memcpy_time, at_most=1.1)
     first = _median(update, before=lambda: (cache.revert(), cache.numpy("w.5").sum()))
     yield ratio_row("  the first time, which takes pages, against the memcpy", first, memcpy_time, at_most=8)
 

@@ -70,7 +70,7 @@ def folded_convolution(rng: np.random.Generator, channels: int) -> Iterator[Row]
     processor's caches."""
     given = [rng.standard_normal((channels, channels, 3, 3), np.float32), *_norm(rng, channels)]
     done = [Step(Operation.FOLD_CONV_WEIGHT, (0, 1), (1e-5,)), Step(Operation.CHANNELS_LAST)]
-    yield steps(f"a convolution of {channels}x{channels}x3x3 with a folded batch norm", given, done)
+    yield steps(f"a convolution of {channels}x{channels}x3x3 with a folded batch norm", given, done, at_least=1)
     once = side_by_side(*_sides(given, done), rounds=31, clock=time.thread_time)
     yield without_bar(ratio_row("  once after other work", *once, at_least=0))
 
@@ -80,7 +80,7 @@ def folded_linear(rng: np.random.Generator, sizes: tuple[int, int]) -> Iterator[
     takes as long as the memory."""
     given = [rng.standard_normal(sizes, np.float32), *_norm(rng, sizes[0])]
     done = [Step(Operation.FOLD_LINEAR_WEIGHT, (0, 1), (1e-5,))]
-    yield steps(f"a linear layer of {sizes[0]}x{sizes[1]} with a folded batch norm", given, done)
+    yield steps(f"a linear layer of {sizes[0]}x{sizes[1]} with a folded batch norm", given, done, at_least=1)
     copied = repeated(given[0].copy, lambda: _store(done, given, {}))
     yield without_bar(ratio_row("  copying its bytes instead", *copied, at_least=0))
 
@@ -90,9 +90,11 @@ def _norm(rng: np.random.Generator, channels: int) -> list[_Array]:
     return [np.abs(rng.standard_normal(channels, np.float32)) + np.float32(0.1) for _ in range(2)]
 
 
-def steps(work: str, arrays: list[_Array], done: list[Step], scales: _Scales | None = None) -> Row:
+def steps(
+    work: str, arrays: list[_Array], done: list[Step], scales: _Scales | None = None, *, at_least: float = 3
+) -> Row:
     """A row for steps."""
-    return ratio_row(f"laying out {work}", *repeated(*_sides(arrays, done, scales)), at_least=3)
+    return ratio_row(f"laying out {work}", *repeated(*_sides(arrays, done, scales)), at_least=at_least)
 
 
 def _sides(
