@@ -1,8 +1,9 @@
 """The forms in which the contents of a release can be fetched: those that the pool has, and what is added for devices.
 
-A device without anything needs every content whole; the pool may have it as a difference only. A device with an earlier
-release needs differences to what that had. Both are written beside the pool, and go when the release is no longer the
-newest one; the pool has every content anyway.
+A device without anything gets every content whole, or the whole base that the pool has and a difference to it, as far as that
+makes its pull hardly longer. What the pool has only as a difference is written whole beside it otherwise. A device with an
+earlier release needs differences to what that had. What is beside the pool goes when the release is no longer the newest one;
+the pool has every content anyway.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ _SMALLEST = 64
 
 _WORTH = 0.8
 """A difference with more than this share of the bytes of the whole form is not stored."""
+
+_FURTHER = 0.05
+"""By this share of the fewest bytes, at most, a device with nothing fetches more, because whole bases are in the pool already."""
+
+_LARGE = 1 << 14
+"""A smaller content has a whole form: two steps instead of one cost a request and a file."""
 
 _Encoded = tuple[str, str, bytes | memoryview, str | None]
 """A form that is to be written: digest, encoding, bytes and base."""
@@ -180,48 +187,92 @@ class Forms:
             PoolError, FileAccessError, TransferError: a content cannot be read, or an object not be written.
         """
         rows = stored_rows(self._tables, [bytes.fromhex(digest) for digest in self._parts.contents])
+        known = self._known(rows)
+        least = {digest: self._least(content, known, rows) for digest, content in self._contents.items()}
         forms: dict[str, list[Form]] = defaultdict(list)
-        for digest, form in self._together(self._whole(rows)).items():
+        for digest, form in self._differences(least, rows):
             forms[digest].append(form)
-        for digest, form in self._differences(forms, rows):
-            forms[digest].append(form)
-        bases = {form.base for listed in forms.values() for form in listed if form.base is not None}
-        earlier = self._earlier(bases)
-        ways = numbered(index_sha256, self._parts, forms, {})
-        return ways, numbered(index_sha256, self._parts, forms, earlier) if any(earlier.values()) else None
+        earlier = self._earlier({form.base for listed in forms.values() for form in listed if form.base is not None})
+        steps = self._in_two_steps(known, least, forms, rows)
+        for digest, form in self._in_one_step(known, steps).items():
+            forms[digest].insert(0, form)
+        bases = {form.base: [known[form.base]] for form in steps.values() if form.base is not None}
+        ways = numbered(index_sha256, self._parts, forms, bases)
+        if not any(earlier.values()):
+            return ways, None
+        further = {base: [*earlier.get(base, ()), *bases.get(base, ())] for base in [*earlier, *bases]}
+        return ways, numbered(index_sha256, self._parts, forms, further)
 
-    # ------------------------------------------------------------------------------------------------ whole forms
+    # ----------------------------------------------------------------------------------- for devices with nothing
 
-    def _whole(self, rows: Mapping[bytes, Stored]) -> dict[str, Form]:
-        """One form of each content that needs nothing else."""
+    def _known(self, rows: Mapping[bytes, Stored]) -> dict[str, Form]:
+        """Forms that need nothing else, of contents and of bases."""
         known: dict[str, Form] = {}
         for release in reversed(self._previous):
-            for digest, listed in zip(release.parts.contents, forms_of(release), strict=False):
+            digests = [*release.parts.contents, *(digest for digest, _ in release.ways.bases)]
+            for digest, listed in zip(digests, forms_of(release), strict=True):
                 known.update((digest, form) for form in listed if form.base is None)
-        forms: dict[str, Form] = {}
-        lacking: list[str] = []
-        for digest in self._parts.contents:
-            row = rows[bytes.fromhex(digest)]
-            if digest in known:
-                forms[digest] = known[digest]
-            elif row.base is None and check_encoding(row.encoding):
-                forms[digest] = self._packs.form(row)
-            else:
-                lacking.append(digest)
-        encoded = ((digest, *_planes(self._contents[digest]), None) for digest in lacking)
-        return {**forms, **dict(self._write(encoded))}
+        for digest, row in rows.items():
+            if row.base is None and check_encoding(row.encoding):
+                known[digest.hex()] = self._packs.form(row)
+        return known
 
-    def _together(self, forms: dict[str, Form]) -> dict[str, Form]:
-        """Bring contents of small objects together, so that a device does not need a request for each release before."""
+    def _least(self, content: _Content, known: Mapping[str, Form], rows: Mapping[bytes, Stored]) -> int:
+        """About how many bytes a whole form takes: as many as that of a content with similar values."""
+        base = rows[bytes.fromhex(content.digest)].base
+        for digest in (content.digest, "" if base is None else base.hex()):
+            if digest in known:
+                return known[digest].stored
+        return int(best_planes(content.view(), content.dtype)[1] * content.size)
+
+    def _in_two_steps(
+        self,
+        known: Mapping[str, Form],
+        least: Mapping[str, int],
+        forms: Mapping[str, list[Form]],
+        rows: Mapping[bytes, Stored],
+    ) -> dict[str, Form]:
+        """Differences to whole bases in the pool, where a device with nothing fetches both: those that cost it least, in all
+        at most `_FURTHER`. They are added to the forms."""
+        possible: list[tuple[float, int, str, Form]] = []
+        for digest, content in self._contents.items():
+            if digest in known or content.size < _LARGE:
+                continue
+            row = rows[bytes.fromhex(digest)]
+            if row.base is not None and check_encoding(row.encoding):
+                forms[digest][:] = dict.fromkeys([*forms[digest], self._packs.form(row)])
+            for form in forms[digest]:
+                base = known.get(form.base or "")
+                if base is not None and base.object.folder == "packs":
+                    further = base.stored + form.stored - least[digest]
+                    possible.append((further / least[digest], further, digest, form))
+        allowed = _FURTHER * sum(least.values())
+        taken: dict[str, Form] = {}
+        for _, further, digest, form in sorted(possible, key=lambda one: one[:3]):
+            if digest not in taken and further <= allowed:
+                allowed -= further
+                taken[digest] = form
+        return taken
+
+    def _in_one_step(self, known: Mapping[str, Form], steps: dict[str, Form]) -> dict[str, Form]:
+        """The whole forms, made where there are none. Contents of small objects are brought together, so that a device does
+        not need a request for each release before; then they need one step, too."""
+        there = {digest: known[digest] for digest in self._contents if digest in known}
         needed: dict[Object, int] = defaultdict(int)
-        for form in forms.values():
+        for form in [*there.values(), *steps.values(), *(known[form.base or ""] for form in steps.values())]:
             needed[form.object] += form.stored
-        if len(needed) <= _MOST_OBJECTS:
-            return forms
-        few = set(sorted(needed, key=lambda one: needed[one])[: len(needed) - _BROUGHT_TOGETHER])
-        moved = [(digest, form) for digest, form in forms.items() if form.object in few]
-        copied = ((digest, form.encoding, self._stored(form), None) for digest, form in moved)
-        return {**forms, **dict(self._write(copied))}
+        few = {one for one, nbytes in needed.items() if one.folder == "files" and 2 * nbytes < one.size}
+        if len(needed) > _MOST_OBJECTS:
+            few |= set(sorted(needed, key=lambda one: needed[one])[: len(needed) - _BROUGHT_TOGETHER])
+        for digest, form in list(steps.items()):
+            if not few.isdisjoint([form.object, known[form.base or ""].object]):
+                del steps[digest]
+        copied = (
+            (digest, form.encoding, self._stored(form), None) for digest, form in there.items() if form.object in few
+        )
+        lacking = (content for digest, content in self._contents.items() if digest not in there and digest not in steps)
+        encoded = ((content.digest, *_planes(content), None) for content in lacking)
+        return {**there, **dict(self._write(itertools.chain(copied, encoded)))}
 
     def _stored(self, form: Form) -> memoryview:
         data = self._objects.read(form.object.path, form.at, form.stored)
@@ -231,10 +282,8 @@ class Forms:
 
     # ------------------------------------------------------------------------------------------------- differences
 
-    def _differences(
-        self, whole: Mapping[str, Sequence[Form]], rows: Mapping[bytes, Stored]
-    ) -> Iterator[tuple[str, Form]]:
-        """Forms for devices that have an earlier release."""
+    def _differences(self, least: Mapping[str, int], rows: Mapping[bytes, Stored]) -> Iterator[tuple[str, Form]]:
+        """Forms for devices that have an earlier release, if they take less than whole ones."""
         tasks = self._tasks()
         bases = {base for _, listed in tasks for base in listed}
         for content, _ in tasks:
@@ -245,10 +294,10 @@ class Forms:
         jobs = _jobs(tasks, rows)
         self._done, self._total = 0, sum(content.size for some in jobs.values() for content, _ in some)
         for _, some in sorted(jobs.items()):
-            yield from self._write(self._encoded(some, whole, blobs))
+            yield from self._write(self._encoded(some, least, blobs))
 
     def _encoded(
-        self, jobs: Sequence[tuple[_Content, str]], whole: Mapping[str, Sequence[Form]], blobs: Blobs
+        self, jobs: Sequence[tuple[_Content, str]], least: Mapping[str, int], blobs: Blobs
     ) -> Iterator[_Encoded]:
         """Those differences that are worth it."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -257,7 +306,7 @@ class Forms:
                 self._done += content.size
                 if self._progress:
                     self._progress("encoding", self._done, self._total)
-                if difference is not None and len(difference[1]) < _WORTH * whole[content.digest][0].stored:
+                if difference is not None and len(difference[1]) < _WORTH * least[content.digest]:
                     yield content.digest, *difference, base
 
     def _tasks(self) -> list[tuple[_Content, dict[str, int]]]:
