@@ -193,7 +193,7 @@ class Forms:
         for digest, form in self._differences(least, rows):
             forms[digest].append(form)
         earlier = self._earlier({form.base for listed in forms.values() for form in listed if form.base is not None})
-        steps = self._in_two_steps(known, least, forms, rows)
+        steps = self._in_two_steps(known, least, forms)
         for digest, form in self._in_one_step(known, steps).items():
             forms[digest].insert(0, form)
         bases = {form.base: [known[form.base]] for form in steps.values() if form.base is not None}
@@ -223,56 +223,42 @@ class Forms:
         for digest in (content.digest, "" if base is None else base.hex()):
             if digest in known:
                 return known[digest].stored
-        return int(best_planes(content.view(), content.dtype)[1] * content.size)
+        return max(1, int(best_planes(content.view(), content.dtype)[1] * content.size))
 
     def _in_two_steps(
-        self,
-        known: Mapping[str, Form],
-        least: Mapping[str, int],
-        forms: Mapping[str, list[Form]],
-        rows: Mapping[bytes, Stored],
+        self, known: Mapping[str, Form], least: Mapping[str, int], forms: Mapping[str, list[Form]]
     ) -> dict[str, Form]:
         """Differences to whole bases in the pool, where a device with nothing fetches both: those that cost it least, in all
-        at most `_FURTHER`. They are added to the forms."""
-        possible: list[tuple[float, int, str, Form]] = []
-        for digest, content in self._contents.items():
-            if digest in known or content.size < _LARGE:
-                continue
-            row = rows[bytes.fromhex(digest)]
-            if row.base is not None and check_encoding(row.encoding):
-                forms[digest][:] = dict.fromkeys([*forms[digest], self._packs.form(row)])
-            for form in forms[digest]:
-                base = known.get(form.base or "")
-                if base is not None and base.object.folder == "packs":
-                    further = base.stored + form.stored - least[digest]
-                    possible.append((further / least[digest], further, digest, form))
+        at most `_FURTHER`."""
+        possible = [
+            (form.stored / least[digest], digest, form)
+            for digest, content in self._contents.items()
+            if digest not in known and content.size >= _LARGE
+            for form in forms[digest]
+            if form.base in known and known[form.base].object.folder == "packs"
+        ]
         allowed = _FURTHER * sum(least.values())
         taken: dict[str, Form] = {}
-        for _, further, digest, form in sorted(possible, key=lambda one: one[:3]):
-            if digest not in taken and further <= allowed:
-                allowed -= further
+        for _, digest, form in sorted(possible, key=lambda one: one[:2]):
+            if digest not in taken and form.stored <= allowed:
+                allowed -= form.stored
                 taken[digest] = form
         return taken
 
     def _in_one_step(self, known: Mapping[str, Form], steps: dict[str, Form]) -> dict[str, Form]:
-        """The whole forms, made where there are none. Contents of small objects are brought together, so that a device does
-        not need a request for each release before; then they need one step, too."""
+        """The whole forms, made where there are none. What is in few objects is brought together; it needs one step, too."""
         there = {digest: known[digest] for digest in self._contents if digest in known}
-        needed: dict[Object, int] = defaultdict(int)
-        for form in [*there.values(), *steps.values(), *(known[form.base or ""] for form in steps.values())]:
-            needed[form.object] += form.stored
-        few = {one for one, nbytes in needed.items() if one.folder == "files" and 2 * nbytes < one.size}
-        if len(needed) > _MOST_OBJECTS:
-            few |= set(sorted(needed, key=lambda one: needed[one])[: len(needed) - _BROUGHT_TOGETHER])
+        few = _left([*there.values(), *steps.values(), *(known[form.base or ""] for form in steps.values())])
         for digest, form in list(steps.items()):
-            if not few.isdisjoint([form.object, known[form.base or ""].object]):
+            if form.object in few or known[form.base or ""].object in few:
                 del steps[digest]
-        copied = (
-            (digest, form.encoding, self._stored(form), None) for digest, form in there.items() if form.object in few
+        copied = [(digest, form) for digest, form in there.items() if form.object in few]
+        lacking = [content for digest, content in self._contents.items() if digest not in {**there, **steps}]
+        encoded = itertools.chain(
+            ((digest, form.encoding, self._stored(form), None) for digest, form in copied),
+            ((content.digest, *_planes(content), None) for content in lacking),
         )
-        lacking = (content for digest, content in self._contents.items() if digest not in there and digest not in steps)
-        encoded = ((content.digest, *_planes(content), None) for content in lacking)
-        return {**there, **dict(self._write(itertools.chain(copied, encoded)))}
+        return {**there, **dict(self._write(encoded))}
 
     def _stored(self, form: Form) -> memoryview:
         data = self._objects.read(form.object.path, form.at, form.stored)
@@ -286,10 +272,10 @@ class Forms:
         """Forms for devices that have an earlier release, if they take less than whole ones."""
         tasks = self._tasks()
         bases = {base for _, listed in tasks for base in listed}
-        for content, _ in tasks:
-            row = rows[bytes.fromhex(content.digest)]
-            if row.base is not None and row.base.hex() in bases and check_encoding(row.encoding):
-                yield content.digest, self._packs.form(row)
+        for digest in self._contents:
+            row = rows[bytes.fromhex(digest)]
+            if row.base is not None and check_encoding(row.encoding):
+                yield digest, self._packs.form(row)
         blobs = Blobs(self._objects, self._tables, [bytes.fromhex(base) for base in sorted(bases)])
         jobs = _jobs(tasks, rows)
         self._done, self._total = 0, sum(content.size for some in jobs.values() for content, _ in some)
@@ -335,9 +321,10 @@ class Forms:
         return named
 
     def _earlier(self, bases: set[str]) -> dict[str, list[Form]]:
-        """How devices with still earlier releases get contents that others are differences to."""
+        """How devices with still earlier releases get contents that others are differences to: as the release before had
+        them, which keeps its differences."""
         forms: dict[str, list[Form]] = {base: [] for base in sorted(bases)}
-        for release in self._previous:
+        for release in self._previous[:1]:
             for digest, listed in zip(release.parts.contents, forms_of(release), strict=False):
                 if digest in bases and not forms[digest]:
                     forms[digest] = [form for form in listed if form.base is not None]
@@ -350,6 +337,18 @@ class Forms:
         made = store_forms(self._objects, encoded)
         self.written += made[0][1].object.size if made else 0
         return made
+
+
+def _left(forms: Sequence[Form]) -> set[Object]:
+    """The objects that are not used for these forms, so that a device does not need a request for each release before, nor
+    a release an object for a few bytes of it."""
+    needed: dict[Object, int] = defaultdict(int)
+    for form in forms:
+        needed[form.object] += form.stored
+    left = {one for one, nbytes in needed.items() if one.folder == "files" and 2 * nbytes < one.size}
+    if len(needed) > _MOST_OBJECTS:
+        left |= set(sorted(needed, key=lambda one: needed[one])[: len(needed) - _BROUGHT_TOGETHER])
+    return left
 
 
 def store_forms(objects: Objects, encoded: Iterable[_Encoded]) -> list[tuple[str, Form]]:

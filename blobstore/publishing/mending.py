@@ -15,7 +15,7 @@ it to the next sweep. Everything is made of the pool, which has all contents.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from blobstore.core.codec.blobs import check_encoding, encode
 from blobstore.core.codec.choosing import best_planes
@@ -34,7 +34,7 @@ from blobstore.releases.index.ways import EARLIER, WAYS, Ways, encode_ways, pars
 from blobstore.releases.sources.caching import cache_control
 from blobstore.storage.objects import Objects
 
-__all__ = ["Renewal", "mend", "whole_release"]
+__all__ = ["Renewal", "listed_ways", "mend", "whole_release"]
 
 
 class Renewal:
@@ -54,34 +54,32 @@ class Renewal:
         """The objects that ways should not lead to: those that are not there, whole, and condemned packs."""
         return {one for one in ways.objects if self.is_condemned(one) or lacks(self._objects, one)}
 
-    def ways(self, release: Released, gone: Iterable[Object] = (), *, every_form: bool) -> Ways:
+    def ways(self, release: Released, gone: Iterable[Object] = (), *, behind: int = 0) -> Ways:
         """The ways to the contents of a release without those to condemned packs.
 
         Args:
             release: with the ways that it has.
             gone: further objects that are left out.
-            every_form: keep all forms, and not only what the pool has.
+            behind: how many newer releases of its name there are. The newest keeps all forms, the one before it all
+                differences, and others have what the pool has.
 
         Raises:
             PoolError: the pool lacks a content.
         """
         digests = [*release.parts.contents, *(digest for digest, _ in release.ways.bases)]
         rows = stored_rows(self._tables, map(bytes.fromhex, digests))
-        forms: dict[str, list[Form]] = {}
         earlier: dict[str, list[Form]] = defaultdict(list)
         lacking: list[str] = []
-        ways = self._without(forms_of(release), set(gone))
-        count = len(release.parts.contents)
-        for digest, there in zip(release.parts.contents, ways, strict=False):
-            forms[digest] = there if every_form else []
-            if not any(map(_is_whole, forms[digest])):
-                # what the pool has as a recipe stays in the form that devices can read
-                stored = self._stored(rows, digest, earlier) or list(filter(_is_whole, there))
-                if not stored:
-                    lacking.append(digest)
-                forms[digest] = list(dict.fromkeys([*forms[digest], *stored]))
-        further = zip(digests[count:], ways[count:], strict=True) if every_form else ()
-        earlier |= {base: there for base, there in further if there}
+        there = dict(zip(digests, self._without(forms_of(release), set(gone)), strict=True))
+        forms = _kept(there, release.parts.contents, behind)
+        if not behind:
+            earlier |= {base: listed for base, listed in there.items() if listed and base not in forms}
+        for digest in _without_start(forms, earlier):
+            # what the pool has as a recipe stays in the form that devices can read
+            stored = self._stored(rows, digest, earlier) or list(filter(_is_whole, there[digest]))
+            if not stored:
+                lacking.append(digest)
+            forms[digest] = list(dict.fromkeys([*forms[digest], *stored]))
         for digest, form in self._made(lacking, rows):
             forms[digest].append(form)
         return numbered(release.sha256, release.parts, forms, earlier)
@@ -117,6 +115,23 @@ class Renewal:
         return store_forms(self._objects, map(encoded, digests))
 
 
+def _kept(there: Mapping[str, list[Form]], digests: Iterable[str], behind: int) -> dict[str, list[Form]]:
+    """The forms of contents that a release keeps."""
+    if behind == 1:
+        return {digest: [form for form in there[digest] if not _is_whole(form)] for digest in digests}
+    return {digest: [] if behind else there[digest] for digest in digests}
+
+
+def _without_start(forms: Mapping[str, list[Form]], bases: Mapping[str, list[Form]]) -> list[str]:
+    """The contents to which no form leads a device that has nothing."""
+    starts = {digest for digest, listed in [*forms.items(), *bases.items()] if any(map(_is_whole, listed))}
+    return [
+        digest
+        for digest, listed in forms.items()
+        if digest not in starts and not any(form.base in starts for form in listed)
+    ]
+
+
 def _is_whole(form: Form) -> bool:
     return form.base is None
 
@@ -149,15 +164,15 @@ def mend(pool: Pool, version: Version) -> bool:
     for file in index.files if index.plain else ():
         _mend_file(pool, version, file)
     digest, renewal = sha256(data), Renewal(pool)
-    ways = _ways(objects, index, WAYS, digest, parts)
+    ways = listed_ways(objects, index, WAYS, digest, parts)
     # another publisher of this version may have replaced the list
     old = ways or Ways("blobstore.ways.1", digest, (), (), ((),) * len(parts.contents))
     gone = renewal.gone(old)
     if ways is None or gone:
-        new = renewal.ways(Released(version, index, digest, parts, old), gone, every_form=True)
+        new = renewal.ways(Released(version, index, digest, parts, old), gone)
         place = f"{version.name}/{version.version}/{WAYS}"
         objects.put(place, encode_ways(new), cached=cache_control(place))
-    earlier = _ways(objects, index, EARLIER, digest, parts)
+    earlier = listed_ways(objects, index, EARLIER, digest, parts)
     if earlier is None or renewal.gone(earlier):
         objects.delete(f"{version.name}/{version.version}/{EARLIER}")
     return True
@@ -186,7 +201,7 @@ def _mend_file(pool: Pool, version: Version, file: File) -> None:
         _check(version, store_pieces(pool.objects, pieces), file.object)
 
 
-def _ways(objects: Objects, index: Index, name: str, digest: str, parts: Parts) -> Ways | None:
+def listed_ways(objects: Objects, index: Index, name: str, digest: str, parts: Parts) -> Ways | None:
     """A list of ways of a release; None if there is none, or one of another index."""
     place = f"{index.name}/{index.version}/{name}"
     data = objects.get(place)

@@ -42,6 +42,7 @@ from blobstore.core.text import size
 from blobstore.pool import Pool
 from blobstore.pool.collecting import UNUSED
 from blobstore.pool.versions import Version, live_versions
+from blobstore.publishing.beside import let_go
 from blobstore.publishing.forms import Forms, parts_of_release
 from blobstore.publishing.mending import mend, whole_release
 from blobstore.publishing.predicting import predicted
@@ -417,6 +418,7 @@ class _Publisher:
 
             signature = sign(data, key)
         self._write(place, data, lists, digest, signature)
+        let_go(self._pool, previous)
         return Published(
             index=objects.name(f"{place}/{INDEX}"),
             sha256=digest,
