@@ -73,7 +73,7 @@ def test_a_device_with_a_much_older_release(source: str, tmp_path: Path) -> None
         fetched = {}
         for device in ("new", "much older", "much older, without the list"):
             if device != "new":
-                pull(tmp_path / "releases/a/1", tmp_path / device)
+                pull(tmp_path / "releases/a/2", tmp_path / device)
             if "without" in device:
                 (newest / "earlier.json.zst").unlink()
             fetched[device] = pull(where, tmp_path / device, patience=NOW).fetched_bytes
