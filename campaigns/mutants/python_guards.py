@@ -177,22 +177,29 @@ GUARDS = (
     ),
     Guard(
         "a sweep looks again after it removed something",
-        "blobstore/publishing/sweep.py",
+        "blobstore/publishing/beside.py",
         "rounds[-1].changed",
         ("tests/releases/test_beside_sweeps.py::test_a_publisher_beside_a_sweep",),
     ),
     Guard(
         "a sweep makes again what releases lack",
-        "blobstore/publishing/sweep.py",
+        "blobstore/publishing/beside.py",
         "not digests <= found",
         ("tests/releases/test_beside_sweeps.py::test_a_publisher_that_was_killed_before_it_looked_again",),
     ),
     Guard(
         "what is stored again is new for a sweep",
-        "blobstore/publishing/sweep.py",
+        "blobstore/publishing/beside.py",
         "max(noted.get(digest, int(now)), entry.stored)",
         ("tests/releases/test_beside_sweeps.py::test_what_is_stored_again_is_not_removed_meanwhile",),
         mutant="noted.get(digest, int(now))",
+    ),
+    Guard(
+        "what a list led to until now stays for its devices",
+        "blobstore/publishing/beside.py",
+        "digest in self._dropped",
+        ("tests/releases/test_sweeping.py::test_a_device_on_its_way_to_an_older_release",),
+        mutant="False",
     ),
     Guard(
         "no release leads to a condemned pack",

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore.core.codec.blobs import check_encoding
 from blobstore.errors import PoolError, ReleaseError
 from blobstore.pool import Pool
+from blobstore.publishing import beside
+from blobstore.publishing import publish as publishing
 from blobstore.releases import gc, publish, pull, sweep
+from blobstore.storage.objects import Objects
 from tests.releases.models import NOW, Weights, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
@@ -231,16 +236,72 @@ def test_a_folder_stays_small_without_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_device_on_its_way_to_an_older_release(releases: Path, tmp_path: Path) -> None:
-    """What its list leads to stays for a day after a newer release is published, even if nothing has led there for long under
-    another name (F2, F3)."""
-    old = (releases / "a/4/ways.json.zst").read_bytes()
+    """What its list leads to stays for a day after a newer release is published, even if a release of another name that led
+    there, too, let go of it long ago (F2, F3)."""
+    old = read_ways(releases / "a/4")["objects"]
     for number in (5, 6):
+        noted = {sha256: 0 for sha256, _, *where in old if where != ["packs"]}
+        assert noted
+        (releases / "releases.json").write_text(json.dumps({"unused": noted}))
         a_day_later(releases)
         publish(inputs(tmp_path / "in", version(number), files=1), releases, name="a", version=str(number))
-        led = json.loads(zstandard.ZstdDecompressor().decompress(old))["objects"]
         there = {path.name for folder in ("files", "packs") for path in (releases / folder).rglob("*")}
-        assert {sha256 for sha256, *_ in led} <= there
-        old = (releases / f"a/{number}/ways.json.zst").read_bytes()
+        assert {sha256 for sha256, *_ in old} <= there
+        old = read_ways(releases / f"a/{number}")["objects"]
+
+
+class KilledError(BaseException):
+    """A process ends here."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("due", [False, True])
+def test_a_publisher_that_is_killed_while_it_lets_go(
+    due: bool, releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any change of that, all releases stay whole, and the next publisher lets go of it (F3)."""
+    if due:
+        a_day_later(releases)
+    inputs(tmp_path / "in", version(5), files=1)
+    for moment in range(20):
+        copy = tmp_path / "copies" / str(moment)
+        shutil.copytree(releases, copy, copy_function=shutil.copy2)
+        ended = published_until(copy, moment, monkeypatch, tmp_path / "in")
+        publish(tmp_path / "in", tmp_path / "copies" / str(moment), name="a", version="6")
+        for number in range(1, 7):
+            device = tmp_path / "devices" / f"{moment} {number}"
+            pull(copy / f"a/{number}", device)
+            assert same(found(device / "current"), version(min(number, 5)))
+        beside_the_pool = [where for _, _, *where in read_ways(copy / "a/4")["objects"] if where != ["packs"]]
+        assert not beside_the_pool
+        if ended:
+            break
+    assert moment > (4 if due else 3)
+
+
+def published_until(copy: Path, moment: int, monkeypatch: pytest.MonkeyPatch, files: Path) -> bool:
+    """Publish version 5, and die at a change after the release is there; whether there was none at this moment."""
+    real, changes = beside.let_go, []
+
+    def dying(change: Callable[..., None]) -> Callable[..., None]:
+        def changed(objects: Objects, path: str, *arguments: Any, **options: Any) -> None:
+            changes.append(path)
+            if len(changes) > moment:
+                raise KilledError
+            change(objects, path, *arguments, **options)
+
+        return changed
+
+    def let_go(*arguments: Any) -> None:
+        for name in ("put", "delete"):
+            patch.setattr(Objects, name, dying(getattr(Objects, name)))
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "let_go", let_go)
+        with contextlib.suppress(KilledError):
+            publish(files, copy, name="a", version="5")
+    return len(changes) <= moment
 
 
 @pytest.mark.slow
