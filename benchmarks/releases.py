@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ import numpy as np
 from benchmarks.fleet import scattered
 from benchmarks.harness import MIB, Row, memory_row, peak_of, ratio_row, show, side_by_side, without_bar
 from benchmarks.lowered import in_process, plugin
-from benchmarks.pool import checkpoints
+from benchmarks.pool import checkpoints, half
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
 from blobstore.core.codec.blobs import decode, encode, near_encodings, sample
@@ -39,7 +40,7 @@ _BLOBS, _SIZE = 256, 4 * MIB
 
 def rows(folder: Path) -> Iterator[Row]:
     yield from _decoding()
-    for part in (_gigabyte, _chain, _growth, _registry, _adapter, scattered, _trained, _versions, _switch):
+    for part in (_gigabyte, _chain, _folder, _growth, _registry, _adapter, scattered, _trained, _versions, _switch):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)
@@ -94,8 +95,47 @@ def _chain(folder: Path) -> Iterator[Row]:
         fetched = pull(f"{url}/a/{last}/index.json", folder / "new").fetched_bytes
     alone = publish(folder / "in", folder / "alone", name="a", version="1").first_bytes
     yield ratio_of(
-        "bytes for a device with nothing, against a release folder with this release alone", fetched, alone, 1.02
+        "bytes for a device with nothing, against a release folder with this release alone", fetched, alone, 1.05
     )
+
+
+def _folder(folder: Path) -> Iterator[Row]:
+    """Five fine-tunes in bfloat16, published in a row, or with a day between them: the bytes that the release folder takes, and
+    those that devices fetch."""
+    releases, days, sizes = folder / "releases", folder / "days", []
+    (folder / "in").mkdir()
+    for number, (_, tensors) in enumerate(itertools.islice(checkpoints(folder), 5)):
+        save_file(half(tensors), folder / "in" / "model.ptd")
+        publish(folder / "in", releases, name="a", version=str(number))
+        sizes.append(_bytes_in(releases))
+        if number:
+            _a_day_later(days)
+        publish(folder / "in", days, name="a", version=str(number))
+    one = (folder / "in" / "model.ptd").stat().st_size
+    for what, size, bar in (
+        ("while they are published in a row, at most", max(sizes), 2.2),
+        ("if a day is between them", _bytes_in(days), 1.4),
+    ):
+        work = f"bytes of a release folder with five fine-tunes, against one of them, {what}"
+        yield Row(work, f"{size / one:.2f} x", f"at most {bar} x", size <= bar * one)
+    for back in (1, 3):
+        device = folder / f"device {back}"
+        pull(releases / "a" / str(4 - back), device)
+        fetched = pull(releases / "a" / "4", device).fetched_bytes
+        yield without_bar(Row(f"  bytes for a device {back} before", f"{fetched / one:.3f} of a version", "", True))
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _a_day_later(releases: Path) -> None:
+    """Let everything be older by more than a day."""
+    note = releases / "releases.json"
+    noted = json.loads(note.read_bytes())["unused"]
+    note.write_text(json.dumps({"unused": {digest: since - 90_000 for digest, since in noted.items()}}))
+    for path in (releases / "files").iterdir():
+        os.utime(path, (path.stat().st_mtime - 90_000,) * 2)
 
 
 def _direct(old: Any, new: Any) -> int:
@@ -337,7 +377,7 @@ def _versions(folder: Path) -> Iterator[Row]:
     versions = _three_versions(folder)
     for version in versions:
         publish(version, folder / "releases", name="a", version=version.name[1:])
-    ours = sum(path.stat().st_size for path in (folder / "releases").rglob("*") if path.is_file())
+    ours = _bytes_in(folder / "releases")
     for name, measure in STORES.items():
         place = folder / name
         place.mkdir()

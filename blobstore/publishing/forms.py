@@ -212,9 +212,9 @@ class Forms:
             digests = [*release.parts.contents, *(digest for digest, _ in release.ways.bases)]
             for digest, listed in zip(digests, forms_of(release), strict=True):
                 known.update((digest, form) for form in listed if form.base is None)
-        for digest, row in rows.items():
+        for row in rows.values():
             if row.base is None and check_encoding(row.encoding):
-                known[digest.hex()] = self._packs.form(row)
+                known[row.digest.hex()] = self._packs.form(row)
         return known
 
     def _least(self, content: _Content, known: Mapping[str, Form], rows: Mapping[bytes, Stored]) -> int:
@@ -235,7 +235,7 @@ class Forms:
             for digest, content in self._contents.items()
             if digest not in known and content.size >= _LARGE
             for form in forms[digest]
-            if form.base in known and known[form.base].object.folder == "packs"
+            if form.base is not None and form.base in known and known[form.base].object.folder == "packs"
         ]
         allowed = _FURTHER * sum(least.values())
         taken: dict[str, Form] = {}
@@ -254,7 +254,7 @@ class Forms:
                 del steps[digest]
         copied = [(digest, form) for digest, form in there.items() if form.object in few]
         lacking = [content for digest, content in self._contents.items() if digest not in {**there, **steps}]
-        encoded = itertools.chain(
+        encoded: Iterator[_Encoded] = itertools.chain(
             ((digest, form.encoding, self._stored(form), None) for digest, form in copied),
             ((content.digest, *_planes(content), None) for content in lacking),
         )

@@ -268,10 +268,10 @@ def test_a_publisher_that_is_killed_while_it_lets_go(
         shutil.copytree(releases, copy, copy_function=shutil.copy2)
         ended = published_until(copy, moment, monkeypatch, tmp_path / "in")
         publish(tmp_path / "in", tmp_path / "copies" / str(moment), name="a", version="6")
-        for number in range(1, 7):
+        for number in (3, 4, 5):
             device = tmp_path / "devices" / f"{moment} {number}"
             pull(copy / f"a/{number}", device)
-            assert same(found(device / "current"), version(min(number, 5)))
+            assert same(found(device / "current"), version(number))
         beside_the_pool = [where for _, _, *where in read_ways(copy / "a/4")["objects"] if where != ["packs"]]
         assert not beside_the_pool
         if ended:
