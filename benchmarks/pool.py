@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, flush, side_by_side
+from benchmarks.harness import Row, flush, show, side_by_side
 from benchmarks.release_peers import COMPRESSING
 from blobstore import save_file
 from blobstore.core.codec import blobs, chunks
@@ -31,11 +31,12 @@ from examples.demo.models import load_encoder
 TITLE = "The pool"
 
 _VERSIONS = 30
+_MODELS = 400
 _STEPS = 3  # of AdamW between two versions
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    for part in (_series, _speed, _large):
+    for part in (_series, _speed, _growth, _large):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)
@@ -268,6 +269,48 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def _growth(folder: Path) -> Iterator[Row]:
+    """400 models in a row, each of 128 matrices of one shape that are like no others; then a fine-tune of the first one."""
+    random = np.random.default_rng(0)
+
+    def model() -> np.ndarray[Any, np.dtype[np.uint16]]:
+        values = random.standard_normal((128, 4096), np.float32) * np.float32(0.02)
+        return (values.view("<u4") >> 16).astype("<u2")
+
+    def add(pool: Pool, bits: Any, reference: str) -> tuple[float, float]:
+        """Processor seconds, and the share of the bytes that is stored."""
+        tensors = {f"layers.{at}.weight": torch.from_numpy(one.reshape(64, 64)) for at, one in enumerate(bits)}
+        save_file({name: tensor.view(torch.bfloat16) for name, tensor in tensors.items()}, folder / "model.ptd")
+        start = time.process_time()
+        added = pool.add(folder / "model.ptd", reference, executor=_Here())
+        return time.process_time() - start, added.stored_bytes / added.bytes
+
+    first = model()
+    tune = first + (random.random(first.shape) < 0.1).astype(np.uint16)
+    with Pool(folder / "alone", create=True) as pool:
+        add(pool, first, "model0@1")
+        alone, _ = add(pool, tune, "model0@2")
+    with Pool(folder / "pool", create=True) as pool:
+        seconds = [add(pool, first if number == 0 else model(), f"model{number}@1")[0] for number in range(_MODELS)]
+        beside, share = add(pool, tune, "model0@2")
+    early, late = statistics.mean(seconds[5:15]), statistics.mean(seconds[-10:])
+    yield Row(
+        f"{_MODELS} models of 128 tensors added in a row: the last against the 10th, processor time, mean of ten",
+        f"{late / early:.2f} x ({show(late)} against {show(early)})",
+        "at most 1.5 x",
+        late <= 1.5 * early,
+    )
+    yield Row("  the slowest of all", show(max(seconds)), "", True)
+    work = f"a fine-tune of the first of {_MODELS} models, a tenth of whose numbers moved, against its bytes"
+    yield Row(work, f"{share:.3f}", "at most 0.07", share <= 0.07)
+    yield Row(
+        "  adding it, against a pool with the first model alone, processor time",
+        f"{beside / alone:.2f} x ({show(beside)} against {show(alone)})",
+        "at most 1.5 x",
+        beside <= 1.5 * alone,
+    )
+
+
 def _family(number: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """The bits of 200 tensors in bfloat16, of 2,048 elements each."""
     values = np.random.default_rng(number).standard_normal((200, 2048), np.float32)
@@ -311,7 +354,7 @@ def _large(folder: Path) -> Iterator[Row]:
         tables.append(PARTS, parts)
         tables.append(BLOBS, blobs)
         tables.append(EVENTS, events)
-    tables.tidy(always=True)
+    tables.tidy()
     small = Pool(folder / "small", create=True)
     large = Pool(url)
     numbers = iter(range(10**6))

@@ -173,7 +173,7 @@ def fill(releases: Path, name: str, count: int) -> None:
             pool.tables.append(PARTS, parts)
             pool.tables.append(BLOBS, blobs)
             pool.tables.append(EVENTS, events)
-        pool.tables.tidy(always=True)
+        pool.tables.tidy()
 
 
 def ratio_of(what: str, ours: int, theirs: int, bar: float) -> Row:

@@ -265,7 +265,8 @@ def _store(
             continue  # one of them may have been collected before this
         if not plan.jobs:
             return written
-        bases.protect(job.base and job.base[0] for job in plan.jobs)
+        tries = [one for job in plan.jobs for one in job.tries]
+        bases.protect(digest for one in tries for digest in (one.base and one.base[0], one.base_of_base))
         written += _write(objects, tables, plan.jobs, executor, progress)
         alone = (before[0] + 1, before[1])
     raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")

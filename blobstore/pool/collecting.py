@@ -63,12 +63,23 @@ _KEPT = """
         SELECT DISTINCT digest FROM parts WHERE id NOT IN (SELECT id FROM events WHERE kind <> 'add')
     ),
     condemned AS (SELECT DISTINCT pack FROM marks WHERE digest IS NULL AND pack IS NOT NULL),
-    usable AS (SELECT DISTINCT digest FROM blobs WHERE base IS NULL AND pack NOT IN (SELECT pack FROM condemned)),
     whole AS (SELECT digest, pack, length FROM blobs WHERE base IS NULL),
+    near AS (
+        SELECT digest, pack, length, base FROM blobs
+        WHERE base IN (SELECT digest FROM whole) AND digest NOT IN (SELECT digest FROM whole)
+    ),
+    usable_whole AS (SELECT DISTINCT digest FROM whole WHERE pack NOT IN (SELECT pack FROM condemned)),
+    usable AS (
+        SELECT digest FROM usable_whole
+        UNION
+        SELECT digest FROM near
+        WHERE pack NOT IN (SELECT pack FROM condemned) AND base IN (SELECT digest FROM usable_whole)
+    ),
     related AS (SELECT DISTINCT base FROM blobs WHERE base IS NOT NULL AND digest IN (SELECT digest FROM needed)),
     chosen AS (
         SELECT digest, pack, base FROM blobs
-        WHERE digest IN (SELECT digest FROM needed) AND (base IS NULL OR base IN (SELECT digest FROM whole))
+        WHERE digest IN (SELECT digest FROM needed)
+        AND (base IS NULL OR base IN (SELECT digest FROM whole) OR base IN (SELECT digest FROM near))
         QUALIFY 1 = row_number() OVER (
             PARTITION BY digest
             ORDER BY pack IN (SELECT a FROM gone), pack IN (SELECT pack FROM condemned)
@@ -76,17 +87,29 @@ _KEPT = """
             base IS NOT NULL AND digest IN (SELECT base FROM related), length, pack
         )
     ),
+    near_bases AS (
+        SELECT digest, pack, base FROM near WHERE digest IN (SELECT base FROM chosen)
+        QUALIFY 1 = row_number() OVER (
+            PARTITION BY digest
+            ORDER BY pack IN (SELECT a FROM gone), pack IN (SELECT pack FROM condemned)
+            OR base NOT IN (SELECT digest FROM usable_whole), length, pack
+        )
+    ),
     bases AS (
         SELECT digest, pack FROM whole
-        WHERE digest IN (SELECT base FROM chosen) AND digest NOT IN (SELECT digest FROM chosen WHERE base IS NULL)
+        WHERE digest IN (SELECT base FROM chosen UNION SELECT base FROM near_bases)
+        AND digest NOT IN (SELECT digest FROM chosen WHERE base IS NULL)
         QUALIFY 1 = row_number() OVER (
             PARTITION BY digest
             ORDER BY pack IN (SELECT a FROM gone), pack IN (SELECT pack FROM condemned), length, pack
         )
     ),
-    kept AS (SELECT digest, pack FROM chosen UNION ALL SELECT digest, pack FROM bases)
+    kept AS (
+        SELECT digest, pack FROM chosen UNION SELECT digest, pack FROM near_bases UNION SELECT digest, pack FROM bases
+    )
 """
-"""One row of each content that a version needs which is there or being added, and of each base of these rows.
+"""One row of each content that a version needs which is there or being added, and of each base of these rows. A base has a row in
+which it is whole, or if it has none, one as a difference to a base that has.
 
 Rows in packs that are not condemned come before others. Of these, a content that may be a base keeps a row in which it is
 whole; any other the shortest one.

@@ -165,7 +165,7 @@ class Blobs:
         """The rows that are read for a content."""
         row = self._rows[digest]
         if row.base is not None:
-            yield self._rows[row.base]
+            yield from self._needed(row.base)
         if row.length:
             yield row
 
@@ -188,10 +188,7 @@ class Blobs:
 
     def _base_of(self, row: Stored) -> Stored:
         assert row.base is not None  # noqa: S101 - the caller asked
-        base = self._rows[row.base]
-        if base.base is not None:
-            raise PoolError(f"{self._objects.url}: the base {row.base.hex()} is a difference itself")
-        return base
+        return self._rows[row.base]
 
     def _whole(self, row: Stored, fetched: _Fetched, *, check: bool = True) -> memoryview:
         if row.base is None:
@@ -199,13 +196,23 @@ class Blobs:
         kept, within = self._base, needed_of_base(row.encoding)  # other threads read, too
         if kept is None or kept[:2] != (row.base, within):
             # what is made of it is compared with a digest
-            data = self._reader.read(self._base_of(row), None, fetched, check=False, within=within)
+            data = self._read_base(row, fetched, within)
             self._base = kept = (row.base, within, data)
         try:
             return self._reader.read(row, kept[2], fetched, check=check)
         except IntegrityError:
-            self._reader.read(self._base_of(row))  # perhaps it is the base that is damaged
+            self._read_base(row, {}, None, check=True)  # perhaps it is a base that is damaged
             raise
+
+    def _read_base(self, row: Stored, fetched: _Fetched, within: range | None, *, check: bool = False) -> memoryview:
+        """The base of a row, which may be a difference to one that is whole."""
+        base = self._base_of(row)
+        if base.base is None:
+            return self._reader.read(base, None, fetched, check=check, within=within)
+        below = self._base_of(base)
+        if below.base is not None:
+            raise PoolError(f"{self._objects.url}: the base {base.digest.hex()} is a difference to a difference")
+        return self._reader.read(base, self._reader.read(below, None, fetched, check=check), fetched, check=check)
 
 
 _Fetched = dict[Range, memoryview]

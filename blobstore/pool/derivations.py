@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may
 _NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as much
 _FAR = 0.5  # of these bits; what is nearer has no factors
 _SCALED = 0.9  # taken for what remains where there may be factors
+_TRIED = 6  # bases that are about as alike
+_AS_ALIKE = 0.98
 _SHORT = 8  # pairs of a base and a layout that are compared whole
 _NARROW = ("bfloat16", "half")
 _SHAPE = re.compile(r"[0-9]{1,15}(,[0-9]{1,15})*", re.ASCII)
@@ -94,6 +96,9 @@ def base_kinds(parts: Iterable[ScannedPart]) -> set[tuple[str, int]]:
     return {(way.dtype, way.size) for part in parts for way in _ways(part)}
 
 
+_Alike = tuple[float, Derivation]
+
+
 class Derivations:
     """Finds from what new blobs follow."""
 
@@ -108,8 +113,9 @@ class Derivations:
         """A new blob will be stored whole."""
         self._new[candidate.dtype, candidate.size].append(candidate)
 
-    def find(self, part: ScannedPart) -> Derivation | None:
-        """What a new blob follows from; None if that is nothing.
+    def find(self, part: ScannedPart) -> list[Derivation]:
+        """What a new blob may follow from, the most likely first; none if that is nothing. Only the first one may be a base for
+        a difference.
 
         Raises:
             FileAccessError: its file is gone.
@@ -118,16 +124,18 @@ class Derivations:
         groups = list(itertools.chain.from_iterable(map(self._groups, _ways(part))))
         weights = [group for group in groups if not group.is_quantized]
         near = min(filter(None, (group.near(view, part) for group in weights)), key=_share, default=None)
-        quantized = _most_alike(group.quantized(view, part) for group in groups if group.is_quantized)
-        if quantized is not None and (near is None or near.share > _NEAR):
+        quantized = _most_alike(
+            found for group in groups if group.is_quantized for found in group.quantized(view, part)
+        )
+        if quantized and (near is None or near.share > _NEAR):
             return quantized
         if near is not None and near.share < _FAR:
-            return near
-        scaled = _most_alike(group.scaled(view, part) for group in weights)
+            return [near]
+        scaled = _most_alike(filter(None, (group.scaled(view, part) for group in weights)))
         # if it is not scaled, the worker takes it as it is
-        if scaled is not None and (near is None or near.base is scaled.base):
-            return scaled
-        return near
+        if scaled and (near is None or near.base is scaled[0].base):
+            return scaled[:1]
+        return [] if near is None else [near]
 
     def _groups(self, way: _Way) -> Iterator[_LikeBases]:
         if way not in self._sets:
@@ -140,9 +148,10 @@ def _share(derived: Derivation) -> float:
     return derived.share
 
 
-def _most_alike(found: Iterable[tuple[float, Derivation] | None]) -> Derivation | None:
-    best = max(filter(None, found), key=lambda one: one[0], default=None)
-    return None if best is None else best[1]
+def _most_alike(found: Iterable[_Alike]) -> list[Derivation]:
+    """Those that are about as alike as the most alike one: weights in float32 and in bfloat16, or before and after a few steps."""
+    ordered = sorted(found, key=lambda one: one[0], reverse=True)[:_TRIED]
+    return [derived for alike, derived in ordered if alike > _AS_ALIKE * ordered[0][0]]
 
 
 def _ways(part: ScannedPart) -> Iterator[_Way]:
@@ -234,36 +243,36 @@ class _LikeBases:
                 best, found = share, self._origin(row, possible[layout], share)
         return found
 
-    def quantized(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
-        """The base that a new blob may be quantized from, and how alike they are; None if there is none."""
+    def quantized(self, view: memoryview, part: ScannedPart) -> list[_Alike]:
+        """The bases that a new blob may be quantized from, and how alike they are."""
         if part.dtype not in BYTES and part.dtype:
             return self._coded(view, part.dtype)
         data = np.frombuffer(view, np.uint8)
         halved = self._count == 2 * len(data)
         possible, places = self._layouts(part)
         if not possible:
-            return None
+            return []
         if halved:
             places = places[:1]  # the first layout changes nothing
         own = data[places // 2] if halved else data[places]
         if halved:  # the same half of each byte
             own = np.where(places % 2 == 0, own, own >> 4 | own << 4)
-        alike = likeness(own, self._units)
-        layout, row = divmod(int(np.argmax(alike)), len(self._bases))
-        most = float(alike[layout, row])
-        return (most, self._origin(row, possible[layout], 0.0)) if most > _ALIKE else None
+        return [
+            (float(alike), self._origin(row, possible[layout], 0.0))
+            for alike, layout, row in _largest(likeness(own, self._units))
+        ]
 
-    def _coded(self, view: memoryview, dtype: str) -> tuple[float, Derivation] | None:
+    def _coded(self, view: memoryview, dtype: str) -> list[_Alike]:
         """As `quantized`, of a type whose bytes say what weights they stand for."""
         values = block_values if dtype in BLOCKS else float8_values
         with np.errstate(all="ignore"):
             own = np.nan_to_num(values(view, dtype, self._positions).astype(np.float64), posinf=0.0, neginf=0.0)
-        alike = (unit(own[None]) @ self._units.T)[0]
-        row = int(np.argmax(alike))
-        most = float(alike[row])
-        return (most, Derivation(self._bases[row], self._way.steps, self._shape, 0.0)) if most > _ALIKE else None
+        return [
+            (alike, Derivation(self._bases[row], self._way.steps, self._shape, 0.0))
+            for alike, _, row in _largest(unit(own[None]) @ self._units.T)
+        ]
 
-    def scaled(self, view: memoryview, part: ScannedPart) -> tuple[float, Derivation] | None:
+    def scaled(self, view: memoryview, part: ScannedPart) -> _Alike | None:
         """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""
         possible, places = self._layouts(part)
         if not possible or self._way.target != "float":
@@ -290,6 +299,13 @@ class _LikeBases:
     def _origin(self, row: int, layout: Layout, share: float, *open_steps: str) -> Derivation:
         steps = (*self._way.steps, *open_steps, *(() if layout.is_trivial else (layout.recipe,)))
         return Derivation(self._bases[row], steps, self._shape, share)
+
+
+def _largest(alike: npt.NDArray[Any]) -> list[tuple[float, int, int]]:
+    """The largest of likenesses, if it is enough, and those about as large, with their rows and columns."""
+    order = np.argsort(-alike, axis=None, kind="stable")[:_TRIED]
+    found = [(float(alike.flat[at]), *divmod(int(at), alike.shape[1])) for at in order]
+    return [one for one in found if one[0] > _ALIKE]
 
 
 def _sizes(weights: npt.NDArray[np.float32]) -> Numbers:

@@ -8,6 +8,7 @@ blobs: a collection may be about to delete the older one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import struct
 import sys
@@ -110,6 +111,8 @@ class Job:
         steps: of a recipe that makes nearly these bytes of the base, as `derived` has them.
         base_shape: of the base, as it lies in memory.
         is_alone: nothing of its shape is like it.
+        below: the base of the base, if that is a difference.
+        others: bases that make the blob to the bit, perhaps, if this one does not.
     """
 
     part: ScannedPart
@@ -117,6 +120,18 @@ class Job:
     steps: tuple[str, ...] = ()
     base_shape: str = ""
     is_alone: bool = False
+    below: Stored | None = None
+    others: tuple[Job, ...] = ()
+
+    @property
+    def tries(self) -> Iterator[Job]:
+        """This one, and the others."""
+        return itertools.chain([self], self.others)
+
+    @property
+    def base_of_base(self) -> bytes | None:
+        """The digest of what the base is stored against; None if it is whole, or a new blob, or there is none."""
+        return self.base[1].base if self.base is not None and isinstance(self.base[1], Stored) else None
 
 
 def pack_path(pack: bytes) -> str:
@@ -187,12 +202,12 @@ class Reader:
 
         Args:
             blob: where it lies.
-            base: where its base lies, which has none itself.
+            base: where its base lies.
             read: what packs have, if it was read before.
             rooms: memory for the chunks.
 
         Returns:
-            None if the whole base is needed at once, for `read`.
+            None if the whole base is needed at once, for `read`, or if it is a difference itself.
 
         Raises:
             As `read`; while chunks are taken, only `IntegrityError`.
@@ -201,7 +216,7 @@ class Reader:
             return self._chunks(blob, blob.encoding, None, self._stored(blob, blob.encoding, None, read), rooms.content)
         steps, encoding = split_steps(blob.encoding)
         is_cast = len(steps) == 1 and steps[0].startswith("cast:") and not encoding
-        if not is_cast and not blob.encoding.startswith("near"):
+        if base.base is not None or not (is_cast or blob.encoding.startswith("near")):
             return None
         below = self._chunks(base, base.encoding, None, self._stored(base, base.encoding, None, read), rooms.base)
         if is_cast:
@@ -322,7 +337,7 @@ class _Worker:
             self.sources[source.path] = map_file(source.path)
         return source.view()
 
-    def base(self, digest: bytes, where: FileRange | Stored) -> memoryview | None:
+    def base(self, digest: bytes, where: FileRange | Stored, below: Stored | None) -> memoryview | None:
         """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
         stored against it."""
         if isinstance(where, FileRange):
@@ -333,7 +348,8 @@ class _Worker:
                 self.kept.clear()
                 used = 0
             try:
-                data = self.reader.read(where, check=False, room=self.room[used:])
+                base = None if below is None else self.reader.read(below, check=False)
+                data = self.reader.read(where, base, check=False, room=self.room[used:])
             except (PoolError, IntegrityError):
                 return None
             if checked(cut(data), where.check[:SEED]) != where.check:
@@ -394,9 +410,11 @@ def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
     row = Stored(
         *(part.digest, len(data), part.dtype, part.shape, "raw", None, b"", 0, 0, int(time.time()), part.check)
     )
-    made = _made(job, worker, data)
-    if made is not None and made.steps and _is_enough(made, job, data):
-        return _against(made, job, row), made.factors
+    for one in job.tries:
+        made = _made(one, worker, data)
+        if made is not None and made.steps and _is_enough(made, job, data):
+            return _against(made, one, row), made.factors
+    made = made if not job.others else _made(job, worker, data)
     fits = made is not None and len(made.data) == len(data)
     encoding, _ = choose(data, part.dtype, *((made.data, made.share) if made is not None and fits else ()))
     base = made.data if made is not None and encoding.startswith("near") else None
@@ -426,7 +444,7 @@ class _Made(NamedTuple):
 
 def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
     """What a blob may be stored against; None if there is nothing."""
-    base = worker.base(*job.base) if job.base is not None else None
+    base = worker.base(*job.base, job.below) if job.base is not None else None
     found = None if base is None else find_steps(data, base, job.steps, job.base_shape)
     if base is None or found is None:
         return None
@@ -441,7 +459,7 @@ def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
 
 def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
     """Whether a recipe makes a blob to the bit, and its factors take less than the blob itself would."""
-    if hashlib.sha256(made.data).digest() != job.part.digest:
+    if made.data != data or hashlib.sha256(made.data).digest() != job.part.digest:
         return False
     return not made.factors or made.share < NEAR_WORTH * best_planes(data, job.part.dtype)[1]
 
@@ -449,7 +467,7 @@ def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
 def _against(made: _Made, job: Job, row: Stored, *then: str) -> Stored:
     """The row of a blob that follows from a base, with what comes after the steps."""
     # what is scaled or in another order says nothing about what is near to the base
-    is_near = all(step.startswith("cast:") for step in made.steps)
+    is_near = job.below is None and all(step.startswith(("cast:", "widen:")) for step in made.steps)
     return row._replace(
         encoding="+".join([*made.steps, *then]),
         base=job.base and job.base[0],

@@ -7,12 +7,12 @@ A recipe is `quant:RULE:GROUP:FORM`.
             128/127, 8/7            the same, but the least weight by 128 or 8 if that makes a larger step than the greatest
             127e, 127.5e            the same as without e, but no step is below 2^-12, as PT2E has it for XNNPACK
             255, 15                 the range of the weights and 0 by this, with a zero point; numbers from -128, from -8
+            each with r at its end  weights are not divided by the step, but multiplied by its reciprocal
     GROUP   how many weights, one behind the other, have one scale: a channel, a row, a part of a row, or all.
     FORM    n: a number in a byte. o: with 128 added. l, h: two numbers of 4 bits in a byte, the first in the low or in the
             high half. L, H: with 8 added to each.
 
-Quantizers differ in the last bit of a scale or in what they multiply instead of dividing, and some move scales a little. So
-a recipe gives nearly the bytes, and differences to it the rest. It has to give the same bytes everywhere: it is made
+Quantizers differ in the last bit of a scale, and some move scales a little. So a recipe gives nearly the bytes, and differences to it the rest. It has to give the same bytes everywhere: it is made
 of operations of IEEE 754 on single elements, in float32, and of maxima.
 """
 
@@ -47,10 +47,11 @@ _RULES = {  # the least and the greatest number
     "8/7": (-8, 7),
     "15": (-8, 7),
 }
-_ZERO_POINTS = {"255", "15"}
-_NIBBLES = [rule for rule, (_, greatest) in _RULES.items() if greatest == 7]
+_BYTE_RULES, _NIBBLES = list(_RULES), [rule for rule, (_, greatest) in _RULES.items() if greatest == 7]
+_RULES |= {f"{rule}r": numbers for rule, numbers in _RULES.items()}
+_ZERO_POINTS = {"255", "15", "255r", "15r"}
 _GROUPS = (32, 64, 128, 256)
-_RECIPE = re.compile(r"quant:([0-9./]+e?):([1-9][0-9]{0,11}):([nolhLH])")
+_RECIPE = re.compile(r"quant:([0-9./]+e?r?):([1-9][0-9]{0,11}):([nolhLH])")
 _PIECE = 1 << 18
 _SAMPLED = 4096
 _ALIKE, _ENOUGH = 0.5, 0.999  # of the numbers that are sampled
@@ -100,10 +101,17 @@ def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | Non
     for group in _lengths(shape, len(weights)):
         if best > _ENOUGH:
             break
-        share, recipe = max(_tried(weights, numbers, group), key=lambda tried: tried[0])
+        in_byte = len(weights) // len(numbers)
+        rules, forms = (_BYTE_RULES, "no") if in_byte == 1 else (_NIBBLES, "lhLH")
+        share, rule, form = max(_tried(weights, numbers, group, rules, forms), key=_equal)
         if share > best:
-            best, found = share, recipe
+            share, rule, form = max(_tried(weights, numbers, group, [f"{rule}r", rule], form), key=_equal)
+            best, found = share, f"quant:{rule}:{group}:{form}"
     return found, best
+
+
+def _equal(tried: tuple[float, str, str]) -> float:
+    return tried[0]
 
 
 def _lengths(shape: str, count: int) -> list[int]:
@@ -113,17 +121,18 @@ def _lengths(shape: str, count: int) -> list[int]:
     return [length for length in lengths if length > 0 and count % length == 0]
 
 
-def _tried(weights: _Floats, numbers: _Bytes, group: int) -> Iterator[tuple[float, str]]:
-    """All recipes with groups of this length, each with the share of the bytes that it makes, judged by samples."""
+def _tried(
+    weights: _Floats, numbers: _Bytes, group: int, rules: Sequence[str], forms: str
+) -> Iterator[tuple[float, str, str]]:
+    """The share of the bytes that each rule makes in each form, with groups of this length, judged by samples."""
     in_byte = len(weights) // len(numbers)
-    rules, forms = (list(_RULES), "no") if in_byte == 1 else (_NIBBLES, "lhLH")
     samples = _samples(len(weights))
     pieces = [numbers[start // in_byte : stop // in_byte] for start, stop in samples]
     for rule in rules:
         made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
         for form in forms:
             equal = [(_formed(one, form) == piece).mean() for one, piece in zip(made, pieces, strict=True)]
-            yield float(np.mean(equal)), f"quant:{rule}:{group}:{form}"
+            yield float(np.mean(equal)), rule, form
 
 
 def likeness(numbers: _Bytes, weights: Numbers) -> Numbers:
@@ -179,14 +188,14 @@ def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
         low = np.float32(_RULES[rule][0])
         if rule in _ZERO_POINTS:
             least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
-            steps = np.maximum((greatest - least) / np.float32(rule), _LEAST)
+            steps = np.maximum((greatest - least) / np.float32(rule.rstrip("r")), _LEAST)
             zeros = np.nan_to_num(_clipped(low - np.rint(least / steps), rule))
         elif "/" in rule:
-            below, above = map(np.float32, rule.split("/"))
+            below, above = map(np.float32, rule.rstrip("r").split("/"))
             steps = np.maximum(-least / below, greatest / above)
         else:
-            steps = np.maximum(-least, greatest) / np.float32(rule.rstrip("e"))
-            if rule.endswith("e"):
+            steps = np.maximum(-least, greatest) / np.float32(rule.rstrip("er"))
+            if "e" in rule:
                 steps = np.maximum(steps, np.float32(2**-12))
         return np.maximum(steps, _LEAST), zeros
 
@@ -194,7 +203,7 @@ def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
 def _quantized(weights: _Floats, rule: str, steps: _Floats, zeros: _Floats) -> npt.NDArray[np.int8]:
     """Weights as numbers, a group or a part of one in a row."""
     with np.errstate(all="ignore"):
-        numbers = weights / steps[:, None]
+        numbers = weights * (np.float32(1) / steps)[:, None] if rule.endswith("r") else weights / steps[:, None]
         np.rint(numbers, out=numbers)
         if rule in _ZERO_POINTS:
             numbers += zeros[:, None]

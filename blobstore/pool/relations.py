@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ __all__ = ["BLOB_COLUMNS", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
 
 _SHORT = 32
 _PUSHED = 50  # as many rows the engine reads without those around them
-_SOURCES = 4096  # of one type and size, the newest
+_SOURCES, _NEAR_SOURCES = 4096, 512  # of one type and size, the newest
 _NEWEST = 256  # of one kind
 _ALIKE = 16  # bits of two signatures that differ; of unrelated blobs, 32 do
 _MOST_ALIKE = 8  # of one kind, for each new blob
@@ -40,21 +40,27 @@ _Kind = tuple[str, str, int]
 def stored_rows(
     tables: Tables, digests: Iterable[bytes], *, unmarked: bool = False, gone: Container[bytes] = ()
 ) -> dict[bytes, Stored]:
-    """The rows of contents, each the one with the fewest bytes, and of their bases. What is not stored is missing.
+    """The rows of contents, each the one with the fewest bytes, and of their bases and the bases of these. What is not stored
+    is missing, and what needs more than these.
 
     Args:
         digests: which contents.
         unmarked: only rows of packs that are not condemned.
         gone: packs whose rows are taken if there are no others.
     """
-    wanted = set(digests)
-    rows = _rows(tables, wanted, unmarked, gone)
+    rows = _rows(tables, set(digests), unmarked, gone)
     bases = _rows(tables, {row.base for row in rows if row.base is not None}, unmarked, gone)
-    whole = {row.digest: row for row in [*rows, *bases] if row.base is None}
-    there = {row.digest: row for row in rows if row.base is None or row.base in whole}
-    # a base that is also asked for, and has a shorter row against another one, is read as its whole row
-    needed = {row.base for row in there.values() if row.base is not None}
-    return {**there, **{digest: whole[digest] for digest in needed}}
+    alone = {row.digest for row in [*rows, *bases] if row.base is None}
+    below = {row.base for row in bases if row.base is not None} - alone
+    whole = {row.digest: row for row in [*rows, *bases, *_rows(tables, below, unmarked, gone)] if row.base is None}
+    near = {row.digest: row for row in bases if row.base in whole}
+    there = {row.digest: row for row in rows if row.base is None or row.base in whole or row.base in near}
+    # a base that is also asked for, and has a shorter row against another one, is read as its whole row if it has one
+    of_these = {row.base for row in there.values() if row.base is not None}
+    there.update((digest, whole.get(digest) or near[digest]) for digest in of_these)
+    of_those = {row.base for row in there.values() if row.base is not None}
+    there.update((digest, whole[digest]) for digest in of_those if digest in whole)
+    return there
 
 
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
@@ -88,7 +94,8 @@ def with_bases(
 ) -> list[Job]:
     """How to store new blobs: each against the closest one that is stored whole, if there is one that is close.
 
-    A base is never a difference itself. A blob of the same call can be a base for those that follow.
+    The base of a difference is whole; that of a recipe may be a difference to one that is whole. A blob of the same call that
+    is whole can be a base for those that follow.
 
     A blob is stored whole although a base is close if it is a better base: the newest differences against that base would
     have saved a sixth of its bytes, all together, had they been stored against the new blob. In a series that drifts away,
@@ -102,7 +109,26 @@ def with_bases(
     """
     choice = _Choice(tables, [part for part in parts if part.sketch], slices)
     jobs = {part.digest: choice.job(part) if part.sketch else Job(part) for part in sorted(parts, key=_rank)}
-    return [jobs[part.digest] for part in parts]
+    return _with_bases_of_bases(tables, [jobs[part.digest] for part in parts])
+
+
+def _with_bases_of_bases(tables: Tables, jobs: Sequence[Job]) -> list[Job]:
+    """Jobs with the blobs that are needed to read their bases; without a base where these are gone."""
+    below = {digest for job in jobs for one in job.tries if (digest := one.base_of_base) is not None}
+    rows = {row.digest: row for row in _rows(tables, below, unmarked=True, gone=()) if row.base is None}
+
+    def readable(job: Job) -> Iterator[Job]:
+        for one in job.tries:
+            if one.base_of_base is None:
+                yield one
+            elif one.base_of_base in rows:
+                yield replace(one, below=rows[one.base_of_base])
+
+    found: list[Job] = []
+    for job in jobs:
+        first, *others = [*readable(job)] or [Job(job.part)]
+        found.append(replace(first, others=tuple(others)))
+    return found
 
 
 class _Choice:
@@ -128,9 +154,10 @@ class _Choice:
         found = self._short[part.digest]
         if (among := _set(part, self._new)).bases:
             found = found.joined(_short(part, among))
-        derived = self._derivations.find(part) if found.is_far else None
-        if derived is not None and (QUANT in derived.steps or derived.share < found.share):
-            return Job(part, (derived.base.digest, derived.base.where), derived.steps, derived.shape)
+        derived = self._derivations.find(part) if found.is_far else []
+        if derived and (QUANT in derived[0].steps or derived[0].share < found.share):
+            first, *others = (Job(part, (one.base.digest, one.base.where), one.steps, one.shape) for one in derived)
+            return replace(first, others=tuple(others))
         if part.digest in self._slices and found.is_far:
             base, steps = self._slices[part.digest]
             return Job(part, (base.digest, base), steps)
@@ -151,9 +178,11 @@ def _rank(part: ScannedPart) -> int:
 
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
-    """The newest blobs that are whole from which blobs of these types and sizes may follow."""
+    """The newest blobs that are whole from which blobs of these types and sizes may follow, and the newest differences."""
     alike = "b.dtype = k.a AND b.size = k.b"
-    return _whole(tables, _newest(alike, "b.dtype, b.size", _SOURCES), kinds=list(base_kinds(parts)))
+    whole = _newest(alike, "b.dtype, b.size", _SOURCES)
+    near = _newest(alike, "b.dtype, b.size", _NEAR_SOURCES, "b.near_sketch IS NOT NULL AND b.length > 0")
+    return _sketched(tables, f"{whole} UNION {near}", kinds=list(base_kinds(parts)))
 
 
 def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
@@ -169,7 +198,7 @@ def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, lis
     found: dict[_Kind, list[Candidate]] = defaultdict(list)
     if wanted:
         kinds = list({row[:3] for row in wanted})
-        for one in _whole(tables, f"{newest} UNION {similar}", kinds=kinds, wanted=list(wanted)):
+        for one in _sketched(tables, f"{newest} UNION {similar}", kinds=kinds, wanted=list(wanted)):
             found[one.dtype, one.shape, one.size].append(one)
     return found
 
@@ -180,17 +209,18 @@ def _kinds(part: ScannedPart) -> list[_Kind]:
     return [_kind(part), *wide]
 
 
-def _newest(matching: str, alike: str, most: int) -> str:
-    """A query for the places of the newest blobs that are whole, of each kind.
+def _newest(matching: str, alike: str, most: int, which: str = "b.base_key IS NULL") -> str:
+    """A query for the places of the newest blobs of each kind; of those that are whole, if nothing else is said.
 
     Args:
         matching: the condition under which a blob is of a kind.
         alike: the columns that blobs of one kind have in common.
         most: of a kind.
+        which: further condition.
     """
     return f"""
         SELECT b.filename AS file, b.file_row_number AS row FROM blobs b JOIN kinds k ON {matching}
-        WHERE b.base_key IS NULL
+        WHERE {which}
         QUALIFY {most} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
     """
 
@@ -202,7 +232,7 @@ def is_unmarked(tables: Tables) -> str:
     return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND m.digest IS NULL)"
 
 
-def _whole(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
+def _sketched(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
     """The blobs at places, but for those in condemned packs.
 
     Args:
@@ -214,8 +244,8 @@ def _whole(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]
     rows = tables.query(
         f"""
         WITH places AS ({places})
-        SELECT {BLOB_COLUMNS}, b.sketch FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
-        WHERE b.sketch IS NOT NULL AND {is_unmarked(tables)}
+        SELECT {BLOB_COLUMNS}, coalesce(b.sketch, b.near_sketch) FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
+        WHERE coalesce(b.sketch, b.near_sketch) IS NOT NULL AND {is_unmarked(tables)}
         """,
         **given,
     )

@@ -97,7 +97,7 @@ class Renewal:
         if row is None:
             raise PoolError(f"{self._objects.url}: the content {digest} is missing; a release needs it")
         if row.base is not None:
-            if not check_encoding(row.encoding):
+            if not check_encoding(row.encoding) or rows[row.base].base is not None:
                 return []
             base = row.base.hex()
             earlier[base] = earlier[base] or [self._packs.form(rows[row.base])]

@@ -357,19 +357,33 @@ def test_both_at_once(tmp_path: Path) -> None:
         assert pool.verify() == []
 
 
-def test_a_base_is_never_a_difference(tmp_path: Path) -> None:
-    """The program of a fine-tune follows from the model that the fine-tune is stored against."""
+def test_the_program_of_a_fine_tune_follows_from_it(tmp_path: Path) -> None:
+    """The fine-tune is stored against its base; both stay as long as the program does, wherever they are moved to."""
     weight = convolution()
+    tune = moved(weight)
+    filling = {f"f{at}": normal(90 + at, (64, 64)) for at in range(20)}  # so that little of a pack is needed in the end
     with Pool(tmp_path / "pool", create=True) as pool:
-        for version, one in (("1", weight), ("2", moved(weight))):
-            pool.add(write(tmp_path / f"{version}.safetensors", {"w": one}), f"m@{version}")
-        pool.add(opaque(tmp_path / "program.ptd", {"constant": last(moved(weight))}), "program@2")
-        encoding, length, is_based = stored(pool, last(moved(weight)))
-        assert encoding.startswith("layout:64,48,9:0,2,1+near:f4:") and is_based and length < weight.nbytes / 3
-        ((chained,),) = pool.tables.query(
-            "SELECT count(*) FROM blobs b JOIN blobs a ON b.base = a.digest WHERE a.base IS NOT NULL"
-        )
-        assert chained == 0 and pool.verify() == []
+        for version, one in (("1", weight), ("2", tune)):
+            pool.add(write(tmp_path / f"{version}.safetensors", {"w": one, **filling}), f"m@{version}")
+            filling = {name: -values for name, values in filling.items()}
+        program = opaque(tmp_path / "program.ptd", {"constant": last(tune)})
+        pool.add(program, "program@2")
+        assert stored(pool, last(tune)) == ("layout:64,48,9:0,2,1", 0, False)
+        # a further step would be one too many: there is no base for what is close to the program
+        again = last(moved(tune))
+        pool.add(opaque(tmp_path / "again.ptd", {"constant": again}), "program@3")
+        chains = """SELECT count(b.base), count(c.base) FROM blobs a
+            JOIN blobs b ON a.base = b.digest LEFT JOIN blobs c ON b.base = c.digest WHERE a.base IS NOT NULL"""
+        ((twos, threes),) = pool.tables.query(chains)
+        assert twos > 0 and threes == 0 and pool.verify() == []
+        for version in ("m@1", "m@2", "program@3"):
+            pool.drop(version)
+        for _ in range(2):
+            pool.gc(keep=0)
+            assert pool.verify() == []
+            restored = pool.get("program@2", tmp_path / "out", force=True)
+            assert restored[0].read_bytes() == program.read_bytes()
+        assert len(pool.tables.query("SELECT DISTINCT digest FROM blobs")) < 12
 
 
 def test_what_follows_from_nothing_is_stored_as_it_is(tmp_path: Path) -> None:
