@@ -265,8 +265,7 @@ def _store(
             continue  # one of them may have been collected before this
         if not plan.jobs:
             return written
-        tries = [one for job in plan.jobs for one in job.tries]
-        bases.protect(digest for one in tries for digest in (one.base and one.base[0], one.base_of_base))
+        bases.protect(digest for job in plan.jobs for digest in job.needed)
         written += _write(objects, tables, plan.jobs, executor, progress)
         alone = (before[0] + 1, before[1])
     raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")

@@ -163,11 +163,10 @@ class Blobs:
 
     def _needed(self, digest: bytes) -> Iterator[Stored]:
         """The rows that are read for a content."""
-        row = self._rows[digest]
-        if row.base is not None:
-            yield from self._needed(row.base)
-        if row.length:
-            yield row
+        chain = [self._rows[digest]]
+        while chain[-1].base in self._rows and len(chain) < _CHAIN:
+            chain.append(self._rows[chain[-1].base])
+        return (row for row in reversed(chain) if row.length)
 
     def _fetch(self, ranges: Sequence[Range]) -> _Fetched:
         """Ranges of a pack that lie side by side."""
@@ -215,6 +214,7 @@ class Blobs:
         return self._reader.read(base, self._reader.read(below, None, fetched, check=check), fetched, check=check)
 
 
+_CHAIN = 3  # a content, its base, and the base of that
 _Fetched = dict[Range, memoryview]
 
 

@@ -26,6 +26,7 @@ from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
 from blobstore.pool.float8 import float8_values
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
+from blobstore.pool.pruned import is_pruned, magnitudes
 from blobstore.pool.quantized import BYTES, likeness
 from blobstore.pool.scan import FileRange, ScannedPart, sketched
 
@@ -39,6 +40,7 @@ _HOPELESS = 0.8  # of the bits of an element: of many bases and layouts, one may
 _NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as much
 _FAR = 0.5  # of these bits; what is nearer has no factors
 _SCALED = 0.9  # taken for what remains where there may be factors
+_SAME = 0.9  # of the weights that a pruned blob has
 _TRIED = 6  # bases that are about as alike
 _AS_ALIKE = 0.98
 _SHORT = 8  # pairs of a base and a layout that are compared whole
@@ -123,19 +125,8 @@ class Derivations:
         view = part.source.view()
         groups = list(itertools.chain.from_iterable(map(self._groups, _ways(part))))
         weights = [group for group in groups if not group.is_quantized]
-        near = min(filter(None, (group.near(view, part) for group in weights)), key=_share, default=None)
-        quantized = _most_alike(
-            found for group in groups if group.is_quantized for found in group.quantized(view, part)
-        )
-        if quantized and (near is None or near.share > _NEAR):
-            return quantized
-        if near is not None and near.share < _FAR:
-            return [near]
-        scaled = _most_alike(filter(None, (group.scaled(view, part) for group in weights)))
-        # if it is not scaled, the worker takes it as it is
-        if scaled and (near is None or near.base is scaled[0].base):
-            return scaled[:1]
-        return [] if near is None else [near]
+        quantized = [group for group in groups if group.is_quantized]
+        return _nearest(group.pruned(view, part) for group in weights) or _closest(weights, quantized, view, part)
 
     def _groups(self, way: _Way) -> Iterator[_LikeBases]:
         if way not in self._sets:
@@ -146,6 +137,26 @@ class Derivations:
 
 def _share(derived: Derivation) -> float:
     return derived.share
+
+
+def _closest(
+    weights: Sequence[_LikeBases], quantized: Sequence[_LikeBases], view: memoryview, part: ScannedPart
+) -> list[Derivation]:
+    near = next(iter(_nearest(group.near(view, part) for group in weights)), None)
+    alike = _most_alike(found for group in quantized for found in group.quantized(view, part))
+    if alike and (near is None or near.share > _NEAR):
+        return alike
+    if near is not None and near.share < _FAR:
+        return [near]
+    scaled = _most_alike(found for group in weights for found in group.scaled(view, part))
+    # if it is not scaled, the worker takes it as it is
+    if near is not None and not (scaled and near.base is scaled[0].base):
+        return [near]
+    return scaled[:1]
+
+
+def _nearest(found: Iterable[Derivation | None]) -> list[Derivation]:
+    return sorted(filter(None, found), key=_share)
 
 
 def _most_alike(found: Iterable[_Alike]) -> list[Derivation]:
@@ -243,6 +254,20 @@ class _LikeBases:
                 best, found = share, self._origin(row, possible[layout], share)
         return found
 
+    def pruned(self, view: memoryview, part: ScannedPart) -> Derivation | None:
+        """The base that has the weights of a new blob where these are not zero; None if it is not pruned, or there is none."""
+        if not part.dtype or self._way.target != part.dtype or _count(part.shape) != self._count:
+            return None
+        own = np.frombuffer(view, f"<u{element(part.dtype)[0]}")[self._positions]
+        kept = magnitudes(own) != 0
+        if not is_pruned(own) or not kept.any():
+            return None
+        stored = np.frombuffer(self._sketches, own.dtype).reshape(len(self._bases), -1)
+        equal = (stored[:, kept] == own[kept]).mean(1)
+        row = int(np.argmax(equal))
+        share = float(1 - equal[row])
+        return Derivation(self._bases[row], self._way.steps, self._shape, share) if equal[row] > _SAME else None
+
     def quantized(self, view: memoryview, part: ScannedPart) -> list[_Alike]:
         """The bases that a new blob may be quantized from, and how alike they are."""
         if part.dtype not in BYTES and part.dtype:
@@ -272,16 +297,16 @@ class _LikeBases:
             for alike, _, row in _largest(unit(own[None]) @ self._units.T)
         ]
 
-    def scaled(self, view: memoryview, part: ScannedPart) -> _Alike | None:
-        """The base whose channels a new blob may have with factors, and how alike they are; None if there is none."""
+    def scaled(self, view: memoryview, part: ScannedPart) -> list[_Alike]:
+        """The base whose channels a new blob may have with factors, and how alike they are, if there is one."""
         possible, places = self._layouts(part)
         if not possible or self._way.target != "float":
-            return None
+            return []
         own = np.frombuffer(view, "<f4")[places]
         alike = unit(_sizes(own)) @ self._unit_sizes.T
         layout, row = divmod(int(np.argmax(alike)), len(self._bases))
         most = float(alike[layout, row])
-        return (most, self._origin(row, possible[layout], _SCALED, SCALE)) if most > _ALIKE else None
+        return [(most, self._origin(row, possible[layout], _SCALED, SCALE))] if most > _ALIKE else []
 
     def _layouts(self, part: ScannedPart) -> tuple[Sequence[Layout], npt.NDArray[np.int64]]:
         """The layouts that may make a new blob, and for each a row: where they put the elements of sketches."""

@@ -129,6 +129,13 @@ class Job:
         return itertools.chain([self], self.others)
 
     @property
+    def needed(self) -> Iterator[bytes | None]:
+        """The digests of all bases that the blob may be stored against, and of theirs."""
+        for one in self.tries:
+            yield one.base and one.base[0]
+            yield one.base_of_base
+
+    @property
     def base_of_base(self) -> bytes | None:
         """The digest of what the base is stored against; None if it is whole, or a new blob, or there is none."""
         return self.base[1].base if self.base is not None and isinstance(self.base[1], Stored) else None

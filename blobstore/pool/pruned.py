@@ -15,7 +15,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["check_pruning", "find_pruning", "mask_size", "prune"]
+__all__ = ["check_pruning", "find_pruning", "is_pruned", "magnitudes", "mask_size", "prune"]
 
 _STEP = re.compile(r"(?:mask:[24]:[+-]|prune:[24]:[+-]:(?:0|[1-9][0-9]{0,9}))", re.ASCII)
 _WIDTHS = {"half": 2, "bfloat16": 2, "float": 4}
@@ -52,8 +52,8 @@ def prune(base: memoryview, step: str, mask: memoryview) -> memoryview:
     if kind == "mask":
         kept = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(weights)).view(bool)
     else:
-        kept = _magnitudes(weights) >= min(int(least[0]), int(np.iinfo(weights.dtype).max))
-    dropped = weights - _magnitudes(weights) if sign == "-" else weights.dtype.type(0)
+        kept = magnitudes(weights) >= min(int(least[0]), int(np.iinfo(weights.dtype).max))
+    dropped = weights - magnitudes(weights) if sign == "-" else weights.dtype.type(0)
     return memoryview(np.where(kept, weights, dropped).view(np.uint8))  # type: ignore[arg-type]
 
 
@@ -74,22 +74,28 @@ def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, b
     wanted, weights = np.frombuffer(data, f"<u{width}"), np.frombuffer(base, f"<u{width}")
     if not _has_other_zeros(wanted[::_STRIDE], weights[::_STRIDE]) or not _has_other_zeros(wanted, weights):
         return None
-    zeros = _magnitudes(wanted) == 0
-    magnitudes = _magnitudes(weights)
-    as_base = np.count_nonzero(wanted[zeros] == (weights - magnitudes)[zeros])
+    zeros = magnitudes(wanted) == 0
+    of_base = magnitudes(weights)
+    as_base = np.count_nonzero(wanted[zeros] == (weights - of_base)[zeros])
     sign = "-" if as_base > np.count_nonzero(wanted[zeros] == 0) else "+"
     number = np.count_nonzero(zeros)
     if number < len(zeros):
-        least = np.partition(magnitudes, number)[number]
-        if np.count_nonzero((magnitudes < least) != zeros) < _FEW * len(zeros):
+        least = np.partition(of_base, number)[number]
+        if np.count_nonzero((of_base < least) != zeros) < _FEW * len(zeros):
             return f"prune:{width}:{sign}:{least}", b""
     return f"mask:{width}:{sign}", np.packbits(~zeros).tobytes()
 
 
 def _has_other_zeros(wanted: _Elements, weights: _Elements) -> bool:
-    other = (_magnitudes(wanted) == 0) & (_magnitudes(weights) != 0)
+    other = (magnitudes(wanted) == 0) & (magnitudes(weights) != 0)
     return int(np.count_nonzero(other)) > _SOME * len(wanted)
 
 
-def _magnitudes(weights: _Elements) -> _Elements:
+def is_pruned(elements: _Elements) -> bool:
+    """Whether as many weights are zero as where some were pruned."""
+    return int(np.count_nonzero(magnitudes(elements) == 0)) > _SOME * len(elements)
+
+
+def magnitudes(weights: _Elements) -> _Elements:
+    """The bits of floats without their signs."""
     return weights & weights.dtype.type((1 << 8 * weights.itemsize - 1) - 1)

@@ -13,6 +13,7 @@ from blobstore.pool.derivations import QUANTIZED, Candidate, Derivations, base_k
 from blobstore.pool.derived import QUANT
 from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
+from blobstore.pool.pruned import is_pruned
 from blobstore.pool.scan import ScannedPart
 from blobstore.pool.tables import Tables, short_key
 
@@ -49,18 +50,19 @@ def stored_rows(
         gone: packs whose rows are taken if there are no others.
     """
     rows = _rows(tables, set(digests), unmarked, gone)
-    bases = _rows(tables, {row.base for row in rows if row.base is not None}, unmarked, gone)
-    alone = {row.digest for row in [*rows, *bases] if row.base is None}
-    below = {row.base for row in bases if row.base is not None} - alone
-    whole = {row.digest: row for row in [*rows, *bases, *_rows(tables, below, unmarked, gone)] if row.base is None}
+    bases = _rows(tables, _bases_of(rows), unmarked, gone)
+    further = _rows(tables, _bases_of(bases) - {row.digest for row in bases if row.base is None}, unmarked, gone)
+    whole = {row.digest: row for row in [*rows, *bases, *further] if row.base is None}
     near = {row.digest: row for row in bases if row.base in whole}
     there = {row.digest: row for row in rows if row.base is None or row.base in whole or row.base in near}
     # a base that is also asked for, and has a shorter row against another one, is read as its whole row if it has one
-    of_these = {row.base for row in there.values() if row.base is not None}
-    there.update((digest, whole.get(digest) or near[digest]) for digest in of_these)
-    of_those = {row.base for row in there.values() if row.base is not None}
-    there.update((digest, whole[digest]) for digest in of_those if digest in whole)
+    there.update((digest, whole.get(digest) or near[digest]) for digest in _bases_of(there.values()))
+    there.update((digest, whole[digest]) for digest in _bases_of(there.values()) if digest in whole)
     return there
+
+
+def _bases_of(rows: Iterable[Stored]) -> set[bytes]:
+    return {row.base for row in rows if row.base is not None}
 
 
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
@@ -333,7 +335,12 @@ class _Short:
     @property
     def is_far(self) -> bool:
         """Whether a recipe may be better than the closest one."""
-        return self.part.dtype in QUANTIZED or self.share > _FAR
+        return self.part.dtype in QUANTIZED or self.share > _FAR or self._is_pruned
+
+    @property
+    def _is_pruned(self) -> bool:
+        width, floating = element(self.part.dtype)
+        return bool(self.part.dtype) and floating and is_pruned(np.frombuffer(self.part.sketch, f"<u{width}"))
 
     def joined(self, other: _Short) -> _Short:
         """With more bases."""

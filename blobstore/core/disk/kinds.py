@@ -148,14 +148,17 @@ def by_content(path: str | os.PathLike[str], head: bytes | None = None) -> Forma
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
     if head[:4] == b"PK\3\4":
-        if os.fspath(path).endswith(".ptn"):  # other zips are something else
-            return Format.PTN
-        if _OF_TORCH.match(head[30:]) or os.fspath(path).endswith(TORCH_SUFFIXES):
-            return Format.TORCH
-        if head.startswith(_BY_TORCH) and b"/" not in head[30 : 1 - len("/data.pkl")]:
-            return Format.TORCH
-        if _OF_NUMPY.match(head[30:]):
-            return Format.NPZ
+        return _of_zip(os.fspath(path), head)
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return Format.HTML
     return Format.UNKNOWN
+
+
+def _of_zip(path: str, head: bytes) -> Format:
+    if path.endswith(".ptn"):  # other zips are something else
+        return Format.PTN
+    if _OF_TORCH.match(head[30:]) or path.endswith(TORCH_SUFFIXES):
+        return Format.TORCH
+    if head.startswith(_BY_TORCH) and b"/" not in head[30 : 1 - len("/data.pkl")]:
+        return Format.TORCH
+    return Format.NPZ if _OF_NUMPY.match(head[30:]) else Format.UNKNOWN
