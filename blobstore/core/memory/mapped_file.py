@@ -270,6 +270,19 @@ def file_behind(data: memoryview) -> Iterator[tuple[int, int] | None]:
         file.close()
 
 
+def give_back(data: memoryview) -> None:
+    """Take the pages of a large view of a map from this process, which has read them once; the system keeps or drops them.
+
+    They are there again when they are read. Of other memory, nothing is taken.
+    """
+    owner = _owner(data)
+    if len(data) < PIECE or not isinstance(owner, _Map) or owner.identity is None:
+        return
+    start = np.frombuffer(data, np.uint8).ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, first, start + len(data) - first)
+
+
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
     """The bytes as copies of at most `PIECE` bytes, for a writer: what it hashes is what it writes.
 
@@ -289,6 +302,7 @@ def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
         piece = room[: min(PIECE, len(data) - start)]
         piece[:] = data[start : start + PIECE]
         yield piece
+    give_back(data)
 
 
 class PrivateFile:

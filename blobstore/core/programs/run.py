@@ -18,7 +18,7 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import BlobEntry, write_ptd
 from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.core.memory.mapped_file import map_file
+from blobstore.core.memory.mapped_file import give_back, map_file
 from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import USERS, describing, place_of, taken_by, users_of, weights_among
 from blobstore.core.programs.found import Earlier, find
@@ -380,5 +380,6 @@ def _copy(store: BlobStore, data_map: PtdDataMap, key: str, tag: str) -> None:
         address = store.add(key, data, alignment=alignment, tag=tag, layout=layout)
     except KeyConflictError as error:
         raise ClashError(key, data_map.path, error, delegate=False) from None
+    give_back(data)  # the system copies it from file to file
     if address != (recorded := data_map.digest(key)):
         raise IntegrityError(data_map.path, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}")

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.core.memory.mapped_file import PrivateFile, as_path, as_paths, file_behind, map_file, same_file
+from blobstore.core.memory.mapped_file import (
+    PrivateFile,
+    as_path,
+    as_paths,
+    file_behind,
+    give_back,
+    map_file,
+    read_pieces,
+    same_file,
+)
 from blobstore.errors import FileAccessError, InvalidFileError
 
 
@@ -106,3 +115,32 @@ def test_the_file_behind_a_view(tmp_path):
     path.unlink()
     with file_behind(data) as place:
         assert place is None
+
+
+def resident(path: Path) -> int:
+    """How many bytes of a file this process has in its maps, as the system counts them."""
+    found = 0
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.endswith(str(path)):
+            found += next(1024 * int(text.split()[1]) for text in lines if text.startswith("Rss:"))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
+def test_what_was_read_once_is_given_back(tmp_path):
+    """Not what is beside it, and nothing of a file that may have changes of this process."""
+    size = 6 << 20
+    (tmp_path / "file").write_bytes(content := os.urandom(size))
+    view = map_file(tmp_path / "file")
+    assert bytes(view) == content and resident(tmp_path / "file") >= size
+    give_back(view[1 : 4 << 20])
+    assert 2 << 20 <= resident(tmp_path / "file") <= (2 << 20) + 8192
+    assert bytes(view) == content
+    assert b"".join(map(bytes, read_pieces(view))) == content
+    assert resident(tmp_path / "file") == 0
+    with PrivateFile(tmp_path / "file") as private:
+        private.data[5] = 255 - content[5]
+        give_back(memoryview(private.data))
+        assert private.data[5] == 255 - content[5]
+    give_back(memoryview(bytearray(size)))

@@ -19,7 +19,7 @@ from blobstore.core.formats.ptd.header import PtdHeaderError
 from blobstore.core.formats.ptd.manifest import ManifestError
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.core.memory.mapped_file import check_length
+from blobstore.core.memory.mapped_file import check_length, give_back
 from blobstore.core.memory.tensors import bytes_of
 
 __all__ = ["PtdDataMap", "open_ptd"]
@@ -79,6 +79,7 @@ class PtdDataMap(FileMap):
         if self._contents.manifest is None:
             if segment not in self._digests:  # several keys may share it
                 self._digests[segment] = digest(data)
+                give_back(data)
             return self._digests[segment]
         return Digest(len(data), self._contents.manifest.segments[segment].tobytes())
 
