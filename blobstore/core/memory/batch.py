@@ -16,7 +16,7 @@ from blobstore.core.memory.digest import Digest
 from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
-from blobstore.core.memory.tensors import Array, as_buffer, bytes_of
+from blobstore.core.memory.tensors import Array, as_buffer, as_bytes
 
 __all__ = ["Batch"]
 
@@ -80,7 +80,7 @@ def _digests(data: Sequence[Any]) -> npt.NDArray[np.uint8]:
         if buffer.nbytes < LARGE:
             found.append(xxhash.xxh3_128_digest(buffer))
             continue
-        memory = address_of(bytes_of(buffer))
+        memory = address_of(as_bytes(buffer)[0])
         if memory not in known:
             known[memory] = xxhash.xxh3_128_digest(buffer)
         found.append(known[memory])
@@ -99,7 +99,7 @@ def _first(data: Sequence[memoryview | Array], digests: npt.NDArray[np.uint8]) -
     known = Distinct()
     for at in np.flatnonzero(first != np.arange(len(first))).tolist():
         for number in (int(first[at]), at):
-            content = bytes_of(data[number])
+            content, _ = as_bytes(data[number])
             address = Digest(len(content), digests[number].tobytes())
             found = known.find(content, address)
             if found is None:

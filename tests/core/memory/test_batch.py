@@ -32,6 +32,8 @@ _MANY: dict[str, Any] = {
     "torch": torch.arange(12.0).reshape(3, 4),
     "large": np.arange(1 << 19, dtype=np.int32),
     "large again": np.arange(1 << 19, dtype=np.int32),
+    "large bfloat16": np.arange(1 << 19).astype(ml_dtypes.bfloat16),
+    "large bfloat16 again": np.arange(1 << 19).astype(ml_dtypes.bfloat16),
     "é": b"opaque",
     "last": np.ones(3, np.complex64),
 }
@@ -53,7 +55,8 @@ def test_all_kinds_of_tensors_between_each_other(tmp_path: Path) -> None:
         shared = {key: data_map.byte_range(key) for key in data_map}
     assert shared["contiguous"] == shared["again"] == shared["torch"] == shared["transposed"]
     assert shared["large"] == shared["large again"]
-    assert len(set(shared.values())) == len(_MANY) - 4
+    assert shared["large bfloat16"] == shared["large bfloat16 again"]
+    assert len(set(shared.values())) == len(_MANY) - 5
 
 
 @given(st.lists(st.binary(max_size=3), max_size=40), st.integers(0, 2))

@@ -20,7 +20,7 @@ from blobstore.core.memory.batch import Batch
 from blobstore.core.memory.digest import Digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PIECE, check_length, read_pieces
-from blobstore.core.memory.tensors import bytes_of
+from blobstore.core.memory.tensors import as_bytes
 
 __all__ = ["MAX_ALIGNMENT", "BlobEntry", "batch_of", "copy_checked", "write_batch", "write_ptd"]
 
@@ -129,7 +129,7 @@ def _write_blobs(
         run = blobs[start:stop].tolist()
         if len(run) == 1:
             digest = Digest(sizes[start], batch.digests[run[0]].tobytes())
-            copy_checked(file, bytes_of(batch.data[run[0]]), digest, batch.keys[run[0]])
+            copy_checked(file, as_bytes(batch.data[run[0]])[0], digest, batch.keys[run[0]])
         else:
             _write_run(file, batch, run, [offset - offsets[start] for offset in offsets[start:stop]])
         position, start = offsets[stop - 1] + sizes[stop - 1], stop
