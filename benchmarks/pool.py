@@ -170,15 +170,17 @@ def _speed(folder: Path) -> Iterator[Row]:
         True,
     )
     with Pool(folder / "pool") as pool:
-        rate = (
-            5
-            * size
-            / 1e6
-            / _processor_seconds(
-                lambda: [pool.get(f"encoders@{number}", folder / "out", force=True) for number in range(5)]
-            )
-        )
-    yield Row("restoring them, for each processor second", f"{rate:.0f} MB", "at least 800 MB", rate >= 800)
+
+        def restore(executor: str) -> None:
+            for number in range(5):
+                pool.get(f"encoders@{number}", folder / "out", force=True, executor=executor)
+
+        rate = 5 * size / 1e6 / _processor_seconds(lambda: restore("threads:1"))
+        one, two = side_by_side(lambda: restore("threads:1"), lambda: restore("threads:2"), rounds=5)
+        verified = 5 * size / 1e6 / _processor_seconds(pool.verify)
+    yield Row("restoring them, for each processor second", f"{rate:.0f} MB", "at least 450 MB", rate >= 450)
+    yield Row("  with two threads", f"{one / two:.2f} x as fast as with one", "at least 1.8 x", one >= 1.8 * two)
+    yield Row("  verifying them, for each processor second", f"{verified:.0f} MB", "at least 450 MB", verified >= 450)
     restoring_alone = bare["SHA-256"] + bare["base"] + bare["decode"] + bare["write"]
     yield Row(
         "  the bare operations: a base and a difference decoded, SHA-256, write",

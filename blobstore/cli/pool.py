@@ -96,11 +96,14 @@ def get(
     reference: Reference,
     output: Annotated[Path, file_option("--output", "-o", help="The folder for the files.")],
     force: Annotated[bool, typer.Option("--force", help="Also replace files of another format.")] = False,
+    executor: Annotated[
+        str | None, typer.Option("--executor", metavar="threads:N", help="How many threads decode; by default all.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the files of a version, all or none."""
     with _open(pool) as opened, progress_bar(hidden=as_json) as progress:
-        paths = opened.get(reference, output, force=force, progress=progress)
+        paths = opened.get(reference, output, force=force, executor=executor, progress=progress)
     if as_json:
         print_json(paths)
     else:

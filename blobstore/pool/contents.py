@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-from blobstore.core.codec.blobs import cut
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.disk.folders import check_room
 from blobstore.core.disk.kinds import by_name
@@ -21,8 +22,10 @@ from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError,
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import leads_into, named
+from blobstore.pool.bases import KeptBases
+from blobstore.pool.chunks import Chunk, made
 from blobstore.pool.derived import needed_of_base
-from blobstore.pool.packs import Range, Reader, Rooms, Stored, pack_path
+from blobstore.pool.packs import Range, Reader, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
@@ -31,6 +34,7 @@ from blobstore.storage.objects import PARALLEL, REQUEST, Objects
 __all__ = ["Blobs", "FilePart", "PoolDataMap", "files_of", "parts_of", "restore"]
 
 _ZEROS = memoryview(bytes(HOLE_LIMIT))
+_SHORT = 1 << 16  # bytes that are hashed faster than handed to another thread
 _GAP = 1 << 16  # fewer bytes than a request costs in time
 _BATCH = 1 << 25  # bytes of a bucket that are held at a time, twice: what is decoded, and what comes next
 _BLOBS = 512  # of a batch, which bounds its gaps
@@ -69,12 +73,21 @@ def parts_of(tables: Tables, version: Version) -> list[FilePart]:
 class Blobs:
     """Reads contents of a pool, one by one or many in a row. A base that several in a row need is read once.
 
+    Args:
+        objects, tables: of the pool.
+        digests: of the contents.
+        bases: those that are kept for other versions, too.
+
     Raises:
         PoolError: one of them is not in the pool.
     """
 
-    def __init__(self, objects: Objects, tables: Tables, digests: Iterable[bytes]) -> None:
+    def __init__(
+        self, objects: Objects, tables: Tables, digests: Iterable[bytes], bases: KeptBases | None = None
+    ) -> None:
         self._objects, self._tables = objects, tables
+        self._bases = KeptBases() if bases is None else bases
+        self._bases.next_version()
         self._reader = Reader(objects)
         self._base: tuple[bytes, range | None, memoryview] | None = None
         self._gone: set[bytes] = set()
@@ -103,22 +116,44 @@ class Blobs:
         for digest, fetched in self._arriving(digests):
             yield self._retried(digest, fetched, self._whole)
 
-    def stream_chunks(self, digests: Iterable[bytes]) -> Generator[Iterator[memoryview]]:
+    def stream_chunks(
+        self, digests: Iterable[bytes], threads: Executor | None = None
+    ) -> Generator[Iterator[memoryview]]:
         """The bytes of contents in chunks, each valid until the next one. Of each content all are to be taken before the next.
 
         They are not compared with their digests: the caller proves them by what they are parts of.
 
+        Args:
+            digests: which contents.
+            threads: make chunks ahead; by default each is made when it is asked for.
+
         Raises:
             As `read`, also while chunks are taken.
         """
-        rooms = Rooms()
+        with contextlib.closing(made(self._chunks(digests), threads)) as chunks:
+            for _, own in groupby(chunks, itemgetter(0)):
+                yield (chunk for _, chunk in own)
 
-        def chunks(row: Stored, fetched: _Fetched) -> Iterator[memoryview]:
-            found = self._reader.chunks(row, None if row.base is None else self._base_of(row), fetched, rooms)
-            return cut(self._whole(row, fetched, check=False)) if found is None else found
+    def _chunks(self, digests: Iterable[bytes]) -> Iterator[tuple[int, Chunk]]:
+        """The chunks of contents, with the numbers of these; of an empty content an empty one."""
 
-        for digest, fetched in self._arriving(digests):
-            yield self._retried(digest, fetched, chunks)
+        def chunks(row: Stored, fetched: _Fetched) -> Iterator[Chunk]:
+            base = None if row.base is None else self._base_of(row)
+            found = self._reader.chunks(row, base, fetched, self._bases)
+            if found is not None:
+                return found
+            return iter([Chunk(row.size, lambda *_: self._retried(row.digest, fetched, whole))])
+
+        def whole(row: Stored, fetched: _Fetched) -> memoryview:
+            return self._whole(row, fetched, check=False)
+
+        for number, (digest, fetched) in enumerate(self._arriving(digests)):
+            is_empty = True
+            for chunk in self._retried(digest, fetched, chunks):
+                yield number, chunk
+                is_empty = False
+            if is_empty:
+                yield number, Chunk(0, lambda *_: _ZEROS[:0])
 
     def _retried(self, digest: bytes, fetched: _Fetched, use: Callable[[Stored, _Fetched], _T]) -> _T:
         try:
@@ -239,7 +274,15 @@ def _merged(rows: Iterable[Stored]) -> list[list[Range]]:
 
 
 def restore(
-    objects: Objects, tables: Tables, version: Version, directory: Path, *, force: bool, progress: Progress | None
+    objects: Objects,
+    tables: Tables,
+    version: Version,
+    directory: Path,
+    *,
+    force: bool,
+    progress: Progress | None,
+    bases: KeptBases,
+    threads: Executor | None,
 ) -> list[Path]:
     """Write the files of a version into a folder, all or none.
 
@@ -249,7 +292,7 @@ def restore(
         FileAccessError: the disk has less room than they need, or refuses.
     """
     parts = parts_of(tables, version)
-    blobs = Blobs(objects, tables, (part.digest for part in parts))
+    blobs = Blobs(objects, tables, (part.digest for part in parts), bases)
     paths = [directory / name for name, _, _ in version.files]
     for path in paths:
         if objects.folder is not None and leads_into(path, objects.folder):
@@ -264,7 +307,7 @@ def restore(
             folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
     with Staging(None, force=force, folder=directory, many=True) as staging:
-        for path, (size, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):
+        for path, (size, pieces) in zip(paths, files_of(blobs, version, parts, threads), strict=True):
             with staging.open(path, size, kind=by_name(path)) as file:
                 for piece in pieces:
                     file.write(piece)
@@ -274,10 +317,12 @@ def restore(
     return paths
 
 
-def files_of(blobs: Blobs, version: Version, parts: Sequence[FilePart]) -> Iterator[tuple[int, Iterator[memoryview]]]:
+def files_of(
+    blobs: Blobs, version: Version, parts: Sequence[FilePart], threads: Executor | None = None
+) -> Iterator[tuple[int, Iterator[memoryview]]]:
     """The size of each file of a version, and its bytes in order, which are to be taken before the next one's.
 
-    A piece is valid until the next one. Behind the last one of a file, its digest is compared.
+    A piece is valid until the next one; `threads` decode ahead. Behind the last piece of a file, its digest is compared.
 
     Raises:
         IntegrityError: with the bytes: a file is not the one that was added.
@@ -287,19 +332,31 @@ def files_of(blobs: Blobs, version: Version, parts: Sequence[FilePart]) -> Itera
     for part in parts:
         placed[part.file][part.offset] = part  # one for each name begins there
     order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
-    with contextlib.closing(blobs.stream_chunks(order)) as contents:
+    with contextlib.ExitStack() as stack:
+        contents = stack.enter_context(contextlib.closing(blobs.stream_chunks(order, threads)))
+        beside = None if threads is None else stack.enter_context(ThreadPoolExecutor(1))
         for name, size, sha256 in version.files:
             own = list(placed[name].values())
-            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256)
+            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256, beside)
 
 
 def _proved(
-    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[FilePart], name: str, sha256: str
+    blobs: Blobs,
+    pieces: Iterator[memoryview],
+    parts: Sequence[FilePart],
+    name: str,
+    sha256: str,
+    beside: Executor | None,
 ) -> Iterator[memoryview]:
     hasher = hashlib.sha256()
     for piece in pieces:
-        hasher.update(piece)
-        yield piece
+        if beside is None or len(piece) < _SHORT:
+            hasher.update(piece)
+            yield piece
+        else:  # hashed while the caller writes it
+            hashed = beside.submit(hasher.update, piece)
+            yield piece
+            hashed.result()
     if hasher.hexdigest() != sha256:
         for part in parts:
             blobs.read(part.digest)  # an error that names the damaged one

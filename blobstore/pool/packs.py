@@ -15,16 +15,28 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from blobstore.core.codec.blobs import CHUNK, DecodeError, check_encoding, cut, decode, encode
+from blobstore.core.codec.blobs import (
+    CHUNK,
+    DecodeError,
+    StoredChunk,
+    check_encoding,
+    cut,
+    decode,
+    encode,
+    stored_chunks,
+)
 from blobstore.core.codec.choosing import NEAR_WORTH, best_planes, choose
 from blobstore.core.codec.elements import cast
 from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
 from blobstore.core.memory.mapped_file import map_file
+from blobstore.pool.bases import KeptBase, KeptBases
+from blobstore.pool.chunks import Chunk
 from blobstore.pool.derived import derive, find_steps, made_size, split_steps
 from blobstore.pool.distances import signature
 from blobstore.pool.pieces import pieces_of
@@ -37,7 +49,6 @@ __all__ = [
     "Job",
     "Range",
     "Reader",
-    "Rooms",
     "Stored",
     "copy_pack",
     "pack_path",
@@ -147,13 +158,6 @@ def pack_path(pack: bytes) -> str:
     return f"packs/{name[:2]}/{name}"
 
 
-class Rooms:
-    """Memory for a chunk of a blob, and for one of its base."""
-
-    def __init__(self) -> None:
-        self.content, self.base = memoryview(bytearray(CHUNK)), memoryview(bytearray(CHUNK))
-
-
 class Reader:
     """Reads blobs of a pool, and compares their digests."""
 
@@ -203,36 +207,99 @@ class Reader:
         return data
 
     def chunks(
-        self, blob: Stored, base: Stored | None, read: Mapping[Range, memoryview], rooms: Rooms
-    ) -> Iterator[memoryview] | None:
-        """The bytes of a blob chunk by chunk, each valid until the next one; they are not compared with their digest.
+        self, blob: Stored, base: Stored | None, read: Mapping[Range, memoryview], bases: KeptBases
+    ) -> Iterator[Chunk] | None:
+        """The chunks of a blob in their order; they are not compared with its digest.
 
         Args:
             blob: where it lies.
             base: where its base lies.
             read: what packs have, if it was read before.
-            rooms: memory for the chunks.
+            bases: those that are kept.
 
         Returns:
             None if the whole base is needed at once, for `read`, or if it is a difference itself.
 
         Raises:
-            As `read`; while chunks are taken, only `IntegrityError`.
+            As `read`; while chunks are taken and made, only `IntegrityError`.
         """
         if base is None:
-            return self._chunks(blob, blob.encoding, None, self._stored(blob, blob.encoding, None, read), rooms.content)
+            alone = self._coded(blob, blob.encoding, None, read)
+            return (
+                Chunk(one.size, lambda room, _, one=one: self._decode(blob, one, None, room))  # type: ignore[misc]
+                for _, one in alone
+            )
         steps, encoding = split_steps(blob.encoding)
         is_cast = len(steps) == 1 and steps[0].startswith("cast:") and not encoding
         if base.base is not None or not (is_cast or blob.encoding.startswith("near")):
             return None
-        below = self._chunks(base, base.encoding, None, self._stored(base, base.encoding, None, read), rooms.base)
+        below = self._coded(base, base.encoding, None, read)
+        kept = bases.get(base.digest, base.size) if base.encoding != "raw" else None
         if is_cast:
             if made_size(base.size, steps) != (blob.size, 0):
                 raise self._other_size(blob)
-            return (cast(chunk, steps[0].removeprefix("cast:")) for chunk in below)
-        return self._chunks(
-            blob, blob.encoding, below, self._stored(blob, blob.encoding, base.size, read), rooms.content
+            kind = steps[0].removeprefix("cast:")
+            return (Chunk(one.size // 2, partial(self._cast, kind, base, number, one, kept)) for number, one in below)
+        own = self._coded(blob, blob.encoding, base.size, read)
+        return (
+            Chunk(one.size, partial(self._near, blob, one, base, number, other, kept))
+            for (_, one), (number, other) in zip(own, below)  # noqa: B905 - of one size; `own` is looked at to its end
         )
+
+    def _cast(
+        self,
+        kind: str,
+        base: Stored,
+        number: int,
+        chunk: StoredChunk,
+        kept: KeptBase | None,
+        _: memoryview,
+        room: memoryview,
+    ) -> memoryview:
+        return cast(self._of_base(base, number, chunk, kept, room), kind)
+
+    def _near(
+        self,
+        blob: Stored,
+        chunk: StoredChunk,
+        base: Stored,
+        number: int,
+        other: StoredChunk,
+        kept: KeptBase | None,
+        room: memoryview,
+        base_room: memoryview,
+    ) -> memoryview:
+        return self._decode(blob, chunk, self._of_base(base, number, other, kept, base_room), room)
+
+    def _of_base(
+        self, base: Stored, number: int, chunk: StoredChunk, kept: KeptBase | None, room: memoryview
+    ) -> memoryview:
+        if kept is None:
+            return self._decode(base, chunk, None, room)
+        return kept.chunk(number, lambda room: self._decode(base, chunk, None, room))
+
+    def _decode(self, blob: Stored, chunk: StoredChunk, base: memoryview | None, room: memoryview) -> memoryview:
+        try:
+            return chunk.decoded(base, room)
+        except DecodeError as error:
+            raise self._undecodable(blob, error) from None
+
+    def _coded(
+        self, blob: Stored, encoding: str, base_size: int | None, read: Mapping[Range, memoryview]
+    ) -> Iterator[tuple[int, StoredChunk]]:
+        """The chunks that a pack has for a blob; whether it has the blob is looked at here, and the rest as they are taken."""
+        stored = self._stored(blob, encoding, base_size, read)
+
+        def chunks() -> Iterator[tuple[int, StoredChunk]]:
+            try:
+                yield from stored_chunks(encoding, blob.size, stored)
+            except DecodeError as error:
+                raise self._undecodable(blob, error) from None
+
+        return chunks()
+
+    def _undecodable(self, blob: Stored, error: DecodeError) -> IntegrityError:
+        return IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}")
 
     def _place(self, blob: Stored) -> str:
         return f"{self._objects.name(pack_path(blob.pack))} at byte {blob.offset}"
@@ -282,23 +349,12 @@ class Reader:
             reason = f"there is no memory for the {blob.size} bytes of blob {blob.digest.hex()}"
             raise IntegrityError(self._place(blob), reason) from None
         room = room[: blob.size]
-        for _ in self._chunks(blob, encoding, base, stored, room, within):
-            pass
-        return room.toreadonly()
-
-    def _chunks(
-        self,
-        blob: Stored,
-        encoding: str,
-        base: memoryview | Iterator[memoryview] | None,
-        stored: memoryview,
-        room: memoryview,
-        within: range | None = None,
-    ) -> Iterator[memoryview]:
         try:
-            yield from decode(encoding, blob.size, stored, base, room, within)
+            for _ in decode(encoding, blob.size, stored, base, room, within):
+                pass
         except DecodeError as error:
-            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
+            raise self._undecodable(blob, error) from None
+        return room.toreadonly()
 
     def _stored(
         self, blob: Stored, encoding: str, base_size: int | None, read: Mapping[Range, memoryview], skipped: int = 0

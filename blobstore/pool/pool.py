@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -20,6 +20,7 @@ from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, leads_in
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version, refuse_existing
+from blobstore.pool.bases import KeptBases
 from blobstore.pool.collecting import UNUSED, Collected, collect
 from blobstore.pool.contents import Blobs, FilePart, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.executors import batches, open_executor, run
@@ -116,6 +117,7 @@ class Pool:
         self.objects = Objects(url, options)
         self._cache = as_path(cache) if cache is not None else _default_cache()
         self.tables = Tables(self.objects, self._cache)
+        self._bases = KeptBases()
         described = self._description()
         if described is None:
             if not create:
@@ -150,6 +152,7 @@ class Pool:
     def close(self) -> None:
         """Free the memory of queries. After this, every method is a ClosedError; data maps that were opened need it, too."""
         self.tables.close()
+        self._bases = KeptBases()
 
     def add(
         self,
@@ -253,6 +256,7 @@ class Pool:
         directory: str | os.PathLike[str],
         *,
         force: bool = False,
+        executor: Executor | str | None = None,
         progress: Progress | None = None,
     ) -> list[Path]:
         """Write the files of a version into a folder, all or none.
@@ -261,19 +265,31 @@ class Pool:
             reference: `name@version`.
             directory: made if it is missing.
             force: also replace files of another format.
+            executor: a `ThreadPoolExecutor` or `threads:N`, which decode while this thread writes and another one compares; by
+                default as many threads as there are processors. They have 12 MB ahead, and one content and its base where
+                a recipe needs these whole. With `threads:1`, this thread does all. Bases that versions in a row need
+                stay decoded, in at most 256 MB, until the pool is closed.
             progress: called with bytes.
 
         Returns:
             The paths of the files.
 
         Raises:
-            PoolError: there is no such version.
+            PoolError: there is no such version, or the executor has no threads.
             IntegrityError: a file would not be the one that was added.
             OutputPathError: a file of another format is in the place of one, and `force` is not set.
         """
         check_progress(progress)
         version = self._find(reference)
-        return restore(self.objects, self.tables, version, as_path(directory), force=force, progress=progress)
+        where = self.objects, self.tables, version, as_path(directory)
+        if executor == "threads:1":
+            return restore(*where, force=force, progress=progress, bases=self._bases, threads=None)
+        with open_executor(executor, "nothing was written") as threads:
+            if not isinstance(threads, ThreadPoolExecutor):
+                raise PoolError(
+                    f"{executor!r}: files are written by this process, with its threads: expected threads:N"
+                )
+            return restore(*where, force=force, progress=progress, bases=self._bases, threads=threads)
 
     def cat(self, reference: str, file: str) -> Iterator[memoryview]:
         """The bytes of one file of a version, piece by piece.
@@ -426,7 +442,8 @@ class Pool:
 
     def _bytes_of(self, version: Version, parts: Sequence[FilePart]) -> Iterator[memoryview]:
         """The bytes of all files of a version; each piece is valid until the next one."""
-        for _, pieces in files_of(Blobs(self.objects, self.tables, (part.digest for part in parts)), version, parts):
+        blobs = Blobs(self.objects, self.tables, (part.digest for part in parts), self._bases)
+        for _, pieces in files_of(blobs, version, parts):
             yield from pieces
 
     def _look(self) -> None:

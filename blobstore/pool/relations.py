@@ -15,11 +15,12 @@ from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.pruned import is_pruned
 from blobstore.pool.scan import ScannedPart
-from blobstore.pool.tables import Tables, short_key
+from blobstore.pool.tables import BLOBS, Tables, short_key
 
 __all__ = ["BLOB_COLUMNS", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
 
 _SHORT = 32
+_FEW = 1 << 16  # rows of a table that is read as a whole
 _PUSHED = 50  # as many rows the engine reads without those around them
 _SOURCES, _NEAR_SOURCES = 4096, 512  # of one type and size, the newest
 _NEWEST = 256  # of one kind
@@ -49,9 +50,17 @@ def stored_rows(
         unmarked: only rows of packs that are not condemned.
         gone: packs whose rows are taken if there are no others.
     """
-    rows = _rows(tables, set(digests), unmarked, gone)
-    bases = _rows(tables, _bases_of(rows), unmarked, gone)
-    further = _rows(tables, _bases_of(bases) - {row.digest for row in bases if row.base is None}, unmarked, gone)
+    if tables.count(BLOBS) <= _FEW:
+        every = _rows_at_once(tables, wanted := set(digests), unmarked, gone)
+        rows = [row for row in every if row.digest in wanted]
+        first = _bases_of(rows)
+        bases = [row for row in every if row.digest in first]
+        second = _bases_of(bases)
+        further = [row for row in every if row.digest in second]
+    else:
+        rows = _rows(tables, set(digests), unmarked, gone)
+        bases = _rows(tables, _bases_of(rows), unmarked, gone)
+        further = _rows(tables, _bases_of(bases) - {row.digest for row in bases if row.base is None}, unmarked, gone)
     whole = {row.digest: row for row in [*rows, *bases, *further] if row.base is None}
     near = {row.digest: row for row in bases if row.base in whole}
     there = {row.digest: row for row in rows if row.base is None or row.base in whole or row.base in near}
@@ -65,8 +74,29 @@ def _bases_of(rows: Iterable[Stored]) -> set[bytes]:
     return {row.base for row in rows if row.base is not None}
 
 
+def _rows_at_once(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
+    """Those of contents, of their bases, and of the bases of these. Of a small table, one query takes less time than many."""
+    if not digests:
+        return []
+    select = f"SELECT {BLOB_COLUMNS}, b.base_key FROM blobs b SEMI JOIN"
+    condition = is_unmarked(tables) if unmarked else "true"
+    found = tables.query(
+        f"WITH own AS MATERIALIZED ({select} wanted w ON b.key = w.a WHERE {condition}), "
+        f"below AS MATERIALIZED ({select} own ON b.key = own.base_key WHERE {condition}) "
+        "SELECT * EXCLUDE (base_key) FROM (FROM own UNION ALL FROM below UNION ALL "
+        f"{select} below ON b.key = below.base_key WHERE {condition})",
+        wanted=[(short_key(digest),) for digest in digests],
+    )
+    return _ordered(map(Stored.read, found), gone)
+
+
+def _ordered(rows: Iterable[Stored], gone: Container[bytes]) -> list[Stored]:
+    """Those of packs that are gone and then the longest first: of several rows of a content, the last one counts."""
+    return sorted(rows, key=lambda row: (row.pack not in gone, -row.length, row.pack))
+
+
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
-    """Those of packs that are gone and then the longest first.
+    """Rows in the order of `_ordered`.
 
     Their numbers in files are looked up first, by short keys: reading all digests of a large pool takes several times as
     long as the keys, and as what lies at a few numbers.
@@ -87,8 +117,7 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
             rows += (
                 Stored.read(row) for row in tables.query(f"SELECT {BLOB_COLUMNS} FROM blobs b WHERE {where}", file)
             )
-    wanted = (row for row in rows if row.digest in digests)
-    return sorted(wanted, key=lambda row: (row.pack not in gone, -row.length, row.pack))
+    return _ordered((row for row in rows if row.digest in digests), gone)
 
 
 def with_bases(

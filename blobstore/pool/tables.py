@@ -198,6 +198,8 @@ class Tables:
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
+        with contextlib.suppress(duckdb.CatalogException):  # of the first versions, which do not know it
+            self._database.execute("SET parquet_metadata_cache = true")  # files of tables never change
         with named(Path("TMPDIR")):
             temporary = tempfile.gettempdir()
         self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
@@ -267,6 +269,13 @@ class Tables:
         """The numbers of the commits of these tables that were seen last; each commit's is one more than that before."""
         with self._lock:
             return tuple(self._delta(table).version() for table in tables)
+
+    def count(self, table: str) -> int:
+        """How many rows a table has in the state that was seen last, by its log."""
+        with self._lock, self._translated(table):
+            return sum(
+                rows or 0 for rows in self._delta(table).get_add_actions(flatten=True)["num_records"].to_pylist()
+            )
 
     def seen(self, table: str, mark: str) -> bool:
         """Whether a commit with a mark is in the state that was seen last."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from blobstore.core.codec import chunks
 from blobstore.core.version import __version__
@@ -38,6 +39,7 @@ __all__ = [
     "ENOUGH",
     "LARGEST_CHUNK",
     "DecodeError",
+    "StoredChunk",
     "check_encoding",
     "cut",
     "decode",
@@ -45,6 +47,7 @@ __all__ = [
     "near_encodings",
     "plane_encodings",
     "sample",
+    "stored_chunks",
 ]
 
 CHUNK = 1 << 20
@@ -132,22 +135,54 @@ def decode(
     Raises:
         DecodeError: the stored bytes are not `size` bytes in this encoding.
     """
+    room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
+    others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
+    for number, chunk in stored_chunks(encoding, size, stored, within):
+        start = number * CHUNK if len(room) >= size else 0
+        other = None if others is None else next(others, _NOTHING)
+        yield chunk.decoded(other, room[start : start + CHUNK])
+
+
+class StoredChunk(NamedTuple):
+    """A chunk as it is stored.
+
+    Attributes:
+        encoding: of the blob.
+        size: bytes of what is decoded.
+        body: what is stored, without the length.
+    """
+
+    encoding: str
+    size: int
+    body: memoryview
+
+    def decoded(self, base: memoryview | None, room: memoryview) -> memoryview:
+        """Its bytes, at the beginning of `room`, unless they are stored as they are.
+
+        Raises:
+            DecodeError: the stored bytes are not as many bytes in this encoding.
+        """
+        if self.encoding == "raw":
+            return self.body
+        try:
+            _chunks.decode_chunk(self.body, self.encoding, base, room[: self.size])
+        except ValueError as error:
+            raise DecodeError(str(error)) from None
+        return room[: self.size]
+
+
+def stored_chunks(
+    encoding: str, size: int, stored: memoryview, within: range | None = None
+) -> Iterator[tuple[int, StoredChunk]]:
+    """The chunks of a blob with their numbers, to be decoded in any order; arguments and errors as for `decode`."""
     if encoding == "raw":
         if len(stored) != size:
             raise DecodeError(f"{len(stored)} bytes, expected {size}")
-        yield from cut(stored)
-        return
-    room = memoryview(bytearray(min(size, CHUNK))) if room is None else room
-    others = (cut(base) if isinstance(base, memoryview) else base) if encoding.startswith("near") else None
-    for start, body in _bodies(stored, size, within or range(size)):
-        expected = min(CHUNK, size - start)
-        chunk = room[start : start + expected] if len(room) >= size else room[:expected]
-        other = None if others is None else next(others, _NOTHING)
-        try:
-            _chunks.decode_chunk(body, encoding, other, chunk)
-        except ValueError as error:
-            raise DecodeError(str(error)) from None
-        yield chunk
+        bodies = iter([(start, stored[start : start + CHUNK]) for start in range(0, size, CHUNK)])
+    else:
+        bodies = _bodies(stored, size, within or range(size))
+    for start, body in bodies:
+        yield start // CHUNK, StoredChunk(encoding, min(CHUNK, size - start), body)
 
 
 def _bodies(stored: memoryview, size: int, within: range) -> Iterator[tuple[int, memoryview]]:
@@ -173,7 +208,8 @@ _SHARE = 64  # of a blob, in each sample: looking at a small one would take long
 
 
 def sample(data: memoryview, encodings: Sequence[str], base: memoryview | None = None) -> tuple[str, float]:
-    """Which encoding makes a blob smallest, and the share of its bytes that remain, judged by a few of them.
+    """Which encoding makes a blob smallest, and the share of its bytes that remain, judged by a few of them,
+    which are encoded together.
 
     Args:
         data: its bytes.
@@ -182,19 +218,14 @@ def sample(data: memoryview, encodings: Sequence[str], base: memoryview | None =
     """
     length = min(max(len(data) // _SHARE // 8 * 8, _LEAST), _SAMPLED)
     step = max(len(data) // _SAMPLES, length) // 8 * 8
-    starts = range(0, len(data), step)
-    sampled = sum(len(data[start : start + length]) for start in starts)
+    spans = [slice(start, start + length) for start in range(0, len(data), step)]
+    part = memoryview(b"".join(map(data.__getitem__, spans)))
+    base_part = None if base is None else memoryview(b"".join(map(base.__getitem__, spans)))
     best = ("raw", 1.0)
-    for encoding in encodings:
-        stored = sum(
-            len(piece)
-            for start in starts
-            for piece in encode(
-                data[start : start + length], encoding, None if base is None else base[start : start + length]
-            )
-        )
-        if stored / max(sampled, 1) < best[1]:
-            best = (encoding, stored / sampled)
+    for encoding in encodings if len(part) else ():
+        share = sum(len(piece) for piece in encode(part, encoding, base_part)) / len(part)
+        if share < best[1]:
+            best = (encoding, share)
         if best[1] < ENOUGH:
             break
     return best

@@ -125,15 +125,22 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         InvalidFileError: it is empty.
     """
     path = as_path(path)
+    place = os.path.abspath(path)  # noqa: PTH100 - as pathlib's, and faster
+    with contextlib.suppress(OSError, ValueError):  # of a file that is mapped already, nothing has to be opened
+        if (known := _maps.get(_identity(place, os.stat(path)))) is not None:  # noqa: PTH116
+            return memoryview(known)
     with _opened(path) as (descriptor, status):
-        place = os.path.abspath(path)  # noqa: PTH100 - as pathlib's, and faster
-        identity = (place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        identity = _identity(place, status)
         shared = _maps.get(identity)
         if shared is None:
             shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
             shared.path, shared.place, shared.modified = path, place, status.st_mtime_ns
             shared.identity = identity[1:]
         return memoryview(shared)
+
+
+def _identity(place: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
+    return place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextlib.contextmanager
