@@ -75,3 +75,19 @@ HIDDEN void blobstore_wait(std::condition_variable* condition, std::unique_lock<
 void blobstore_wait(std::condition_variable* condition, std::unique_lock<std::mutex>& lock) {
   blobstore_old_wait(condition, lock);
 }
+
+// GCC 11: std::exception_ptr counts by functions of its own, inside of those that its copies and destructors were
+// before.
+#define EXCEPTION_PTR "_ZNSt15__exception_ptr13exception_ptr"
+extern "C" void blobstore_copy_exception(void* copy, void* const* exception) asm(EXCEPTION_PTR "C1ERKS0_");
+extern "C" void blobstore_drop_exception(void** exception) asm(EXCEPTION_PTR "D1Ev");
+HIDDEN void blobstore_addref(void* const* exception) asm(EXCEPTION_PTR "9_M_addrefEv");
+HIDDEN void blobstore_release(void** exception) asm(EXCEPTION_PTR "10_M_releaseEv");
+void blobstore_addref(void* const* exception) {
+  void* counted; // never dropped
+  blobstore_copy_exception(&counted, exception);
+}
+void blobstore_release(void** exception) {
+  blobstore_drop_exception(exception);
+  *exception = nullptr;
+}
