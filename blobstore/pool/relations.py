@@ -50,17 +50,7 @@ def stored_rows(
         unmarked: only rows of packs that are not condemned.
         gone: packs whose rows are taken if there are no others.
     """
-    if tables.count(BLOBS) <= _FEW:
-        every = _rows_at_once(tables, wanted := set(digests), unmarked, gone)
-        rows = [row for row in every if row.digest in wanted]
-        first = _bases_of(rows)
-        bases = [row for row in every if row.digest in first]
-        second = _bases_of(bases)
-        further = [row for row in every if row.digest in second]
-    else:
-        rows = _rows(tables, set(digests), unmarked, gone)
-        bases = _rows(tables, _bases_of(rows), unmarked, gone)
-        further = _rows(tables, _bases_of(bases) - {row.digest for row in bases if row.base is None}, unmarked, gone)
+    rows, bases, further = _with_bases(tables, set(digests), unmarked, gone)
     whole = {row.digest: row for row in [*rows, *bases, *further] if row.base is None}
     near = {row.digest: row for row in bases if row.base in whole}
     there = {row.digest: row for row in rows if row.base is None or row.base in whole or row.base in near}
@@ -72,6 +62,20 @@ def stored_rows(
 
 def _bases_of(rows: Iterable[Stored]) -> set[bytes]:
     return {row.base for row in rows if row.base is not None}
+
+
+def _with_bases(
+    tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]
+) -> tuple[list[Stored], list[Stored], list[Stored]]:
+    """The rows of contents, of their bases, and of the bases of these."""
+    few = _rows_at_once(tables, digests, unmarked, gone) if tables.count(BLOBS) <= _FEW else None
+
+    def rows_of(wanted: set[bytes]) -> list[Stored]:
+        return _rows(tables, wanted, unmarked, gone) if few is None else [row for row in few if row.digest in wanted]
+
+    rows = rows_of(digests)
+    bases = rows_of(_bases_of(rows))
+    return rows, bases, rows_of(_bases_of(bases) - {row.digest for row in bases if row.base is None})
 
 
 def _rows_at_once(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:

@@ -222,7 +222,7 @@ def sample(data: memoryview, encodings: Sequence[str], base: memoryview | None =
     part = memoryview(b"".join(map(data.__getitem__, spans)))
     base_part = None if base is None else memoryview(b"".join(map(base.__getitem__, spans)))
     best = ("raw", 1.0)
-    for encoding in encodings if len(part) else ():
+    for encoding in encodings if part else ():
         share = sum(len(piece) for piece in encode(part, encoding, base_part)) / len(part)
         if share < best[1]:
             best = (encoding, share)
