@@ -68,10 +68,12 @@ def _with_bases(
     tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]
 ) -> tuple[list[Stored], list[Stored], list[Stored]]:
     """The rows of contents, of their bases, and of the bases of these."""
-    few = _rows_at_once(tables, digests, unmarked, gone) if tables.count(BLOBS) <= _FEW else None
+    every = _rows_at_once(tables, digests, unmarked, gone) if tables.count(BLOBS) <= _FEW else None
 
     def rows_of(wanted: set[bytes]) -> list[Stored]:
-        return _rows(tables, wanted, unmarked, gone) if few is None else [row for row in few if row.digest in wanted]
+        return (
+            _rows(tables, wanted, unmarked, gone) if every is None else [row for row in every if row.digest in wanted]
+        )
 
     rows = rows_of(digests)
     bases = rows_of(_bases_of(rows))
