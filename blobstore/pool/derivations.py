@@ -41,7 +41,7 @@ _NEAR = 0.25  # of the bits of an element; what quantizing leaves is about as mu
 _FAR = 0.5  # of these bits; what is nearer has no factors
 _SCALED = 0.9  # taken for what remains where there may be factors
 _SAME = 0.9  # of the weights that a pruned blob has
-_TRIED = 6  # bases that are about as alike
+_TRIED = 8  # bases that are about as alike
 _AS_ALIKE = 0.98
 _SHORT = 8  # pairs of a base and a layout that are compared whole
 _NARROW = ("bfloat16", "half")
@@ -116,8 +116,7 @@ class Derivations:
         self._new[candidate.dtype, candidate.size].append(candidate)
 
     def find(self, part: ScannedPart) -> list[Derivation]:
-        """What a new blob may follow from, the most likely first; none if that is nothing. Only the first one may be a base for
-        a difference.
+        """What a new blob may follow from, the most likely first; none if that is nothing.
 
         Raises:
             FileAccessError: its file is gone.

@@ -123,7 +123,7 @@ class Job:
         base_shape: of the base, as it lies in memory.
         is_alone: nothing of its shape is like it.
         below: the base of the base, if that is a difference.
-        others: bases that make the blob to the bit, perhaps, if this one does not.
+        others: what else the blob may be stored against; what makes most of its bytes is taken.
     """
 
     part: ScannedPart
@@ -473,11 +473,9 @@ def _store(job: Job, worker: _Worker) -> tuple[Stored, bytes]:
     row = Stored(
         *(part.digest, len(data), part.dtype, part.shape, "raw", None, b"", 0, 0, int(time.time()), part.check)
     )
-    for one in job.tries:
-        made = _made(one, worker, data)
-        if made is not None and made.steps and _is_enough(made, job, data):
-            return _against(made, one, row), made.factors
-    made = made if not job.others else _made(job, worker, data)
+    job, made, is_enough = _best(job, worker, data)
+    if made is not None and is_enough:
+        return _against(made, job, row), made.factors
     fits = made is not None and len(made.data) == len(data)
     encoding, _ = choose(data, part.dtype, *((made.data, made.share) if made is not None and fits else ()))
     base = made.data if made is not None and encoding.startswith("near") else None
@@ -518,6 +516,28 @@ def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
         steps, factors = (*steps, pruned[0]), pruned[1]
         made = derive(base, steps, len(data), memoryview(factors))
     return None if made is None else _Made(made, steps, factors)
+
+
+def _best(job: Job, worker: _Worker, data: memoryview) -> tuple[Job, _Made | None, bool]:
+    """The one of the tries that makes most bytes of a blob, what it makes, and whether that is enough."""
+    best, made, most = job, None, -1.0
+    for one in job.tries:
+        tried = _made(one, worker, data)
+        if tried is None:
+            continue
+        if tried.steps and _is_enough(tried, one, data):
+            return one, tried, True
+        share = _equal(tried.data, data) if job.others else 0.0
+        if share > most:
+            best, made, most = one, tried, share
+    return best, made, False
+
+
+def _equal(made: memoryview, data: memoryview) -> float:
+    """The share of the bytes that are the same."""
+    if len(made) != len(data):
+        return 0.0
+    return float(np.mean(np.frombuffer(made, np.uint8) == np.frombuffer(data, np.uint8)))
 
 
 def _is_enough(made: _Made, job: Job, data: memoryview) -> bool:
