@@ -12,11 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pool_files
+from benchmarks.__main__ import put, table
 from benchmarks.case_study.memory import grown
 from benchmarks.case_study.models import FORMS, LANGUAGES, TUNED, write_chat, write_zoo
 from benchmarks.case_study.pictures import draw
@@ -67,12 +70,14 @@ def main() -> None:
         shutil.copy(PAGE, page)
     (zoo.folder / "found.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     draw(found, picture)
-    table = "\n".join(["| | before | after |", "|---|---:|---:|", *(f"| {' | '.join(row)} |" for row in rows(found))])
+    figures = "\n".join(["| | before | after |", "|---|---:|---:|", *(f"| {' | '.join(row)} |" for row in rows(found))])
     text = page.read_text(encoding="utf-8")
     page.write_text(
-        re.sub(r"(<!-- figures -->\n).*?(<!-- /figures -->)", rf"\1\n{table}\n\n\2", text, flags=re.DOTALL),
+        re.sub(r"(<!-- figures -->\n).*?(<!-- /figures -->)", rf"\1\n{figures}\n\n\2", text, flags=re.DOTALL),
         encoding="utf-8",
     )
+    with tempfile.TemporaryDirectory(dir=zoo.folder) as folder:
+        put([page], "pool_files", "\n".join(line for line, _ in table(pool_files, Path(folder))))
 
 
 def _lower(zoo: Zoo) -> None:
