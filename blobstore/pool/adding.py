@@ -123,9 +123,10 @@ def _appear(objects: Objects, tables: Tables, added: Version, files: str) -> Non
     mark, end = f"version {name}@{version}", f"end {added.id}"
     for _ in range(_ROUNDS):
         tables.fresh(EVENTS)
-        if any(one.id == added.id for one in live_versions(tables, name, version)):
+        there = live_versions(tables, name, version)
+        if any(one.id == added.id for one in there):
             return  # a commit whose answer was lost
-        refuse_existing(tables, name, version)
+        _refuse(there)
         if tables.seen(EVENTS, end):
             raise PoolError(
                 f"{objects.url}: adding {name}@{version} took so long that a collection gave it up; add it again"
@@ -142,8 +143,14 @@ def refuse_existing(tables: Tables, name: str, version: str) -> None:
     Raises:
         PoolError: it is.
     """
-    if live_versions(tables, name, version):
-        raise PoolError(f"{name}@{version} is in the pool already; versions do not change: drop it, or use another one")
+    _refuse(live_versions(tables, name, version))
+
+
+def _refuse(there: Sequence[Version]) -> None:
+    for one in there:
+        raise PoolError(
+            f"{one.name}@{one.version} is in the pool already; versions do not change: drop it, or use another one"
+        )
 
 
 def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progress | None) -> list[ScannedFile]:

@@ -245,13 +245,12 @@ class _LikeBases:
         samples = numbers(self._way.target, own.tobytes(), own.shape[1] * width)
         stored = few(self._numbers)
         sizes = np.stack([size(stored, sample) for sample in few(samples).T])
-        best, found = _HOPELESS, None
-        for at in np.argsort(sizes, axis=None, kind="stable")[:_SHORT]:
-            layout, row = divmod(int(at), len(self._bases))
-            share = float(bits(self._numbers[row : row + 1], samples[layout])[0]) / (8 * width)
-            if share < best:
-                best, found = share, self._origin(row, possible[layout], share)
-        return found
+        layouts, rows = np.divmod(np.argsort(sizes, axis=None, kind="stable")[:_SHORT], len(self._bases))
+        shares = bits(self._numbers[rows], samples[layouts]) / (8 * width)
+        best = int(np.argmin(shares))
+        if not shares[best] < _HOPELESS:
+            return None
+        return self._origin(int(rows[best]), possible[int(layouts[best])], float(shares[best]))
 
     def pruned(self, view: memoryview, part: ScannedPart) -> Derivation | None:
         """The base that has the weights of a new blob where these are not zero; None if it is not pruned, or there is none."""

@@ -13,6 +13,7 @@ from blobstore.core.codec.elements import element
 __all__ = ["Few", "Numbers", "bits", "few", "numbers", "signature", "size", "unit"]
 
 _SIGNS = np.unpackbits(np.frombuffer(hashlib.shake_128(b"blobstore signatures").digest(64 * 256 // 8), np.uint8))
+_SIGNED = _SIGNS.reshape(64, -1) * 2.0 - 1.0
 _HUGE = 1e30  # larger numbers are no weights
 
 _COARSE = 16  # every so many elements of a sketch decide which are compared whole
@@ -85,8 +86,7 @@ def signature(dtype: str, sketch: bytes) -> int:
     values = _values(dtype, sketch)
     with np.errstate(all="ignore"):
         values = np.clip(np.nan_to_num(values.astype(np.float64)), -_HUGE, _HUGE)
-    signs = _SIGNS.reshape(64, -1)[:, : len(values)] * 2.0 - 1.0
-    is_positive = signs @ (values - values.mean()) > 0
+    is_positive = np.ascontiguousarray(_SIGNED[:, : len(values)]) @ (values - values.mean()) > 0
     return int.from_bytes(np.packbits(is_positive).tobytes(), "big", signed=True)
 
 
