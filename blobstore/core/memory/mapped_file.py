@@ -287,7 +287,8 @@ def give_back(data: memoryview) -> None:
         return
     start = np.frombuffer(data, np.uint8).ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    owner.madvise(mmap.MADV_DONTNEED, first, start + len(data) - first)
+    with contextlib.suppress(OSError):  # the pages of some processes are locked
+        owner.madvise(mmap.MADV_DONTNEED, first, start + len(data) - first)
 
 
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
