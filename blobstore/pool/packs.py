@@ -60,6 +60,9 @@ _ALIGNMENT = 64
 _SHA256 = 32
 _NOTHING = memoryview(b"")
 _KEEP = 1 << 22  # bytes of bases that a worker has at hand
+_WINDOW, _NEAR = 1 << 18, 1 << 16
+"""Of a bucket, such a piece of a pack is read at once, if not more than the second is asked for: a request costs as much time."""
+
 _MAPS = 8  # packs of a folder, or files, that stay mapped: opening one takes longer than decoding a small blob
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 
@@ -163,7 +166,7 @@ class Reader:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._maps: dict[str, memoryview] = {}
+        self._maps: dict[tuple[str, int], memoryview] = {}
 
     def read(
         self,
@@ -317,17 +320,20 @@ class Reader:
         return stored
 
     def _range(self, path: str, start: int, length: int) -> memoryview | None:
+        first, more = 0, sys.maxsize
         if self._objects.folder is None:
-            return self._objects.read(path, start, length)
-        whole = self._maps.get(path)
-        if whole is None:
-            whole = self._objects.read(path, 0, sys.maxsize)
-            if whole is None:
+            if length > _NEAR:
+                return self._objects.read(path, start, length)
+            first, more = start // _WINDOW * _WINDOW, _WINDOW + _NEAR  # its neighbours are asked for soon
+        there = self._maps.get((path, first))
+        if there is None:
+            there = self._objects.read(path, first, more)
+            if there is None:
                 return None
             while len(self._maps) >= _MAPS:  # other threads read, too
                 self._maps.pop(next(iter(self._maps)), None)
-            self._maps[path] = whole
-        return whole[start : start + length]
+            self._maps[path, first] = there
+        return there[start - first :][:length]
 
     def _decoded(
         self,

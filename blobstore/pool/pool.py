@@ -131,7 +131,7 @@ class Pool:
             described = self._description()
         if described != _FORMAT:
             raise PoolError(f"{self.objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
-        self.tables.fresh()
+        self._look()
 
     @property
     def url(self) -> str:
@@ -448,7 +448,8 @@ class Pool:
 
     def _look(self) -> None:
         """See the newest versions, and after that what they need, which was there before them."""
-        self.tables.fresh(EVENTS, PARTS, BLOBS, MARKS)
+        self.tables.fresh(EVENTS)
+        self.tables.later(PARTS, BLOBS, MARKS)
 
     def _find(self, reference: str) -> Version:
         parse_reference(reference)

@@ -61,7 +61,7 @@ def try_writing(objects: Objects, path: str) -> None:
 
 def _try_create(objects: Objects, path: str, content: bytes) -> None:
     if objects.folder is None:
-        made = objects.makes(path, content)
+        made = objects.makes(path, content) is not None
     else:  # as the engines of tables do; and where the disk is full, what frees it must not fail here
         place = objects.folder / path
         try:

@@ -14,6 +14,7 @@ lock is held by anyone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from blobstore.core.errors import (
 )
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
+from blobstore.pool.log import Log
 from blobstore.pool.promises import try_writing
 from blobstore.storage.objects import Objects
 from blobstore.storage.reasons import of_system, reason, refused
@@ -127,13 +129,14 @@ _OPTIONAL = {
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT", id(_NUMBERS): "BIGINT[]"}
 _IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-_CHECKPOINT = "50"
+_CHECKPOINT = "50"  # commits, of a folder; `Log` makes those of buckets
 _RETRIES = 20
 _Keys = npt.NDArray[np.int64]
 _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL = 1 << 22  # bytes; larger files of a table stay as they are
 _SMALL_FILES = 16  # more of them are made one: whoever reads the table opens each of its files
+_VACUUM = 512  # commits of a bucket's table after which replaced files are looked for, and those that are old removed
 _TIDY, _TIDIED = "tidy", "tidied"
 _TIDYING = 600 * 10**9  # nanoseconds after which whoever began has died
 
@@ -149,14 +152,14 @@ class _Commit:
     Attributes:
         table, rows: which, and what.
         action: the file that has them.
-        marks: of the commit.
+        marks: of the commit, and the numbers under which they were seen when it was decided on.
         was_sent: the store was asked for it, and did not answer yet.
     """
 
     table: str
     rows: Sequence[Sequence[Any]]
     action: Any
-    marks: Sequence[str]
+    marks: Mapping[str, int | None]
     was_sent: bool = False
 
     @property
@@ -194,6 +197,8 @@ class Tables:
     def __init__(self, objects: Objects, cache: Path) -> None:
         self._objects, self._cache = objects, FileCache(cache)
         self._opened: dict[str, deltalake.DeltaTable] = {}
+        self._logs: dict[str, Log] = {}
+        self._later: set[str] = set()
         self._viewed: dict[str, tuple[int, list[Path]]] = {}
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
@@ -227,7 +232,9 @@ class Tables:
         if not rows:
             return
         self._try_store()
-        commit = _Commit(table, rows, self._written(table, rows), list(once))
+        with self._lock, self._translated(table):
+            marks = {mark: self._delta(table).transaction_version(mark) for mark in once}
+        commit = _Commit(table, rows, self._written(table, rows), marks)
         try:
             self._again(table, partial(self._commit, commit))
         except TransferError as error:
@@ -240,11 +247,11 @@ class Tables:
         self._try_store()
 
         def delete() -> bool:
-            self.fresh(table)
             try:
-                self._delta(table).delete(condition)
+                self._changed(table).delete(condition)
             except CommitFailedError:
                 return False
+            self.fresh(table)
             self._sync(table)
             return True
 
@@ -263,7 +270,12 @@ class Tables:
         come first, then parts, events and marks: `collecting` says why.
         """
         for table in tables or _COLUMNS:
+            self._later.discard(table)
             self._again(table, partial(self._update, table))
+
+    def later(self, *tables: str) -> None:
+        """Look at the newest state of these tables when a query is about them, for those that saw what they look for before."""
+        self._later.update(tables)
 
     def commits(self, *tables: str) -> tuple[int, ...]:
         """The numbers of the commits of these tables that were seen last; each commit's is one more than that before."""
@@ -317,6 +329,8 @@ class Tables:
             self.closed = True
             self._database.close()
             self._opened.clear()
+            for log in self._logs.values():
+                log.close()
             self._cache.close()
 
     # ------------------------------------------------------------------------------------------------- the engine
@@ -342,26 +356,37 @@ class Tables:
             _lists(column) if kind is _NUMBERS else Array(list(column), kind)
             for column, kind in zip(zip(*rows, strict=True), _COLUMNS[table].values(), strict=True)
         ]
-        name = f"part-{uuid.uuid4()}.zstd.parquet"
-        with self._lock, tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
-            file = Path(folder) / name
+        with self._lock:
             self._database.register("written", ArrowTable.from_arrays(arrays, schema=_schema(table)))
             try:
-                self._database.execute(f"COPY written TO {_quoted(os.fspath(file))} (FORMAT parquet, COMPRESSION zstd)")
-            except duckdb.Error as error:
-                raise FileAccessError(file, of_system(error) or reason(error)) from None
+                return self._stored(table, "written")
             finally:
                 self._database.unregister("written")
+
+    def _stored(self, table: str, selected: str) -> Any:
+        """Store a file with the rows of a query."""
+        name = f"part-{uuid.uuid4()}.zstd.parquet"
+        with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
+            file = Path(folder) / name
+            try:
+                copied = f"COPY {selected} TO {_quoted(os.fspath(file))} (FORMAT parquet, COMPRESSION zstd)"
+                [(count,)] = self._database.execute(copied).fetchall()
+            except duckdb.Error as error:
+                raise FileAccessError(file, of_system(error) or reason(error)) from None
             self._objects.put(f"tables/{table}/{name}", file)
             size = file.stat().st_size
-        now, counted = int(time.time() * 1000), json.dumps({"numRecords": len(rows)})
+            if self._objects.folder is None:
+                self._cache.path(self._objects.name(f"tables/{table}/{name}"), size, file.read_bytes)
+        now, counted = int(time.time() * 1000), json.dumps({"numRecords": count})
         return AddAction(
             path=name, size=size, partition_values={}, modification_time=now, data_change=True, stats=counted
         )
 
     def _commit(self, commit: _Commit) -> bool:
+        if self._objects.folder is None:
+            return self._commit_entry(commit)
         table = commit.table
-        if commit.is_in_doubt and self._was_committed(table, commit.rows, commit.marks):
+        if commit.is_in_doubt and self._was_committed(table, commit.rows, list(commit.marks)):
             return True
         transactions = [deltalake.Transaction(mark, time.time_ns()) for mark in commit.marks]
         properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=transactions or None)
@@ -382,6 +407,27 @@ class Tables:
         self._sync(table)
         return True
 
+    def _commit_entry(self, commit: _Commit) -> bool:
+        """A commit of a table of a bucket. The entry names a file that no other one does, so it is never made twice."""
+        log, now, file = self._log(commit.table), time.time_ns(), commit.action
+        added = {
+            "path": file.path,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": file.modification_time,
+        }
+        actions: list[dict[str, Any]] = [{"add": {**added, "dataChange": True, "stats": file.stats}}]
+        actions += [{"txn": {"appId": mark, "version": now, "lastUpdated": now // 10**6}} for mark in commit.marks]
+        for _ in range(_RETRIES):
+            if any(log.delta.transaction_version(mark) != seen for mark, seen in commit.marks.items()):
+                raise TakenError
+            commit.was_sent = True
+            if log.append(actions):
+                return True
+            commit.was_sent = False
+            log.look()
+        return False
+
     def _create(self, table: str) -> bool:
         deltalake.DeltaTable.create(
             self._url(table),
@@ -397,9 +443,13 @@ class Tables:
         return True
 
     def _tidy(self, table: str, always: bool) -> bool:
+        if not always and not self._is_untidy(self._delta(table)):  # in the state that was seen last
+            return True
         self.fresh(table)
-        delta = self._delta(table)
-        if always or self._is_untidy(delta):
+        if self._objects.folder is None and not always and self._log(table).delta.version() % _VACUUM >= _SMALL_FILES:
+            return self._tidy_bucket(table)
+        if always or self._is_untidy(self._delta(table)):
+            delta = self._changed(table)
             # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first that
             # it begins, in a commit that only one can make.
             begun = time.time_ns()
@@ -413,6 +463,30 @@ class Tables:
                 delta.cleanup_metadata()
         return True
 
+    def _tidy_bucket(self, table: str) -> bool:
+        """Make one file of the small files of a table of a bucket, of which there are copies here.
+
+        Of two that do this, one finds that its files were replaced. Rows that others append meanwhile are in other files.
+        """
+        log = self._log(table)
+        sizes = sorted((size, path) for path, size in _files(log.delta).items() if size < _SMALL)
+        replaced = {path: size for (size, path), end in zip(sizes, _sums(sizes), strict=True) if end <= _SMALL}
+        copies = ", ".join(_quoted(os.fspath(self._local_file(table, path, size))) for path, size in replaced.items())
+        columns = ", ".join(f'"{name}"' for name in _COLUMNS[table])
+        added = self._stored(table, f"(SELECT {columns} FROM read_parquet([{copies}]))")
+        now = time.time_ns() // 10**6
+        gone = {"deletionTimestamp": now, "dataChange": False, "extendedFileMetadata": True, "partitionValues": {}}
+        actions = [{"remove": {"path": path, **gone, "size": size}} for path, size in replaced.items()]
+        actions.append(_added(added, changes=False))
+        for _ in range(_RETRIES):
+            if not replaced.keys() <= _files(log.delta).keys():
+                break
+            if log.append(actions, "OPTIMIZE"):
+                return True
+            log.look()
+        self._objects.delete(f"tables/{table}/{added.path}")
+        return True
+
     def _mark(self, delta: deltalake.DeltaTable, mark: str, number: int) -> None:
         """A commit without rows, after which `transaction_version` gives the number."""
         marked = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(mark, number)])
@@ -421,13 +495,18 @@ class Tables:
 
     def _is_untidy(self, delta: deltalake.DeltaTable) -> bool:
         """Whether a table has many small files and nobody makes one of them, in the state that was seen last."""
-        sizes = delta.get_add_actions(flatten=True)["size_bytes"].to_pylist()
-        if sum(size < _SMALL for size in sizes) <= _SMALL_FILES:
+        if sum(size < _SMALL for size in _files(delta).values()) <= _SMALL_FILES:
             return False
         begun, done = (delta.transaction_version(mark) or 0 for mark in (_TIDY, _TIDIED))
         return begun == done or time.time_ns() - begun > _TIDYING
 
     def _update(self, table: str) -> bool:
+        if table not in self._opened and table not in self._logs:
+            self._delta(table)  # in its newest state
+            return True
+        if self._objects.folder is None:
+            self._log(table).look()
+            return True
         delta = self._delta(table)
         if not self._is_newest(table, delta.version()):
             delta.update_incremental()
@@ -438,8 +517,6 @@ class Tables:
 
         They are numbered without gaps. Old ones are removed from the first on, so while this one is there, so is the next.
         """
-        if self._objects.folder is None:
-            return False
         return self._entry(table, version).exists() and not self._entry(table, version + 1).exists()
 
     def _entry(self, table: str, version: int) -> Path:
@@ -487,20 +564,44 @@ class Tables:
 
     def _answer(self, text: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         for table in _COLUMNS:
-            self._view(table)
+            if table in text:
+                if table in self._later:
+                    self.fresh(table)
+                self._view(table)
         rows: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
         return rows
 
     def _delta(self, table: str) -> deltalake.DeltaTable:
         if self.closed:
             raise ClosedError(f"{self._objects.url}: this pool is closed")
+        if self._objects.folder is None:
+            return self._log(table).delta
         if table not in self._opened:
-            delta = deltalake.DeltaTable(self._url(table), storage_options=self._options())
-            columns = [field.name for field in delta.schema().fields]
-            if delta.metadata().name != f"blobstore.{table}" or columns != list(_COLUMNS[table]):
-                raise PoolError(f"{self._url(table)}: this is a table of something else, with {', '.join(columns)}")
-            self._opened[table] = delta
+            self._opened[table] = self._checked(table, deltalake.DeltaTable(self._url(table)))
         return self._opened[table]
+
+    def _log(self, table: str) -> Log:
+        """The log of a table of a bucket."""
+        if self.closed:
+            raise ClosedError(f"{self._objects.url}: this pool is closed")
+        if table not in self._logs:
+            log = Log(self._objects, self._cache, f"tables/{table}")
+            self._checked(table, log.delta)
+            self._logs[table] = log
+        return self._logs[table]
+
+    def _changed(self, table: str) -> deltalake.DeltaTable:
+        """A table that the engine can change, in its newest state."""
+        if self._objects.folder is None:
+            return deltalake.DeltaTable(self._url(table), storage_options=self._objects.options)
+        self.fresh(table)
+        return self._delta(table)
+
+    def _checked(self, table: str, delta: deltalake.DeltaTable) -> deltalake.DeltaTable:
+        columns = [field.name for field in delta.schema().fields]
+        if delta.metadata().name != f"blobstore.{table}" or columns != list(_COLUMNS[table]):
+            raise PoolError(f"{self._url(table)}: this is a table of something else, with {', '.join(columns)}")
+        return delta
 
     def _view(self, table: str) -> None:
         """Let the name of a table mean its files in the state that was seen last."""
@@ -529,9 +630,11 @@ class Tables:
             for path in paths:
                 self._objects.check_no_link(path)
             return [self._objects.folder / path for path in paths]
-        added = delta.get_add_actions(flatten=True)
-        sizes = zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True)
-        return [self._local(f"tables/{table}/{self._file_name(table, path)}", size) for path, size in sizes]
+        return [self._local_file(table, path, size) for path, size in _files(delta).items()]
+
+    def _local_file(self, table: str, path: str, size: int) -> Path:
+        """The copy of a file of a table of a bucket."""
+        return self._local(f"tables/{table}/{self._file_name(table, path)}", size)
 
     def _file_name(self, table: str, path: str) -> str:
         """The name of a file of a table, by what its log says, which anybody may have written who writes to the pool."""
@@ -586,6 +689,22 @@ class Tables:
             if self._objects.folder is not None:
                 raise FileAccessError(self._url(table), of_system(error) or reason(error)) from None
             raise TransferError(f"{self._url(table)}: {reason(error)}") from None
+
+
+def _files(delta: deltalake.DeltaTable) -> dict[str, int]:
+    """The files of a table, and their sizes."""
+    added = delta.get_add_actions(flatten=True)
+    return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
+
+
+def _sums(sizes: Iterable[tuple[int, str]]) -> Iterator[int]:
+    return itertools.accumulate(size for size, _ in sizes)
+
+
+def _added(file: Any, *, changes: bool) -> dict[str, Any]:
+    """A file as an entry of a log adds it; whether it has rows that were in no other one."""
+    named = {"path": file.path, "partitionValues": {}, "size": file.size, "modificationTime": file.modification_time}
+    return {"add": {**named, "dataChange": changes, "stats": file.stats}}
 
 
 def _quoted(text: str) -> str:

@@ -227,14 +227,18 @@ class Objects:
             self._sync(self.folder / path)
         return there == content
 
-    def makes(self, path: str, content: bytes, *, cached: str = "") -> bool:
-        """Ask the store for a small object if there is none; whether it says that it made one."""
+    def makes(self, path: str, content: bytes, *, cached: str = "") -> str | None:
+        """Ask the store for a small object if there is none.
+
+        Returns:
+            Its ETag, or nothing if the store gives none; None if the store says that there is an object already.
+        """
         self.check_no_link(path)
         attributes = {"Cache-Control": cached} if cached and self.folder is None else None
         with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
-            _tried(lambda: obstore.put(self._opened(), path, content, mode="create", attributes=attributes))
-            return True
-        return False
+            made = _tried(lambda: obstore.put(self._opened(), path, content, mode="create", attributes=attributes))
+            return made["e_tag"] or ""
+        return None
 
     def reserve(self) -> None:
         """Keep some room for `with_reserve` in a local pool.
@@ -337,11 +341,20 @@ class Objects:
         except (causes.BaseError, FileNotFoundError):
             return False
 
-    def list(self, prefix: str) -> list[Entry]:
-        """The objects below a prefix. Links are none."""
+    def list(self, prefix: str, *, after: str | None = None) -> list[Entry]:
+        """The objects below a prefix. Links are none.
+
+        Args:
+            prefix: a folder.
+            after: of a bucket, only those whose paths follow this one.
+        """
         if self.folder is None:
             with self._translated(prefix):
-                return _tried(lambda: [_entry(item) for page in obstore.list(self._opened(), prefix) for item in page])
+                return _tried(
+                    lambda: [
+                        _entry(item) for page in obstore.list(self._opened(), prefix, offset=after) for item in page
+                    ]
+                )
         self.check_no_link(prefix)
         top = self.folder / prefix
         if not os.path.isdir(top):  # noqa: PTH112 - as in `read`

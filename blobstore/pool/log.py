@@ -1,0 +1,182 @@
+"""The log of a table of a bucket as it is on this machine, where the engine reads it.
+
+    tables/events/_delta_log/00000000000000000012.json                  a commit: made once, never changed
+    tables/events/_delta_log/00000000000000000008.checkpoint.parquet    the state after a commit, where readers begin
+    tables/events/_delta_log/_last_checkpoint                           which of these is new
+
+The engine itself would list the log and read its entries for each look, and again for each commit. Here a look is one list
+of what came after what is known, and each entry is fetched once by all processes that share a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import deltalake
+from deltalake.exceptions import DeltaError
+
+from blobstore.core.errors import FileAccessError, PoolError, TransferError
+from blobstore.core.memory.mapped_file import named
+from blobstore.pool.cache import FileCache
+from blobstore.storage.objects import Entry, Objects
+
+__all__ = ["Log"]
+
+_LAST = "_last_checkpoint"
+_COMMIT = re.compile(r"[0-9]{20}\.json")
+_ENTRY = re.compile(r"[0-9]{20}\.(json|checkpoint[a-z0-9.-]*\.parquet)")
+_EACH = 8
+"""After so many commits there is a checkpoint: who has no copies reads so many entries at most."""
+
+
+class Log:
+    """The log of one table, and its state that was seen last.
+
+    Args:
+        objects: of a bucket.
+        cache: of entries that were fetched.
+        table: its path below the pool.
+
+    Attributes:
+        delta: the state, as the engine has it. It cannot read the files of the table, which are not here.
+
+    Raises:
+        TableNotFoundError: there is no table.
+        DeltaError: the log is malformed, here and in `look`.
+        FileAccessError, TransferError: the store refuses, or there is no room for the copies, in any method.
+    """
+
+    def __init__(self, objects: Objects, cache: FileCache, table: str) -> None:
+        self._objects, self._cache, self._prefix = objects, cache, f"{table}/_delta_log"
+        with named(Path(tempfile.gettempdir())):
+            self._place = Path(tempfile.mkdtemp(prefix="blobstore-"))
+        self._end = weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
+        self._opened = 0
+        self.delta = self._open()
+
+    def look(self) -> None:
+        """See the newest state."""
+        known = self.delta.version()
+        entries = self._entries(f"{known:020}.json")
+        commits = [_number(entry) for entry in entries if _COMMIT.fullmatch(_name(entry))]
+        if commits != list(range(known + 1, known + 1 + len(commits))) or len(commits) > 2 * _EACH:
+            self.delta = self._open()  # what is between was removed, or a checkpoint is nearer
+        elif commits:
+            self._fetch(entry for entry in entries if _COMMIT.fullmatch(_name(entry)))
+            self.delta.update_incremental()
+
+    def append(self, actions: Sequence[dict[str, Any]], operation: str = "WRITE") -> bool:
+        """Make the commit that follows the state that was seen last, and see it.
+
+        Args:
+            actions: no other commit has the same.
+            operation: what the log calls it.
+
+        Returns:
+            Whether it is made; otherwise another one may have come first.
+        """
+        version = self.delta.version() + 1
+        mode = {"mode": "Append", "partitionBy": "[]"} if operation == "WRITE" else {}
+        now = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": mode}
+        content = "\n".join(json.dumps(action) for action in [{"commitInfo": now}, *actions]).encode()
+        path = f"{self._prefix}/{version:020}.json"
+        tag = self._objects.makes(path, content)
+        if tag is None and self._objects.get(path) != content:
+            return False  # otherwise the answer was lost, and this one is there
+        if tag:
+            self._copied(path, tag, len(content), lambda: content)
+        self._write(f"{version:020}.json", content)
+        self.delta.update_incremental()
+        if version % _EACH == 0:
+            with contextlib.suppress(TransferError, FileAccessError, DeltaError):  # the commit is there
+                self.checkpoint()
+        return True
+
+    def checkpoint(self) -> None:
+        """Let who reads the table begin at the state that was seen last."""
+        self.delta.create_checkpoint()
+        for file in [*self._folder.glob(f"{self.delta.version():020}.checkpoint*"), self._folder / _LAST]:
+            self._objects.put(f"{self._prefix}/{file.name}", file.read_bytes())
+
+    def close(self) -> None:
+        """Remove the copies that only this one has."""
+        self._end()
+
+    @property
+    def _folder(self) -> Path:
+        return self._place / str(self._opened) / "_delta_log"
+
+    def _open(self) -> deltalake.DeltaTable:
+        """The state from the last checkpoint on; from the first entry that is there on, if that cannot be read."""
+        for attempt in (1, 2):
+            self._opened += 1
+            with named(self._folder):
+                self._folder.mkdir(parents=True)
+            last = self._objects.get(f"{self._prefix}/{_LAST}") if attempt == 1 else None
+            if last is not None:
+                self._write(_LAST, last)
+            copies = self._fetch(self._entries(_checkpoint(last)))
+            try:
+                return deltalake.DeltaTable(os.fspath(self._folder.parent))
+            except DeltaError:
+                if attempt == 2:
+                    raise
+                self._cache.forget(copies)  # one may be damaged
+        raise AssertionError("there are two attempts")
+
+    def _entries(self, after: str) -> list[Entry]:
+        """The entries of the log behind a name, in order."""
+        entries = self._objects.list(self._prefix, after=f"{self._prefix}/{after}" if after else None)
+        return sorted((entry for entry in entries if _ENTRY.fullmatch(_name(entry))), key=lambda entry: entry.path)
+
+    def _fetch(self, entries: Iterable[Entry]) -> list[Path]:
+        """Copy entries to where the engine reads them; their copies in the cache."""
+        copies = []
+        for entry in entries:
+            tag = entry.etag or f"of {entry.stored}"
+            copy = self._copied(entry.path, tag, entry.size, partial(self._content, entry.path))
+            with named(self._folder):
+                shutil.copyfile(copy, self._folder / _name(entry))
+            copies.append(copy)
+        return copies
+
+    def _content(self, path: str) -> bytes:
+        data = self._objects.get(path)
+        if data is None:
+            raise PoolError(f"{self._objects.name(path)}: this entry was listed, and is missing; try again")
+        return data
+
+    def _copied(self, path: str, tag: str, size: int, fetch: Callable[[], bytes]) -> Path:
+        """The copy of an entry in the cache. In another pool at the same place, an entry of this name is another one."""
+        return self._cache.path(f"{self._objects.name(path)} {tag}", size, fetch)
+
+    def _write(self, name: str, content: bytes) -> None:
+        with named(self._folder):
+            (self._folder / name).write_bytes(content)
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.rpartition("/")[2]
+
+
+def _number(entry: Entry) -> int:
+    return int(_name(entry)[:20])
+
+
+def _checkpoint(last: bytes | None) -> str:
+    """What the entries since the last checkpoint follow; nothing if there is none."""
+    try:
+        return "" if last is None else f"{int(json.loads(last)['version']):020}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
