@@ -131,7 +131,10 @@ class Pool:
             described = self._description()
         if described != _FORMAT:
             raise PoolError(f"{self.objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
-        self._look()
+        if self.objects.folder is None:
+            self._look()  # each table takes requests
+        else:
+            self.tables.fresh()
 
     @property
     def url(self) -> str:

@@ -14,7 +14,6 @@ lock is held by anyone.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -136,6 +135,7 @@ _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL = 1 << 22  # bytes; larger files of a table stay as they are
 _SMALL_FILES = 16  # more of them are made one: whoever reads the table opens each of its files
+_MOST_REPLACED = 64
 _VACUUM = 512  # commits of a bucket's table after which replaced files are looked for, and those that are old removed
 _TIDY, _TIDIED = "tidy", "tidied"
 _TIDYING = 600 * 10**9  # nanoseconds after which whoever began has died
@@ -409,14 +409,8 @@ class Tables:
 
     def _commit_entry(self, commit: _Commit) -> bool:
         """A commit of a table of a bucket. The entry names a file that no other one does, so it is never made twice."""
-        log, now, file = self._log(commit.table), time.time_ns(), commit.action
-        added = {
-            "path": file.path,
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": file.modification_time,
-        }
-        actions: list[dict[str, Any]] = [{"add": {**added, "dataChange": True, "stats": file.stats}}]
+        log, now = self._log(commit.table), time.time_ns()
+        actions = [_added(commit.action, changes=True)]
         actions += [{"txn": {"appId": mark, "version": now, "lastUpdated": now // 10**6}} for mark in commit.marks]
         for _ in range(_RETRIES):
             if any(log.delta.transaction_version(mark) != seen for mark, seen in commit.marks.items()):
@@ -446,7 +440,7 @@ class Tables:
         if not always and not self._is_untidy(self._delta(table)):  # in the state that was seen last
             return True
         self.fresh(table)
-        if self._objects.folder is None and not always and self._log(table).delta.version() % _VACUUM >= _SMALL_FILES:
+        if self._objects.folder is None and not (always or self._may_have_old(table)):
             return self._tidy_bucket(table)
         if always or self._is_untidy(self._delta(table)):
             delta = self._changed(table)
@@ -461,7 +455,13 @@ class Tables:
                 delta.create_checkpoint()  # whoever reads the table begins here
                 delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
                 delta.cleanup_metadata()
+            self.fresh(table)
         return True
+
+    def _may_have_old(self, table: str) -> bool:
+        """Whether it is time to look for replaced files of a table of a bucket, which takes hundreds of requests."""
+        version = self._delta(table).version()
+        return version >= _VACUUM and version % _VACUUM < 2 * _SMALL_FILES
 
     def _tidy_bucket(self, table: str) -> bool:
         """Make one file of the small files of a table of a bucket, of which there are copies here.
@@ -470,7 +470,7 @@ class Tables:
         """
         log = self._log(table)
         sizes = sorted((size, path) for path, size in _files(log.delta).items() if size < _SMALL)
-        replaced = {path: size for (size, path), end in zip(sizes, _sums(sizes), strict=True) if end <= _SMALL}
+        replaced = {path: size for size, path in sizes[:_MOST_REPLACED]}
         copies = ", ".join(_quoted(os.fspath(self._local_file(table, path, size))) for path, size in replaced.items())
         columns = ", ".join(f'"{name}"' for name in _COLUMNS[table])
         added = self._stored(table, f"(SELECT {columns} FROM read_parquet([{copies}]))")
@@ -695,10 +695,6 @@ def _files(delta: deltalake.DeltaTable) -> dict[str, int]:
     """The files of a table, and their sizes."""
     added = delta.get_add_actions(flatten=True)
     return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
-
-
-def _sums(sizes: Iterable[tuple[int, str]]) -> Iterator[int]:
-    return itertools.accumulate(size for size, _ in sizes)
 
 
 def _added(file: Any, *, changes: bool) -> dict[str, Any]:

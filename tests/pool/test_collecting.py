@@ -191,7 +191,8 @@ def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.Monk
         assert len(done) == 1
         winners.update(done)
         world.check()
-    assert winners == {"first", "other"}
+    after_the_commit = set() if world.place.is_bucket else {"first"}  # in a folder a look follows
+    assert winners == {"other"} | after_the_commit
 
 
 def test_what_is_dropped_is_freed(worlds: Worlds) -> None:
@@ -248,13 +249,14 @@ def test_a_mostly_unused_pack_is_written_anew(where: Place, tmp_path: Path) -> N
         assert pool.verify() == []
 
 
-@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("step", range(3))
 def test_a_version_that_appears_while_a_reader_looks_is_whole(
     where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """The tables are looked at one after the other; whoever sees the version sees what it needs."""
-    path = write(tmp_path / "a.safetensors", tensors())
+    """The tables are looked at one after the other; whoever sees a version sees what it needs."""
+    first, second = (write(tmp_path / f"{number}.safetensors", tensors(number)) for number in (0, 1))
     with where.open(create=True) as reader, where.open() as writer:
+        writer.add(first, "m@0")
         looked: list[str] = []
         update = Tables._update
 
@@ -262,16 +264,16 @@ def test_a_version_that_appears_while_a_reader_looks_is_whole(
             if self is reader.tables:
                 looked.append(table)
                 if len(looked) - 1 == step:
-                    writer.add(path, "m@1")
+                    writer.add(second, "m@1")
             return update(self, table)
 
         monkeypatch.setattr(Tables, "_update", counted)
         versions = reader.versions()
-        monkeypatch.undo()
-        assert len(looked) == 4
         for version in versions:
             assert PoolDataMap(reader.objects, reader.tables, version).numpy("layer.bias").nbytes == 384
-        assert bool(versions) == (looked.index("events") >= step)
+        monkeypatch.undo()
+        assert len(looked) == 3
+        assert ("1" in {version.version for version in versions}) == (looked.index("events") >= step)
 
 
 @pytest.mark.long
@@ -366,6 +368,8 @@ def test_versions_in_a_row_leave_few_files(where: Place, tmp_path: Path, monkeyp
         for number in range(10):
             pool.add(path, f"m@{number}")
             assert max(files(pool, table) for table in ("events", "parts", "blobs")) <= 3
+        if where.is_bucket:  # where one of two finds that it was second
+            return
         now = time.time_ns()
         pool.tables._mark(pool.tables._delta("events"), "tidy", now)
         for number in range(10, 14):

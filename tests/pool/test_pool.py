@@ -260,10 +260,10 @@ def test_a_foreign_table_is_refused(where: Place) -> None:
     foreign = Table.from_arrays([Array([1], DataType.int64())], schema=Schema([Field("x", DataType.int64())]))
     write_deltalake(f"{where.url}/tables/blobs", foreign, storage_options=where.options)
     with pytest.raises(PoolError, match="table of something else, with x"):
-        where.open()
+        where.open().stats()
     where.remove("tables/blobs")
     with pytest.raises(PoolError, match="the table is missing"):
-        where.open()
+        where.open().stats()
 
 
 def test_existing_files_are_replaced_only_by_their_kind(pool: Pool, tmp_path: Path) -> None:
