@@ -460,7 +460,7 @@ class Tables:
 
     def _may_have_old(self, table: str) -> bool:
         """Whether it is time to look for replaced files of a table of a bucket, which takes hundreds of requests."""
-        version = self._delta(table).version()
+        version: int = self._delta(table).version()
         return version >= _VACUUM and version % _VACUUM < 2 * _SMALL_FILES
 
     def _tidy_bucket(self, table: str) -> bool:
