@@ -48,7 +48,7 @@ def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_By
 
     Args:
         chunks: with the numbers of their contents.
-        threads: make them ahead, in at most 12 MB and one content that is made as a whole; None: each is made when it is asked
+        threads: make them ahead, in about 20 MB and one content that is made as a whole; None: each is made when it is asked
             for, by this thread.
     """
     if threads is None:

@@ -97,7 +97,7 @@ def test_a_fine_tune_takes_what_it_changed(pool: Pool, where: Place, tmp_path: P
     assert pool.why("unrelated@1", "tuned/2@1").near == 0
 
 
-@pytest.mark.parametrize(("executor", "ahead"), [("threads:1", 0), ("threads:2", 12_000_000)])
+@pytest.mark.parametrize(("executor", "ahead"), [("threads:1", 0), ("threads:2", 20_000_000)])
 def test_reading_takes_the_memory_of_some_chunks(executor: str, ahead: int, tmp_path: Path) -> None:
     """Of a tensor that is many of them: whole, as a difference, and in a narrower type. Threads hold some more."""
     large = {"large": np.random.default_rng(0).standard_normal((3, 1 << 20), np.float32)}
