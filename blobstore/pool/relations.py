@@ -218,7 +218,7 @@ def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
     """The newest blobs that are whole from which blobs of these types and sizes may follow, and the newest differences."""
     alike = "b.dtype = k.a AND b.size = k.b"
     whole = _newest(alike, "b.dtype, b.size", _SOURCES)
-    near = _newest(alike, "b.dtype, b.size", _NEAR_SOURCES, "b.near_sketch IS NOT NULL AND b.length > 0")
+    near = _newest(alike, "b.dtype, b.size", _NEAR_SOURCES, "b.base_key IS NOT NULL AND b.length > 0")
     return _sketched(tables, f"{whole} UNION {near}", kinds=list(base_kinds(parts)))
 
 
