@@ -60,7 +60,7 @@ _ALIGNMENT = 64
 _SHA256 = 32
 _NOTHING = memoryview(b"")
 _KEEP = 1 << 22  # bytes of bases that a worker has at hand
-_WINDOW, _NEAR = 1 << 18, 1 << 16
+_WINDOW, _NEAR = 1 << 18, 1 << 14
 """Of a bucket, such a piece of a pack is read at once, if not more than the second is asked for: a request costs as much time."""
 
 _MAPS = 8  # packs of a folder, or files, that stay mapped: opening one takes longer than decoding a small blob

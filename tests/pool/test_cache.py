@@ -96,11 +96,11 @@ def test_a_pool_uses_copies(gateway: Gateway, tmp_path: Path) -> None:
         place.open(aws_endpoint=proxy.url).verify()
         assert not any(request.path.endswith(".parquet") for request in proxy.log)
     copies = list(place.cache.iterdir())
-    assert len(copies) == 3
+    assert sum(copy.read_bytes().startswith(b"PAR1") for copy in copies) == 3  # the others are of logs
     for damage in (lambda copy: copy.unlink(), lambda copy: copy.write_bytes(bytes(copy.stat().st_size))):
         with place.open() as pool:
             assert pool.verify() == []
-            for copy in copies:
+            for copy in list(place.cache.iterdir()):
                 damage(copy)
             assert [version.name for version in pool.versions()] == ["m"]
         with place.open() as pool:
