@@ -382,11 +382,11 @@ GUARDS = (
         mutant="None",
     ),
     Guard(
-        "pool: a reader looks at the events first",
+        "pool: a reader looks at the events first, and after that at what they need",
         f"{_POOL}/pool.py",
-        "self.tables.fresh(EVENTS, PARTS, BLOBS, MARKS)",
+        "self.tables.later(PARTS, BLOBS, MARKS)",
         ("tests/pool/test_collecting.py::test_a_version_that_appears_while_a_reader_looks_is_whole",),
-        mutant="self.tables.fresh()",
+        mutant="None",
     ),
     Guard(
         "pool: what is given up does not appear",
