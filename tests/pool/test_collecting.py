@@ -322,9 +322,9 @@ def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
 def rows_of(where: Place) -> list[tuple[str, int, int]]:
     """For each table how many rows it has, and how many distinct ones."""
     with where.open() as pool:
-        tables = pool.tables
+        tables, rows = pool.tables, "SELECT * EXCLUDE (filename, file_row_number) FROM {}"
         return [
-            (name, *tables.query(f"SELECT count(*), count(DISTINCT t) FROM {name} t")[0])  # noqa: S608
+            (name, *tables.query(f"SELECT count(*), count(DISTINCT t) FROM ({rows.format(name)}) t")[0])  # noqa: S608
             for name in ("events", "parts", "blobs", "marks")
         ]
 
@@ -342,15 +342,18 @@ def test_two_that_tidy_at_once_do_not_double_rows(
         look = pool.tables.fresh
 
         def between(*tables: str) -> None:
-            """The other one tidies after the first has looked, and before it changes anything."""
+            """The other one tidies after the first has looked for the last time, and before it changes anything."""
             look(*tables)
-            if tables == ("events",) and not begun:
+            if tables == ("events",):
                 begun.append(1)
-                other.tables.tidy()
+                if len(begun) == last_look:
+                    other.tables.fresh()
+                    other.tables.tidy()
 
+        last_look = 1 if where.is_bucket else 2
         monkeypatch.setattr(pool.tables, "fresh", between)
         pool.tables.tidy()
-        assert begun
+        assert len(begun) >= last_look
     assert all(number == distinct for _, number, distinct in rows_of(where))
     with where.open() as pool:
         assert len(pool.versions()) == 6
