@@ -147,10 +147,9 @@ def refuse_existing(tables: Tables, name: str, version: str) -> None:
 
 
 def _refuse(there: Sequence[Version]) -> None:
-    for one in there:
-        raise PoolError(
-            f"{one.name}@{one.version} is in the pool already; versions do not change: drop it, or use another one"
-        )
+    if there:
+        reference = f"{there[0].name}@{there[0].version}"
+        raise PoolError(f"{reference} is in the pool already; versions do not change: drop it, or use another one")
 
 
 def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progress | None) -> list[ScannedFile]:

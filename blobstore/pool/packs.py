@@ -13,7 +13,7 @@ import secrets
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -161,6 +161,41 @@ def pack_path(pack: bytes) -> str:
     return f"packs/{name[:2]}/{name}"
 
 
+class _Coded(NamedTuple):
+    """A chunk of a blob as a pack has it.
+
+    Attributes:
+        number: of the chunk.
+        chunk: what is stored.
+        error: for why it cannot be decoded.
+    """
+
+    number: int
+    chunk: StoredChunk
+    error: Callable[[DecodeError], IntegrityError]
+
+    def alone(self, room: memoryview, _: memoryview) -> memoryview:
+        """Its bytes, which need no base. This and the methods below are `Chunk.make`."""
+        return self._decoded(None, room)
+
+    def against(self, base: _Coded, kept: KeptBase | None, room: memoryview, base_room: memoryview) -> memoryview:
+        """Its bytes, which are stored as a difference to a chunk of a base."""
+        return self._decoded(base._of_base(kept, base_room), room)
+
+    def cast(self, kind: str, kept: KeptBase | None, _: memoryview, room: memoryview) -> memoryview:
+        """What its bytes are in a narrower type, as a chunk of a base."""
+        return cast(self._of_base(kept, room), kind)
+
+    def _of_base(self, kept: KeptBase | None, room: memoryview) -> memoryview:
+        return self._decoded(None, room) if kept is None else kept.chunk(self.number, partial(self._decoded, None))
+
+    def _decoded(self, base: memoryview | None, room: memoryview) -> memoryview:
+        try:
+            return self.chunk.decoded(base, room)
+        except DecodeError as error:
+            raise self.error(error) from None
+
+
 class Reader:
     """Reads blobs of a pool, and compares their digests."""
 
@@ -227,75 +262,32 @@ class Reader:
             As `read`; while chunks are taken and made, only `IntegrityError`.
         """
         if base is None:
-            alone = self._coded(blob, blob.encoding, None, read)
-            return (
-                Chunk(one.size, lambda room, _, one=one: self._decode(blob, one, None, room))  # type: ignore[misc]
-                for _, one in alone
-            )
+            return (Chunk(one.chunk.size, one.alone) for one in self._coded(blob, None, read))
         steps, encoding = split_steps(blob.encoding)
         is_cast = len(steps) == 1 and steps[0].startswith("cast:") and not encoding
         if base.base is not None or not (is_cast or blob.encoding.startswith("near")):
             return None
-        below = self._coded(base, base.encoding, None, read)
+        below = self._coded(base, None, read)
         kept = bases.get(base.digest, base.size) if base.encoding != "raw" else None
         if is_cast:
             if made_size(base.size, steps) != (blob.size, 0):
                 raise self._other_size(blob)
             kind = steps[0].removeprefix("cast:")
-            return (Chunk(one.size // 2, partial(self._cast, kind, base, number, one, kept)) for number, one in below)
-        own = self._coded(blob, blob.encoding, base.size, read)
+            return (Chunk(one.chunk.size // 2, partial(one.cast, kind, kept)) for one in below)
+        own = self._coded(blob, base.size, read)
         return (
-            Chunk(one.size, partial(self._near, blob, one, base, number, other, kept))
-            for (_, one), (number, other) in zip(own, below)  # noqa: B905 - of one size; `own` is looked at to its end
+            Chunk(one.chunk.size, partial(one.against, other, kept))
+            for one, other in zip(own, below)  # noqa: B905 - of one size; `own` is looked at to its end
         )
 
-    def _cast(
-        self,
-        kind: str,
-        base: Stored,
-        number: int,
-        chunk: StoredChunk,
-        kept: KeptBase | None,
-        _: memoryview,
-        room: memoryview,
-    ) -> memoryview:
-        return cast(self._of_base(base, number, chunk, kept, room), kind)
-
-    def _near(
-        self,
-        blob: Stored,
-        chunk: StoredChunk,
-        base: Stored,
-        number: int,
-        other: StoredChunk,
-        kept: KeptBase | None,
-        room: memoryview,
-        base_room: memoryview,
-    ) -> memoryview:
-        return self._decode(blob, chunk, self._of_base(base, number, other, kept, base_room), room)
-
-    def _of_base(
-        self, base: Stored, number: int, chunk: StoredChunk, kept: KeptBase | None, room: memoryview
-    ) -> memoryview:
-        if kept is None:
-            return self._decode(base, chunk, None, room)
-        return kept.chunk(number, lambda room: self._decode(base, chunk, None, room))
-
-    def _decode(self, blob: Stored, chunk: StoredChunk, base: memoryview | None, room: memoryview) -> memoryview:
-        try:
-            return chunk.decoded(base, room)
-        except DecodeError as error:
-            raise self._undecodable(blob, error) from None
-
-    def _coded(
-        self, blob: Stored, encoding: str, base_size: int | None, read: Mapping[Range, memoryview]
-    ) -> Iterator[tuple[int, StoredChunk]]:
+    def _coded(self, blob: Stored, base_size: int | None, read: Mapping[Range, memoryview]) -> Iterator[_Coded]:
         """The chunks that a pack has for a blob; whether it has the blob is looked at here, and the rest as they are taken."""
-        stored = self._stored(blob, encoding, base_size, read)
+        stored = self._stored(blob, blob.encoding, base_size, read)
 
-        def chunks() -> Iterator[tuple[int, StoredChunk]]:
+        def chunks() -> Iterator[_Coded]:
             try:
-                yield from stored_chunks(encoding, blob.size, stored)
+                for number, chunk in stored_chunks(blob.encoding, blob.size, stored):
+                    yield _Coded(number, chunk, partial(self._undecodable, blob))
             except DecodeError as error:
                 raise self._undecodable(blob, error) from None
 

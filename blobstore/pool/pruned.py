@@ -72,10 +72,11 @@ def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, b
     if width is None or len(data) != len(base) or len(data) % width:
         return None
     wanted, weights = np.frombuffer(data, f"<u{width}"), np.frombuffer(base, f"<u{width}")
-    if not _has_other_zeros(wanted[::_STRIDE], weights[::_STRIDE]) or not _has_other_zeros(wanted, weights):
+    if not _has_other_zeros(magnitudes(wanted[::_STRIDE]) == 0, magnitudes(weights[::_STRIDE])):
         return None
-    zeros = magnitudes(wanted) == 0
-    of_base = magnitudes(weights)
+    zeros, of_base = magnitudes(wanted) == 0, magnitudes(weights)
+    if not _has_other_zeros(zeros, of_base):
+        return None
     as_base = np.count_nonzero(wanted[zeros] == (weights - of_base)[zeros])
     sign = "-" if as_base > np.count_nonzero(wanted[zeros] == 0) else "+"
     number = np.count_nonzero(zeros)
@@ -86,9 +87,8 @@ def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, b
     return f"mask:{width}:{sign}", np.packbits(~zeros).tobytes()
 
 
-def _has_other_zeros(wanted: _Elements, weights: _Elements) -> bool:
-    other = (magnitudes(wanted) == 0) & (magnitudes(weights) != 0)
-    return int(np.count_nonzero(other)) > _SOME * len(wanted)
+def _has_other_zeros(zeros: npt.NDArray[np.bool_], of_base: _Elements) -> bool:
+    return int(np.count_nonzero(zeros & (of_base != 0))) > _SOME * len(zeros)
 
 
 def is_pruned(elements: _Elements) -> bool:

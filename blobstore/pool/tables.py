@@ -247,6 +247,7 @@ class Tables:
         self._try_store()
 
         def delete() -> bool:
+            self.fresh(table)
             try:
                 self._changed(table).delete(condition)
             except CommitFailedError:
@@ -440,22 +441,23 @@ class Tables:
         if not always and not self._is_untidy(self._delta(table)):  # in the state that was seen last
             return True
         self.fresh(table)
+        if not always and not self._is_untidy(self._delta(table)):  # somebody else did it
+            return True
         if self._objects.folder is None and not (always or self._may_have_old(table)):
             return self._tidy_bucket(table)
-        if always or self._is_untidy(self._delta(table)):
-            delta = self._changed(table)
-            # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first that
-            # it begins, in a commit that only one can make.
-            begun = time.time_ns()
-            with contextlib.suppress(CommitFailedError):  # somebody else does it
-                self._mark(delta, _TIDY, begun)
-                with contextlib.suppress(CommitFailedError):  # rows were deleted meanwhile
-                    delta.optimize.compact(target_size=None if always else _SMALL)
-                self._mark(delta, _TIDIED, begun)
-                delta.create_checkpoint()  # whoever reads the table begins here
-                delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
-                delta.cleanup_metadata()
-            self.fresh(table)
+        delta = self._changed(table)
+        # Of two that compact the same files, the engine lets both: every row would be there twice. So one says first that
+        # it begins, in a commit that only one can make.
+        begun = time.time_ns()
+        with contextlib.suppress(CommitFailedError):  # somebody else does it
+            self._mark(delta, _TIDY, begun)
+            with contextlib.suppress(CommitFailedError):  # rows were deleted meanwhile
+                delta.optimize.compact(target_size=None if always else _SMALL)
+            self._mark(delta, _TIDIED, begun)
+            delta.create_checkpoint()  # whoever reads the table begins here
+            delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
+            delta.cleanup_metadata()
+        self.fresh(table)
         return True
 
     def _may_have_old(self, table: str) -> bool:
@@ -591,10 +593,9 @@ class Tables:
         return self._logs[table]
 
     def _changed(self, table: str) -> deltalake.DeltaTable:
-        """A table that the engine can change, in its newest state."""
+        """A table that the engine can change, in the state that was seen last; one of a bucket in its newest."""
         if self._objects.folder is None:
             return deltalake.DeltaTable(self._url(table), storage_options=self._objects.options)
-        self.fresh(table)
         return self._delta(table)
 
     def _checked(self, table: str, delta: deltalake.DeltaTable) -> deltalake.DeltaTable:

@@ -380,6 +380,6 @@ def _copy(store: BlobStore, data_map: PtdDataMap, key: str, tag: str) -> None:
         address = store.add(key, data, alignment=alignment, tag=tag, layout=layout)
     except KeyConflictError as error:
         raise ClashError(key, data_map.path, error, delegate=False) from None
-    give_back(data)  # the system copies it from file to file
     if address != (recorded := data_map.digest(key)):
         raise IntegrityError(data_map.path, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}")
+    give_back(data)  # the system copies it from file to file
