@@ -508,12 +508,16 @@ def _made(job: Job, worker: _Worker, data: memoryview) -> _Made | None:
     if base is None or found is None:
         return None
     steps, factors = found
-    made = derive(base, steps, len(data), memoryview(factors)) if steps else base
-    pruned = None if made is None or factors else find_pruning(data, made, job.part.dtype)
-    if made is not None and pruned is not None:
-        steps, factors = (*steps, pruned[0]), pruned[1]
-        made = derive(base, steps, len(data), memoryview(factors))
-    return None if made is None else _Made(made, steps, factors)
+    made = _derived(base, steps, factors, len(data))
+    pruned = None if made is None or factors else find_pruning(data, made.data, job.part.dtype)
+    return made if pruned is None else _derived(base, (*steps, pruned[0]), pruned[1], len(data))
+
+
+def _derived(base: memoryview, steps: tuple[str, ...], factors: bytes, size: int) -> _Made | None:
+    """What steps make of a base, as whoever reads the row makes it: of the text that the row has."""
+    known, rest = split_steps("+".join(steps)) if steps else ((), "")
+    data = derive(base, known, size, memoryview(factors)) if steps else base
+    return None if data is None or rest else _Made(data, known, factors)
 
 
 def _best(job: Job, worker: _Worker, data: memoryview) -> tuple[Job, _Made | None, bool]:

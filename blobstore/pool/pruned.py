@@ -4,7 +4,7 @@
                              integer, is at least LEAST
     mask:WIDTH:SIGN          elements of which bits that are stored say whether they are kept, the first in the highest bit
 
-All others are zero. With SIGN `+` these are plain zeros; with `-` they keep the sign of the base, as products with a mask of
+All others are zero. With SIGN `z` these are plain zeros; with `s` they keep the sign of the base, as products with a mask of
 zeros and ones do. The bits of a mask are the first bytes of what is stored for a blob.
 """
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 __all__ = ["check_pruning", "find_pruning", "is_pruned", "magnitudes", "mask_size", "prune"]
 
-_STEP = re.compile(r"(?:mask:[24]:[+-]|prune:[24]:[+-]:(?:0|[1-9][0-9]{0,9}))", re.ASCII)
+_STEP = re.compile(r"(?:mask:[24]:[zs]|prune:[24]:[zs]:(?:0|[1-9][0-9]{0,9}))", re.ASCII)
 _WIDTHS = {"half": 2, "bfloat16": 2, "float": 4}
 _STRIDE = 61  # of the elements that are looked at first
 _SOME = 1 / 8  # of the elements; a mask takes a sixteenth of the bytes
@@ -53,7 +53,7 @@ def prune(base: memoryview, step: str, mask: memoryview) -> memoryview:
         kept = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(weights)).view(bool)
     else:
         kept = magnitudes(weights) >= min(int(least[0]), int(np.iinfo(weights.dtype).max))
-    dropped = weights - magnitudes(weights) if sign == "-" else weights.dtype.type(0)
+    dropped = weights - magnitudes(weights) if sign == "s" else weights.dtype.type(0)
     return memoryview(np.where(kept, weights, dropped).view(np.uint8))  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ def find_pruning(data: memoryview, base: memoryview, dtype: str) -> tuple[str, b
     if not _has_other_zeros(zeros, of_base):
         return None
     as_base = np.count_nonzero(wanted[zeros] == (weights - of_base)[zeros])
-    sign = "-" if as_base > np.count_nonzero(wanted[zeros] == 0) else "+"
+    sign = "s" if as_base > np.count_nonzero(wanted[zeros] == 0) else "z"
     number = np.count_nonzero(zeros)
     if number < len(zeros):
         least = np.partition(of_base, number)[number]

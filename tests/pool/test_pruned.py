@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn.utils import prune as _prune
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
 from blobstore.pool.pruned import find_pruning, prune
+from blobstore.pool.tables import Tables
 from tests.pool.test_layouts import back, bytes_of
 
 pruning: Any = _prune
@@ -27,7 +30,9 @@ def weights(dtype: str, seed: int = 0) -> torch.Tensor:
 
 
 def pruned(weight: torch.Tensor, how: str) -> torch.Tensor:
-    """As `torch.nn.utils.prune` leaves it: a product with a mask, in which zeros keep their signs."""
+    """As `torch.nn.utils.prune` leaves it: a product with a mask, in which zeros keep their signs; or with plain zeros."""
+    if how == "zeros":
+        return torch.where(weight.abs() > weight.abs().float().median(), weight, torch.zeros_like(weight))
     layer = torch.nn.Linear(1, 1)
     layer.weight = torch.nn.Parameter(weight.clone())
     if how == "magnitude":
@@ -67,6 +72,7 @@ def test_what_is_found_makes_the_zeros(
         assert min(count_zeros(wanted), count_zeros(wanted[::61])) <= count / 8
         return
     step, mask = found
+    assert split_steps(f"{step}+near:f2:0") == ((step,), "near:f2:0")  # as a table has it
     made = torch.frombuffer(bytearray(prune(raw(weight), step, memoryview(mask))), dtype=weight.dtype)
     assert made_size(weight.nbytes, (step,)) == (weight.nbytes, len(mask))
     assert count_zeros(made - wanted) > (1 - 1 / 32) * count
@@ -78,7 +84,7 @@ def count_zeros(weight: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("how", "most"), [("magnitude", 0.01), ("rows", 0.064), ("random", 0.064)])
+@pytest.mark.parametrize(("how", "most"), [("magnitude", 0.01), ("zeros", 0.01), ("rows", 0.064), ("random", 0.064)])
 def test_a_pruned_model_takes_its_mask(tmp_path: Path, dtype: str, how: str, most: float) -> None:
     """Or next to nothing, where the smallest magnitudes went; in narrow types, some of those that are equal did not."""
     weight = weights(dtype)
@@ -121,14 +127,15 @@ def test_what_is_not_pruned_is_no_mask() -> None:
     [
         "mask",
         "mask:2",
-        "mask:8:+",
+        "mask:8:z",
         "mask:2:*",
-        "mask:2:+:7",
-        "prune:4:+",
-        "prune:4:+:-1",
-        "prune:4:+:07",
-        "prune:4:+:1e3",
-        "prune:4:-:9999999999999",
+        "mask:2:+",
+        "mask:2:z:7",
+        "prune:4:z",
+        "prune:4:z:-1",
+        "prune:4:z:07",
+        "prune:4:z:1e3",
+        "prune:4:s:9999999999999",
     ],
 )
 def test_other_steps_are_not_known(step: str) -> None:
@@ -138,8 +145,87 @@ def test_other_steps_are_not_known(step: str) -> None:
 def test_steps_from_hostile_tables() -> None:
     """Of odd sizes, with masks that are too short, two that need stored bytes, and thresholds beyond the type."""
     base = raw(weights("float32"))
-    assert made_size(7, ("mask:2:+",)) is None
-    assert derive(base, ("mask:4:+",), len(base), memoryview(b"1")) is None
-    assert made_size(len(base), ("mask:4:+", "scale:256")) is None
-    nothing = derive(base, ("prune:2:+:9999999999",), len(base))
+    assert made_size(7, ("mask:2:z",)) is None
+    assert derive(base, ("mask:4:z",), len(base), memoryview(b"1")) is None
+    assert made_size(len(base), ("mask:4:z", "scale:256")) is None
+    nothing = derive(base, ("prune:2:z:9999999999",), len(base))
     assert nothing is not None and not any(nothing)
+
+
+def test_a_step_that_no_table_can_have_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proved is what is read later: the text of a row, of which `+` ends a step."""
+    weight = weights("float32")
+    save_file({"w": weight}, tmp_path / "whole.safetensors")
+    save_file({"w": pruned(weight, "zeros")}, tmp_path / "pruned.safetensors")
+
+    def find_another(*arguments: Any) -> tuple[str, bytes] | None:
+        found = find_pruning(*arguments)
+        return found and (found[0].replace(":z", ":+"), found[1])
+
+    monkeypatch.setattr("blobstore.pool.packs.find_pruning", find_another)
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(tmp_path / "whole.safetensors", "m@1")
+        pool.add(tmp_path / "pruned.safetensors", "m@2")
+        assert back(pool, "m@2", tmp_path / "pruned.safetensors", tmp_path / "out")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_adding", [True, False], ids=["added", "collected"])
+def test_a_base_of_a_base_while_it_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_adding: bool
+) -> None:
+    """A pruned fine-tune is added while all that it may follow from is dropped and collected, or the other way round: one
+    before each change of a table that the other makes. It comes out to the bit, also after further collections (P4)."""
+    weight = weights("bfloat16")
+    tuned = (weight.float() * (1 + 0.003 * torch.randn(weight.shape))).to(weight.dtype)
+    models = {"base": weight, "tuned": tuned, "pruned": pruned(tuned, "zeros")}
+    paths = {name: tmp_path / f"{name}.safetensors" for name in models}
+    for name, model in models.items():
+        save_file({"w": model}, paths[name])
+
+    def add(pool: Pool) -> None:
+        pool.add(paths["pruned"], "m@pruned")
+
+    def collect(pool: Pool) -> None:
+        for name in ("base", "tuned"):
+            pool.drop(f"m@{name}")
+        for _ in range(2):
+            pool.gc(keep=0)
+
+    first, second = (add, collect) if is_adding else (collect, add)
+    steps = depths = 0
+    while True:
+        place = tmp_path / f"pool-{steps}"
+        with Pool(place, create=True) as pool, Pool(place) as other, monkeypatch.context() as patch:
+            pool.add(paths["base"], "m@base")
+            pool.add(paths["tuned"], "m@tuned")
+            reached = interrupted(patch, pool, steps, partial(second, other))
+            first(pool)
+        if len(reached) <= steps:
+            break
+        with Pool(place) as pool:
+            chains = "SELECT count(*) FROM blobs a JOIN blobs b ON a.base = b.digest WHERE b.base IS NOT NULL"
+            depths = max(depths, pool.tables.query(chains)[0][0])
+            for _ in range(2):
+                assert back(pool, "m@pruned", paths["pruned"], tmp_path / "out"), steps
+                pool.gc(keep=0)
+        steps += 1
+    assert steps > 3
+    assert depths > 0
+
+
+def interrupted(patch: pytest.MonkeyPatch, pool: Pool, step: int, other: Callable[[], object]) -> list[str]:
+    """Let something else happen before a pool changes a table for the so-manieth time; what it changed."""
+    reached: list[str] = []
+    for name in ("append", "delete"):
+        real = getattr(Tables, name)
+
+        def change(self: Tables, table: str, *args: Any, real: Any = real, **more: Any) -> object:
+            if self is pool.tables:
+                reached.append(table)
+                if len(reached) - 1 == step:
+                    other()
+            return real(self, table, *args, **more)
+
+        patch.setattr(Tables, name, change)
+    return reached
