@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["try_one"]
 
 _PROCESSES = get_context("forkserver")  # a new interpreter would import for ten seconds
-_PROCESSES.set_forkserver_preload(["campaigns.architectures.trial"])
+_PROCESSES.set_forkserver_preload(["campaigns.architectures.ready"])
 
 
 def try_one(kind: str, seconds: int) -> dict[str, Any]:

@@ -49,20 +49,22 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     by: dict[str, list[dict[str, Any]]] = {}
     for kind in sorted(found):
         by.setdefault(found[kind]["result"], []).append(found[kind])
-    works, theirs, untried, ours = (by.get(result, []) for result in ("works", "theirs", "untried", "ours"))
+    works, theirs, untried, ours, parts = (by.get(one, []) for one in ("works", "theirs", "untried", "ours", "part"))
     lines = [
-        f"Of the types of models that transformers lists, these {len(found)} were run so far: {len(works)} work, {len(theirs)} are "
-        f"refused by transformers' exporter or by ExecuTorch, {len(ours)} fail in blobstore, and {len(untried)} were not tried.",
+        f"Of the types of models that transformers lists, these {len(found) - len(parts)} were run so far: {len(works)} work, "
+        f"{len(theirs)} are refused by transformers' exporter or by ExecuTorch, {len(ours)} fail in blobstore, and {len(untried)} "
+        f"did not get that far. {len(parts)} more types are parts of models, for which the auto classes have no model.",
         "",
-        "| model | class | parameters | after `dedup`, stock runtime | follow an update | refused by name | silent |",
-        "|---|---|---:|---|---:|---|---:|",
+        f"Of those that work, {sum(one['bits'] for one in works)} return the same bits on stock ExecuTorch after `dedup`, and in "
+        f"{sum(not one['silent'] for one in works)} no parameter stays as it was without an error.",
+        "",
+        "| model | class | parameters | follow an update | refused by name |",
+        "|---|---|---:|---:|---|",
     ]
     for one in works:
         refused = ", ".join(f"`{name}`" for name in one["refused"]) or "none"
-        lines.append(
-            f"| {one['kind']} | {one['class']} | {one['parameters']:,} | {'same bits' if one['bits'] else 'other bits'} | "
-            f"{100 * one['follow'] / one['parameters']:.1f} % | {refused} | {len(one['silent'])} |"
-        )
+        share = 100 * one["follow"] / one["parameters"]
+        lines.append(f"| {one['kind']} | {one['class']} | {one['parameters']:,} | {share:.1f} % | {refused} |")
     far = [f"{one['kind']} ({one['stock']:.0e})" for one in works if one.get("stock", 0) > TOLERANCE]
     if far:
         lines += [
@@ -70,14 +72,20 @@ def table(found: dict[str, dict[str, Any]]) -> str:
             f"Of these, transformers' own programs are further from eager mode than 1e-5: {', '.join(far)}. Ours are "
             "compared within twice that.",
         ]
-    for title, some in (("Refused by transformers' exporter or by ExecuTorch", theirs), ("Failing in blobstore", ours)):
-        if some:
-            lines += ["", "| model | class | message |", "|---|---|---|"]
-            lines[-3:-2] = ["", f"{title}:", ""]
-            lines += [f"| {one['kind']} | {one.get('class', '')} | {_cell(one['message'])} |" for one in some]
-    if untried:
-        lines += ["", "Not tried: " + ", ".join(f"{one['kind']}" for one in untried) + "."]
+    lines += _by_message("Refused by transformers' exporter or by ExecuTorch", theirs)
+    lines += _by_message("Failing in blobstore", ours)
+    lines += _by_message("Without a tiny model, or without a result in time", untried)
     return "\n".join(lines) + "\n"
+
+
+def _by_message(title: str, some: list[dict[str, Any]]) -> list[str]:
+    """A table of messages, each with the models that it is about; the most frequent first."""
+    models: dict[str, list[str]] = {}
+    for one in some:
+        models.setdefault(one["message"], []).append(one["kind"])
+    rows = sorted(models.items(), key=lambda row: (-len(row[1]), row[0]))
+    head = ["", f"{title}:", "", "| message | models |", "|---|---|"] if rows else []
+    return head + [f"| {_cell(message)} | {', '.join(kinds)} |" for message, kinds in rows]
 
 
 def _cell(text: str) -> str:
