@@ -22,7 +22,7 @@ import numpy.typing as npt
 from blobstore.core.codec.elements import cast, element, widen
 from blobstore.pool.blocks import BLOCKS, block_values
 from blobstore.pool.derived import OPEN_FLOAT8, QUANT, SCALE
-from blobstore.pool.distances import Numbers, bits, few, numbers, size, unit
+from blobstore.pool.distances import Few, Numbers, bits, few, numbers, size, smallest, unit
 from blobstore.pool.float8 import float8_values
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
@@ -109,7 +109,8 @@ class Derivations:
         self._new: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
         for one in stored:
             self._stored[one.dtype, one.size].append(one)
-        self._sets: dict[_Way, list[_LikeBases]] = {}
+        self._stored_sets: dict[_Way, _Sets] = {}
+        self._new_sets: dict[_Way, _Sets] = {}
 
     def add(self, candidate: Candidate) -> None:
         """A new blob will be stored whole."""
@@ -128,10 +129,9 @@ class Derivations:
         return _nearest(group.pruned(view, part) for group in weights) or _closest(weights, quantized, view, part)
 
     def _groups(self, way: _Way) -> Iterator[_LikeBases]:
-        if way not in self._sets:
-            self._sets[way] = list(_sets(self._stored.get((way.dtype, way.size), ()), way))
-        yield from self._sets[way]
-        yield from _sets(self._new.get((way.dtype, way.size), ()), way)
+        for candidates, sets in ((self._stored, self._stored_sets), (self._new, self._new_sets)):
+            if there := candidates.get((way.dtype, way.size)):
+                yield from sets.setdefault(way, _Sets(way)).of(there)
 
 
 def _share(derived: Derivation) -> float:
@@ -207,11 +207,23 @@ class _LikeBases:
     """
 
     def __init__(self, way: _Way, shape: str, bases: Sequence[Candidate], positions: npt.NDArray[np.int64]) -> None:
-        self._way, self._bases, self._positions = way, bases, positions
+        self._way, self._bases, self._positions = way, list(bases), positions
         self._count = way.size // element(way.dtype)[0]
         self._shape = shape if not shape or _count(shape) == self._count else str(self._count)
         self._sketches = _typed(b"".join(one.sketch for one in bases), way)
         self._tried: dict[tuple[str, bool], tuple[Sequence[Layout], npt.NDArray[np.int64]]] = {}
+
+    def add(self, bases: Sequence[Candidate]) -> None:
+        """Further ones, whose sketches have the same length."""
+        sketches = _typed(b"".join(one.sketch for one in bases), self._way)
+        if "_numbers" in self.__dict__:  # what is expensive grows; the rest is made again
+            rows = numbers(self._way.target, sketches, len(sketches) // len(bases))
+            self._few = np.concatenate((self._few, few(rows)), axis=1)
+            self._numbers = np.concatenate((self._numbers, rows))
+        self.__dict__.pop("_units", None)
+        self.__dict__.pop("_unit_sizes", None)
+        self._bases += bases
+        self._sketches += sketches
 
     @property
     def is_quantized(self) -> bool:
@@ -221,6 +233,10 @@ class _LikeBases:
     @functools.cached_property
     def _numbers(self) -> Numbers:
         return numbers(self._way.target, self._sketches, len(self._sketches) // len(self._bases))
+
+    @functools.cached_property
+    def _few(self) -> Few:
+        return few(self._numbers)
 
     @functools.cached_property
     def _units(self) -> Numbers:
@@ -243,9 +259,8 @@ class _LikeBases:
         width = element(self._way.target)[0]
         own = np.frombuffer(view, f"<u{width}")[places]
         samples = numbers(self._way.target, own.tobytes(), own.shape[1] * width)
-        stored = few(self._numbers)
-        sizes = np.stack([size(stored, sample) for sample in few(samples).T])
-        layouts, rows = np.divmod(np.argsort(sizes, axis=None, kind="stable")[:_SHORT], len(self._bases))
+        sizes = np.stack([size(self._few, sample) for sample in few(samples).T])
+        layouts, rows = np.divmod(smallest(sizes, _SHORT), len(self._bases))
         shares = bits(self._numbers[rows], samples[layouts]) / (8 * width)
         best = int(np.argmin(shares))
         if not shares[best] < _HOPELESS:
@@ -326,8 +341,7 @@ class _LikeBases:
 
 def _largest(alike: npt.NDArray[Any]) -> list[tuple[float, int, int]]:
     """The largest of likenesses, if it is enough, and those about as large, with their rows and columns."""
-    order = np.argsort(-alike, axis=None, kind="stable")[:_TRIED]
-    found = [(float(alike.flat[at]), *divmod(int(at), alike.shape[1])) for at in order]
+    found = [(float(alike.flat[at]), *divmod(int(at), alike.shape[1])) for at in smallest(-alike, _TRIED)]
     return [one for one in found if one[0] > _ALIKE]
 
 
@@ -355,13 +369,30 @@ def _typed(sketches: bytes, way: _Way) -> bytes:
     return sketches
 
 
-def _sets(candidates: Iterable[Candidate], way: _Way) -> Iterator[_LikeBases]:
-    """Candidates of one kind by their shapes."""
-    width = element(way.dtype)[0]
-    positions = sketched(way.size // width)
-    wanted = width * len(positions)
-    by_shape: dict[str, list[Candidate]] = defaultdict(list)
-    for one in candidates:
-        if len(one.sketch) == wanted:
-            by_shape[one.shape].append(one)
-    yield from (_LikeBases(way, shape, bases, positions) for shape, bases in by_shape.items())
+class _Sets:
+    """Candidates of one kind by their shapes, which become more.
+
+    Args:
+        way: how they may make a new blob.
+    """
+
+    def __init__(self, way: _Way) -> None:
+        self._way = way
+        self._positions = sketched(way.size // element(way.dtype)[0])
+        self._seen = 0
+        self._by_shape: dict[str, _LikeBases] = {}
+
+    def of(self, candidates: Sequence[Candidate]) -> Iterable[_LikeBases]:
+        """The sets of candidates, of which the first ones are those of the last call."""
+        wanted = element(self._way.dtype)[0] * len(self._positions)
+        more: dict[str, list[Candidate]] = defaultdict(list)
+        for one in candidates[self._seen :]:
+            if len(one.sketch) == wanted:
+                more[one.shape].append(one)
+        self._seen = len(candidates)
+        for shape, bases in more.items():
+            if shape in self._by_shape:
+                self._by_shape[shape].add(bases)
+            else:
+                self._by_shape[shape] = _LikeBases(self._way, shape, bases, self._positions)
+        return self._by_shape.values()

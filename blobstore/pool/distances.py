@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from blobstore.core.codec.elements import element
 
-__all__ = ["Few", "Numbers", "bits", "few", "numbers", "signature", "size", "unit"]
+__all__ = ["Few", "Numbers", "apart_from", "bits", "few", "numbers", "signature", "size", "smallest", "unit"]
 
 _SIGNS = np.unpackbits(np.frombuffer(hashlib.shake_128(b"blobstore signatures").digest(64 * 256 // 8), np.uint8))
 _SIGNED = _SIGNS.reshape(64, -1) * 2.0 - 1.0
@@ -58,11 +58,21 @@ def size(many: Few, one: Few) -> npt.NDArray[np.int64]:
     return sizes
 
 
+def smallest(values: npt.NDArray[Any], most: int) -> npt.NDArray[np.int64]:
+    """Where the smallest numbers are, in their order, and the first of equal ones first: a part of a stable sort."""
+    flat = values.ravel()
+    at = np.arange(flat.size) if flat.size <= most else np.flatnonzero(flat <= np.partition(flat, most - 1)[most - 1])
+    ordered: npt.NDArray[np.int64] = at[np.argsort(flat[at], kind="stable")[:most]]
+    return ordered
+
+
 def bits(many: Numbers, one: Numbers) -> Numbers:
     """How many bits an element of a difference takes: the entropy of their lengths, and the bits behind the first one."""
     if not len(many):
         return np.empty(0)
-    lengths = np.frexp(np.abs(many - one))[1]  # of a number in binary; 0 for 0
+    apart = np.abs(many - one)  # whole numbers, of which the exponents are their lengths in binary; 0 for 0
+    kind, shift, bias = ("<i4", 23, 126) if apart.dtype.itemsize == 4 else ("<i8", 52, 1022)
+    lengths = np.maximum((apart.view(kind) >> shift) - bias, 0)
     rows, most = len(lengths), int(lengths.max()) + 1
     counts = np.bincount((lengths + most * np.arange(rows)[:, None]).ravel(), minlength=rows * most)
     shares = counts.reshape(rows, most) / lengths.shape[1]
@@ -88,6 +98,21 @@ def signature(dtype: str, sketch: bytes) -> int:
         values = np.clip(np.nan_to_num(values.astype(np.float64)), -_HUGE, _HUGE)
     is_positive = np.ascontiguousarray(_SIGNED[:, : len(values)]) @ (values - values.mean()) > 0
     return int.from_bytes(np.packbits(is_positive).tobytes(), "big", signed=True)
+
+
+def apart_from(signatures: npt.NDArray[np.int64], one: int) -> npt.NDArray[np.unsignedinteger]:
+    """By how many bits signatures differ from one."""
+    counted: npt.NDArray[np.unsignedinteger] = _count_bits((signatures ^ one).view(np.uint64))
+    return counted
+
+
+def _counted_in_steps(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    for shift, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        words = (words & np.uint64(mask)) + (words >> np.uint64(shift) & np.uint64(mask))
+    return words * np.uint64(0x0101010101010101) >> np.uint64(56)
+
+
+_count_bits = getattr(np, "bitwise_count", _counted_in_steps)  # which numpy has from 2.0 on
 
 
 def _values(dtype: str, sketch: bytes) -> npt.NDArray[Any]:

@@ -99,7 +99,7 @@ def find_overlaps(tables: Tables, parts: Sequence[ScannedPart], pieces: Sequence
         parts: the new tensors.
         pieces: of each, dense.
     """
-    pairs = _pairs(tables, pieces)
+    pairs = _pairs(tables, pieces) if parts else {}
     return [
         _Found(part, pairs[at], _apart(part, len(pieces[at].keys))).overlaps if at in pairs else []
         for at, part in enumerate(parts)

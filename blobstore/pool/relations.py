@@ -7,11 +7,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from blobstore.core.codec.elements import cast, element
 from blobstore.pool.derivations import QUANTIZED, Candidate, Derivations, base_kinds
 from blobstore.pool.derived import QUANT
-from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signature, size
+from blobstore.pool.distances import Few, Numbers, apart_from, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
 from blobstore.pool.pruned import is_pruned
 from blobstore.pool.scan import ScannedPart
@@ -19,12 +20,13 @@ from blobstore.pool.tables import BLOBS, Tables, short_key
 
 __all__ = ["BLOB_COLUMNS", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
 
+_CHAIN = 3  # a content, its base, and the base of that
 _SHORT = 32
-_FEW = 1 << 16  # rows of a table that is read as a whole
-_PUSHED = 50  # as many rows the engine reads without those around them
 _SOURCES, _NEAR_SOURCES = 4096, 512  # of one type and size, the newest
 _NEWEST = 256  # of one kind
-_ALIKE = 16  # bits of two signatures that differ; of unrelated blobs, 32 do
+_ALIKE = (
+    12  # bits of two signatures that differ: of unrelated blobs 32, and of those that are worth a difference up to 11
+)
 _MOST_ALIKE = 8  # of one kind, for each new blob
 NARROW = {"bfloat16", "half"}
 _UNLIKE = 0.78  # of the bits of an element; what is further may be a part of something else
@@ -37,6 +39,8 @@ BLOB_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, 
 
 _Kind = tuple[str, str, int]
 """Type, shape and size: only blobs of one kind are compared."""
+
+_Column = npt.NDArray[np.int64]
 
 
 def stored_rows(
@@ -68,62 +72,36 @@ def _with_bases(
     tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]
 ) -> tuple[list[Stored], list[Stored], list[Stored]]:
     """The rows of contents, of their bases, and of the bases of these."""
-    every = _rows_at_once(tables, digests, unmarked, gone) if tables.count(BLOBS) <= _FEW else None
+    every = _rows(tables, digests, unmarked, gone)
 
     def rows_of(wanted: set[bytes]) -> list[Stored]:
-        return (
-            _rows(tables, wanted, unmarked, gone) if every is None else [row for row in every if row.digest in wanted]
-        )
+        return [row for row in every if row.digest in wanted]
 
     rows = rows_of(digests)
     bases = rows_of(_bases_of(rows))
     return rows, bases, rows_of(_bases_of(bases) - {row.digest for row in bases if row.base is None})
 
 
-def _rows_at_once(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
-    """Those of contents, of their bases, and of the bases of these. Of a small table, one query takes less time than many."""
-    if not digests:
-        return []
-    select = f"SELECT {BLOB_COLUMNS}, b.base_key FROM blobs b SEMI JOIN"
-    condition = is_unmarked(tables) if unmarked else "true"
-    found = tables.query(
-        f"WITH own AS MATERIALIZED ({select} wanted w ON b.key = w.a WHERE {condition}), "
-        f"below AS MATERIALIZED ({select} own ON b.key = own.base_key WHERE {condition}) "
-        "SELECT * EXCLUDE (base_key) FROM (FROM own UNION ALL FROM below UNION ALL "
-        f"{select} below ON b.key = below.base_key WHERE {condition})",
-        wanted=[(short_key(digest),) for digest in digests],
-    )
-    return _ordered(map(Stored.read, found), gone)
-
-
-def _ordered(rows: Iterable[Stored], gone: Container[bytes]) -> list[Stored]:
-    """Those of packs that are gone and then the longest first: of several rows of a content, the last one counts."""
-    return sorted(rows, key=lambda row: (row.pack not in gone, -row.length, row.pack))
-
-
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:
-    """Rows in the order of `_ordered`.
+    """The rows of contents, of their bases, and of the bases of these; those of packs that are gone and then the longest
+    first: of several rows of a content, the last one counts.
 
-    Their numbers in files are looked up first, by short keys: reading all digests of a large pool takes several times as
-    long as the keys, and as what lies at a few numbers.
+    Their places are looked up first, by short keys: reading all digests of a large pool takes several times as long as the
+    keys, and as what lies at a few places.
     """
-    if not digests:
-        return []
-    keys = [(short_key(digest),) for digest in digests]
-    where = "SELECT b.filename, b.file_row_number FROM blobs b SEMI JOIN wanted w ON b.key = w.a"
-    found: dict[str, list[int]] = defaultdict(list)
-    for file, row in sorted(tables.query(where, wanted=keys)):
-        found[file].append(row)
+    wanted, places = {short_key(digest) for digest in digests}, [np.empty(0, np.int64)]
+    seen: set[int] = set()
+    while wanted and len(places) <= _CHAIN:
+        found, bases = tables.numbers(
+            f"SELECT {tables.place(BLOBS)}, coalesce(b.base_key, b.key) FROM blobs b SEMI JOIN wanted w ON b.key = w.a",
+            wanted=[(key,) for key in wanted],
+        )
+        places.append(found)
+        seen |= wanted
+        wanted = set(bases.tolist()) - seen
     condition = is_unmarked(tables) if unmarked else "true"
-    rows: list[Stored] = []
-    for file, places in found.items():
-        for first in range(0, len(places), _PUSHED):
-            listed = ", ".join(map(str, places[first : first + _PUSHED]))
-            where = f"b.filename = ? AND b.file_row_number IN ({listed}) AND {condition}"
-            rows += (
-                Stored.read(row) for row in tables.query(f"SELECT {BLOB_COLUMNS} FROM blobs b WHERE {where}", file)
-            )
-    return _ordered((row for row in rows if row.digest in digests), gone)
+    rows = map(Stored.read, tables.at(BLOBS, BLOB_COLUMNS, np.concatenate(places), condition))
+    return sorted(rows, key=lambda row: (row.pack not in gone, -row.length, row.pack))
 
 
 def with_bases(
@@ -185,11 +163,16 @@ class _Choice:
         self._earlier = _earlier(tables, {base.digest for base in nearest})
         self._derivations = Derivations(_sources(tables, [part for part in parts if self._short[part.digest].is_far]))
         self._new: dict[_Kind, list[Candidate]] = defaultdict(list)
+        self._new_sets: dict[_Kind, _SketchedBases] = {}
 
     def job(self, part: ScannedPart) -> Job:
         """How to store a blob."""
         found = self._short[part.digest]
-        if (among := _set(part, self._new)).bases:
+        if (
+            kind := _kind(part)
+        ) not in self._new_sets:  # wide ones come before the narrow ones of which they may be bases
+            self._new_sets[kind] = _set(part, self._new)
+        if (among := self._new_sets[kind]).bases:
             found = found.joined(_short(part, among))
         derived = self._derivations.find(part) if found.is_far else []
         if derived and (QUANT in derived[0].steps or derived[0].share < found.share):
@@ -201,8 +184,9 @@ class _Choice:
         nearest = found.nearest
         differences = self._earlier[nearest.digest, part.dtype] if nearest is not None else []
         if nearest is None or found.would_save(differences) >= _KEYFRAME * found.bits:
-            whole = Candidate(part.digest, part.source, part.sketch, *_kind(part))
-            self._new[_kind(part)].append(whole)
+            whole = Candidate(part.digest, part.source, part.sketch, *kind)
+            self._new[kind].append(whole)
+            among.add(whole, _in_rows(part, part.sketch))
             self._derivations.add(whole)
             return Job(part, is_alone=found.share > _UNLIKE)
         differences.append(part.sketch)
@@ -216,50 +200,70 @@ def _rank(part: ScannedPart) -> int:
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
     """The newest blobs that are whole from which blobs of these types and sizes may follow, and the newest differences."""
-    alike = "b.dtype = k.a AND b.size = k.b"
-    whole = _newest(alike, "b.dtype, b.size", _SOURCES)
-    near = _newest(alike, "b.dtype, b.size", _NEAR_SOURCES, "b.base_key IS NOT NULL AND b.length > 0")
-    return _sketched(tables, f"{whole} UNION {near}", kinds=list(base_kinds(parts)))
+    alike, is_near = "b.dtype = k.a AND b.size = k.b", "b.base_key IS NOT NULL AND b.length > 0"
+    chosen = [
+        places[_newest(times, most)]
+        for which, most in (("b.base_key IS NULL", _SOURCES), (is_near, _NEAR_SOURCES))
+        for places, times, _ in _of_kinds(tables, f"{alike} WHERE {which}", list(base_kinds(parts)))
+    ]
+    return _sketched(tables, np.concatenate(chosen)) if chosen else []
 
 
 def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
     """Of each kind the newest blobs that are whole, and however old they are, those like one of the parts."""
-    wanted = {(*kind, signature(part.dtype, part.sketch)) for part in parts for kind in _kinds(part)}
-    alike = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a"
-    newest = _newest(alike, "b.dtype, b.shape, b.size", _NEWEST)
-    similar = f"""
-        SELECT b.filename AS file, b.file_row_number AS row FROM blobs b JOIN wanted k ON {alike}
-        WHERE b.base_key IS NULL AND bit_count(xor(b.signature, k.d)) <= {_ALIKE}
-        QUALIFY {_MOST_ALIKE} >= row_number() OVER (PARTITION BY k.a, k.b, k.c, k.d ORDER BY bit_count(xor(b.signature, k.d)), b.time DESC)
-    """
+    wanted: dict[_Kind, set[int]] = defaultdict(set)
+    for part in parts:
+        own = signature(part.dtype, part.sketch)
+        for kind in _kinds(part):
+            wanted[kind].add(own)
+    whole = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE b.base_key IS NULL"
+    stored = zip(_of_kinds(tables, whole, list(wanted)), wanted.values(), strict=True)
+    chosen = [
+        places[_newest(times, _NEWEST) | _alike(times, signatures, own)] for (places, times, signatures), own in stored
+    ]
     found: dict[_Kind, list[Candidate]] = defaultdict(list)
-    if wanted:
-        kinds = list({row[:3] for row in wanted})
-        for one in _sketched(tables, f"{newest} UNION {similar}", kinds=kinds, wanted=list(wanted)):
-            found[one.dtype, one.shape, one.size].append(one)
+    for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
+        found[one.dtype, one.shape, one.size].append(one)
     return found
+
+
+def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]) -> Iterator[Sequence[_Column]]:
+    """The places of the blobs of each kind, their times and their signatures.
+
+    Args:
+        tables: of the pool.
+        which: the condition under which a blob is of a kind, and further ones.
+        kinds: as it has them.
+    """
+    columns = f"{tables.place(BLOBS)}, b.time, coalesce(b.signature, 0)"
+    text = f"SELECT k.{'abcd'[len(kinds[0])]}, {columns} FROM blobs b JOIN kinds k ON {which}" if kinds else ""
+    of, *rest = tables.numbers(text, kinds=[(*kind, at) for at, kind in enumerate(kinds)]) if kinds else [np.empty(0)]
+    order = np.argsort(of, kind="stable")
+    for own in np.split(order, np.searchsorted(of[order], np.arange(1, len(kinds))))[: len(kinds)]:
+        yield [column[own] for column in rest]
+
+
+def _newest(times: _Column, most: int) -> npt.NDArray[np.bool_]:
+    """Whether each is one of the newest."""
+    chosen = np.ones(len(times), bool)
+    chosen[np.argpartition(times, -most)[:-most] if len(times) > most else slice(0)] = False
+    return chosen
+
+
+def _alike(times: _Column, signatures: _Column, wanted: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """Whether each signature is alike to one of those wanted: of each the nearest ones, the newest of these."""
+    chosen = np.zeros(len(times), bool)
+    for one in wanted:
+        apart = apart_from(signatures, one)
+        alike = np.flatnonzero(apart <= _ALIKE)
+        chosen[alike[np.lexsort((-times[alike], apart[alike]))[:_MOST_ALIKE]]] = True
+    return chosen
 
 
 def _kinds(part: ScannedPart) -> list[_Kind]:
     """The kinds of blobs that a new one may be close to."""
     wide = [("float", part.shape, 2 * part.size)] if part.dtype in NARROW else []
     return [_kind(part), *wide]
-
-
-def _newest(matching: str, alike: str, most: int, which: str = "b.base_key IS NULL") -> str:
-    """A query for the places of the newest blobs of each kind; of those that are whole, if nothing else is said.
-
-    Args:
-        matching: the condition under which a blob is of a kind.
-        alike: the columns that blobs of one kind have in common.
-        most: of a kind.
-        which: further condition.
-    """
-    return f"""
-        SELECT b.filename AS file, b.file_row_number AS row FROM blobs b JOIN kinds k ON {matching}
-        WHERE {which}
-        QUALIFY {most} >= row_number() OVER (PARTITION BY {alike} ORDER BY b.time DESC)
-    """
 
 
 def is_unmarked(tables: Tables) -> str:
@@ -269,23 +273,10 @@ def is_unmarked(tables: Tables) -> str:
     return "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND m.digest IS NULL)"
 
 
-def _sketched(tables: Tables, places: str, **given: Sequence[tuple[str | int, ...]]) -> list[Candidate]:
-    """The blobs at places, but for those in condemned packs.
-
-    Args:
-        places: a query for them.
-        given: tables that it reads.
-    """
-    if not all(given.values()):
-        return []
-    rows = tables.query(
-        f"""
-        WITH places AS ({places})
-        SELECT {BLOB_COLUMNS}, coalesce(b.sketch, b.near_sketch) FROM blobs b SEMI JOIN places p ON b.filename = p.file AND b.file_row_number = p.row
-        WHERE coalesce(b.sketch, b.near_sketch) IS NOT NULL AND {is_unmarked(tables)}
-        """,
-        **given,
-    )
+def _sketched(tables: Tables, places: _Column) -> list[Candidate]:
+    """The blobs at places, but for those in condemned packs."""
+    is_sketched = f"coalesce(b.sketch, b.near_sketch) IS NOT NULL AND {is_unmarked(tables)}"
+    rows = tables.at(BLOBS, f"{BLOB_COLUMNS}, coalesce(b.sketch, b.near_sketch)", places, is_sketched)
     blobs = [Stored.read(row) for row in rows]
     return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]
 
@@ -295,30 +286,30 @@ def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], 
     found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
     if wanted := [(short_key(digest),) for digest in bases]:
         newest = f"""
-            SELECT b.filename AS file, b.file_row_number AS row, b.time FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
+            SELECT {tables.place(BLOBS)} FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
             QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
         """
-        rows = tables.query(
-            f"""
-            WITH newest AS ({newest})
-            SELECT b.base, b.dtype, b.near_sketch FROM blobs b SEMI JOIN newest n ON b.filename = n.file AND b.file_row_number = n.row
-            WHERE b.time >= (SELECT min(time) FROM newest) AND b.near_sketch IS NOT NULL AND b.base IS NOT NULL
-            ORDER BY b.time
-            """,
-            wanted=wanted,
-        )
-        for base, dtype, sketch in rows:
+        is_sketched = "b.near_sketch IS NOT NULL AND b.base IS NOT NULL"
+        [places] = tables.numbers(newest, wanted=wanted)
+        rows = tables.at(BLOBS, "b.time, b.base, b.dtype, b.near_sketch", places, is_sketched)
+        for _, base, dtype, sketch in sorted(rows):
             found[base, dtype].append(sketch)
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _SketchedBases:
     """Possible bases of one kind of blobs, their sketches as rows of numbers, and a few of these, which are compared first."""
 
-    bases: Sequence[Candidate]
+    bases: list[Candidate]
     numbers: Numbers
     few: Few
+
+    def add(self, base: Candidate, rows: Numbers) -> None:
+        """One more, and its sketch as a row."""
+        self.bases.append(base)
+        self.numbers = np.concatenate((self.numbers, rows))
+        self.few = np.concatenate((self.few, few(rows)), axis=1)
 
 
 def _kind(blob: ScannedPart | Stored) -> _Kind:
@@ -337,8 +328,8 @@ def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> 
         bases += [one._replace(steps=(f"cast:{part.dtype}",)) for one in wide]
         sketches += cast(memoryview(b"".join(one.sketch for one in wide)), part.dtype)
     if not bases:
-        rows = np.empty((0, length // element(part.dtype)[0]), np.float32)
-        return _SketchedBases((), rows, rows)
+        rows = _in_rows(part, b"")
+        return _SketchedBases([], rows, few(rows))
     rows = numbers(part.dtype, sketches, length)
     return _SketchedBases(bases, rows, few(rows))
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -130,7 +130,10 @@ _IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CHECKPOINT = "50"  # commits, of a folder; `Log` makes those of buckets
 _RETRIES = 20
-_Keys = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[np.int64]
+_Answer = TypeVar("_Answer")
+_PLACES = 1 << 40  # rows of a file, at the most
+_FILTERED = 1 << 9  # rows that are looked for by their numbers; around so few, the engine reads nothing
 _LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL = 1 << 22  # bytes; larger files of a table stay as they are
@@ -203,8 +206,9 @@ class Tables:
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute("SET enable_progress_bar = false")  # of slow queries, on standard output
-        with contextlib.suppress(duckdb.CatalogException):  # of the first versions, which do not know it
+        with contextlib.suppress(duckdb.CatalogException):  # of the first versions, which do not know these
             self._database.execute("SET parquet_metadata_cache = true")  # files of tables never change
+            self._database.execute(f"SET dynamic_or_filter_threshold = {_FILTERED}")
         with named(Path("TMPDIR")):
             temporary = tempfile.gettempdir()
         self._database.execute(f"SET temp_directory = {_quoted(temporary)}")  # not below the working directory
@@ -295,7 +299,7 @@ class Tables:
         with self._lock, self._translated(table):
             return self._delta(table).transaction_version(mark) is not None
 
-    def query(self, text: str, *values: Any, **given: Sequence[tuple[Any, ...]] | _Keys) -> list[tuple[Any, ...]]:
+    def query(self, text: str, *values: Any, **given: Sequence[tuple[Any, ...]] | _Numbers) -> list[tuple[Any, ...]]:
         """The rows of a query over the tables, by their names, and over rows that are given.
 
         Each table also has the columns `filename` and `file_row_number`: where a row is in the state that was seen last.
@@ -306,18 +310,50 @@ class Tables:
             given: tables of rows, of which all have the same number of bytes, texts or numbers; columns are a, b, c, ...
                 An array of numbers is one with the column a.
         """
+        return self._asked(lambda: self._answer(text, values).fetchall(), given)
+
+    def numbers(self, text: str, **given: Sequence[tuple[Any, ...]] | _Numbers) -> list[_Numbers]:
+        """The columns of a query without question marks as arrays: numbers without nulls, of which there are many."""
+        columns = self._asked(lambda: self._answer(text, ()).fetchnumpy(), given)
+        return [np.asarray(column, np.int64) for column in columns.values()]
+
+    def place(self, table: str) -> str:
+        """In SQL, where a row `b` of a table is in the state that is seen now, as a number for `at`."""
+        if table in self._later:
+            self.fresh(table)
+        with self._lock:
+            self._view(table)
+        listed = ", ".join(_quoted(str(file)) for file in self._viewed[table][1])
+        return f"(list_position([{listed}]::VARCHAR[], b.filename) - 1) * {_PLACES} + b.file_row_number"
+
+    def at(self, table: str, columns: str, places: _Numbers, condition: str = "true") -> list[tuple[Any, ...]]:
+        """Columns of rows `b` of a table at places, where a condition holds. Of other files nothing is read."""
+        files = [str(file) for file in self._viewed[table][1]]
+        wanted = [(files[place // _PLACES], place % _PLACES) for place in places.tolist()]
+        if not wanted:
+            return []
+        named = ", ".join(_quoted(file) for file in {file for file, _ in wanted})
+        return self.query(
+            f"SELECT {columns} FROM {table} b SEMI JOIN places p ON b.filename = p.a AND b.file_row_number = p.b "
+            f"WHERE b.filename IN ({named}) AND {condition}",
+            places=wanted,
+        )
+
+    def _asked(
+        self, answer: Callable[[], _Answer], given: Mapping[str, Sequence[tuple[Any, ...]] | _Numbers]
+    ) -> _Answer:
         with self._lock:
             for name, rows in given.items():
                 self._database.register(name, _arrow(rows))
             try:
                 try:
-                    return self._answer(text, values)
+                    return answer()
                 except duckdb.Error:
                     if self._objects.folder is not None:
                         raise
                 self._cache.forget(path for _, paths in self._viewed.values() for path in paths)
                 self._viewed.clear()
-                return self._answer(text, values)
+                return answer()
             except duckdb.Error as error:
                 raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {reason(error)}") from None
             finally:
@@ -564,14 +600,13 @@ class Tables:
         same = " AND ".join(f'"{column}" IS NOT DISTINCT FROM ?' for column in _COLUMNS[table])
         return all(self.query(f"SELECT 1 FROM {table} WHERE {same}", *row) for row in rows)
 
-    def _answer(self, text: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _answer(self, text: str, values: Sequence[Any]) -> Any:
         for table in _COLUMNS:
             if table in text:
                 if table in self._later:
                     self.fresh(table)
                 self._view(table)
-        rows: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
-        return rows
+        return self._database.execute(text, list(values))
 
     def _delta(self, table: str) -> deltalake.DeltaTable:
         if self.closed:
@@ -729,7 +764,7 @@ def _lists(column: Sequence[Sequence[int] | None]) -> Any:
     return list_array(Array.from_numpy(ends), numbers, type=_NUMBERS, mask=nulls)
 
 
-def _arrow(rows: Sequence[tuple[Any, ...]] | _Keys) -> Any:
+def _arrow(rows: Sequence[tuple[Any, ...]] | _Numbers) -> Any:
     if isinstance(rows, np.ndarray):
         return ArrowTable.from_arrays([Array.from_numpy(rows)], schema=Schema([Field("a", _NUMBER)]))
     kinds = {bytes: _BYTES, str: _TEXT, int: _NUMBER}
