@@ -87,8 +87,8 @@ def _numbers(weights: _Floats, kind: _BlockType) -> tuple[_Floats, _Bytes]:
     if kind.bits == 8:
         steps = np.abs(weights).max(axis=1) / np.float32(127)
         scaled = weights * _inverse(steps)
-        rounded = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))  # halves go away from 0
-        return steps, np.nan_to_num(rounded).astype(np.int8).view(np.uint8)
+        rounded = _truncated(scaled + np.copysign(np.float32(0.5), scaled))  # halves go away from 0
+        return steps, rounded.astype(np.int8).view(np.uint8)
     greatest = (1 << kind.bits) - 1
     if kind.has_least:
         least = weights.min(axis=1)
@@ -98,7 +98,14 @@ def _numbers(weights: _Floats, kind: _BlockType) -> tuple[_Floats, _Bytes]:
         largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=1)[:, None], axis=1)[:, 0]
         steps, shifted, middle = largest / np.float32(-middle), weights, middle + 0.5
     sums = shifted * _inverse(steps) + np.float32(middle)
-    return steps, np.clip(np.nan_to_num(np.trunc(sums)), 0, greatest).astype(np.uint8)
+    return steps, np.clip(_truncated(sums), 0, greatest).astype(np.uint8)
+
+
+def _truncated(numbers: _Floats) -> _Floats:
+    """Whole numbers in the place of others, and 0 in that of what is none."""
+    np.trunc(numbers, out=numbers)
+    numbers[np.isnan(numbers)] = 0
+    return numbers
 
 
 def _inverse(steps: _Floats) -> _Floats:

@@ -128,11 +128,16 @@ def _scaled(weights: _Floats, kind: _Float8Type, rule: str, group: int) -> Itera
 
 def _rounded(weights: _Floats, kind: _Float8Type) -> _Bytes:
     """Weights as the bytes of a type."""
+    bits = np.ascontiguousarray(weights).view("<u4")
+    magnitudes, dropped = bits & np.uint32(0x7FFFFFFF), 23 - kind.mantissa
+    even = (magnitudes >> np.uint32(dropped)) & np.uint32(1)
+    codes = (magnitudes + even + np.uint32((1 << dropped - 1) - 1)) >> np.uint32(dropped)
+    codes -= np.uint32(126 + kind.least << kind.mantissa)
+    # the sum with a number whose last bit is the least of the type has the smaller ones rounded
+    unit = np.float32(2.0 ** (kind.least + dropped))
     with np.errstate(all="ignore"):
-        magnitudes = np.abs(weights)
-        finite = np.where(np.isfinite(magnitudes), magnitudes, np.float32(0))
-        exponents = np.where(finite > 0, np.clip(np.frexp(finite)[1] - 1, kind.least, 127), kind.least)
-        numbers = np.rint(np.ldexp(finite, kind.mantissa - exponents)).astype(np.int64)
-        codes = np.minimum(((exponents.astype(np.int64) - kind.least) << kind.mantissa) + numbers, kind.overflow)
-        codes = np.where(np.isinf(magnitudes), kind.overflow, np.where(np.isnan(magnitudes), 0x7F, codes))
-        return (codes | np.where(np.signbit(weights), 128, 0)).astype(np.uint8)
+        small = (magnitudes.view("<f4") + unit).view("<u4") - unit.view("<u4")
+    codes = np.where(magnitudes < np.uint32(127 + kind.least << 23), small, codes)
+    codes = np.minimum(codes, np.uint32(kind.overflow))
+    codes[magnitudes > np.uint32(0x7F800000)] = 0x7F
+    return (codes | bits >> np.uint32(31) << np.uint32(7)).astype(np.uint8)

@@ -396,13 +396,13 @@ class _Worker:
             if len(self.sources) == _MAPS:
                 self.sources.clear()
             self.sources[source.path] = map_file(source.path)
-        return source.view()
+        return source.of(self.sources[source.path])
 
     def base(self, digest: bytes, where: FileRange | Stored, below: Stored | None) -> memoryview | None:
         """The bytes of a base, valid until the next call; None if it was collected meanwhile or is damaged: then nothing is
         stored against it."""
         if isinstance(where, FileRange):
-            return where.view()
+            return self.view(where)
         if digest not in self.kept:
             used = sum(map(len, self.kept.values()))
             if used + where.size > _KEEP:

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,15 +104,22 @@ def find_rule(data: memoryview, base: memoryview, shape: str) -> tuple[str | Non
             break
         in_byte = len(weights) // len(numbers)
         rules, forms = (_BYTE_RULES, "no") if in_byte == 1 else (_NIBBLES, "lhLH")
-        share, rule, form = max(_tried(weights, numbers, group, rules, forms), key=_equal)
+        share, rule, form = _most_equal(_tried(weights, numbers, group, rules, forms))
         if share > best:
-            share, rule, form = max(_tried(weights, numbers, group, [f"{rule}r", rule], form), key=_equal)
+            share, rule, form = _most_equal(_tried(weights, numbers, group, [f"{rule}r", rule], form))
             best, found = share, f"quant:{rule}:{group}:{form}"
     return found, best
 
 
-def _equal(tried: tuple[float, str, str]) -> float:
-    return tried[0]
+def _most_equal(tried: Iterable[tuple[float, str, str]]) -> tuple[float, str, str]:
+    """The first one with the largest share; behind one that makes all, none is tried."""
+    best = (-1.0, "", "")
+    for one in tried:
+        if one[0] > best[0]:
+            best = one
+        if best[0] == 1:
+            break
+    return best
 
 
 def _lengths(shape: str, count: int) -> list[int]:
@@ -126,13 +134,12 @@ def _tried(
 ) -> Iterator[tuple[float, str, str]]:
     """The share of the bytes that each rule makes in each form, with groups of this length, judged by samples."""
     in_byte = len(weights) // len(numbers)
-    samples = _samples(len(weights))
-    pieces = [numbers[start // in_byte : stop // in_byte] for start, stop in samples]
+    samples = [_Sample.of(weights, group, *ends) for ends in _samples(len(weights))]
+    wanted = np.concatenate([numbers[start // in_byte : stop // in_byte] for start, stop in _samples(len(weights))])
     for rule in rules:
-        made = [_sample(weights, rule, group, start, stop) for start, stop in samples]
+        made = np.concatenate([one.made(rule) for one in samples])
         for form in forms:
-            equal = [(_formed(one, form) == piece).mean() for one, piece in zip(made, pieces, strict=True)]
-            yield float(np.mean(equal)), rule, form
+            yield float((_formed(made, form) == wanted).mean()), rule, form
 
 
 def likeness(numbers: _Bytes, weights: Numbers) -> Numbers:
@@ -158,13 +165,30 @@ def _samples(count: int) -> Sequence[tuple[int, int]]:
     return [(start, start + size) for start in ((count - size) * at // 3 // 2 * 2 for at in range(4))]
 
 
-def _sample(weights: _Floats, rule: str, group: int, start: int, stop: int) -> _Bytes:
-    """The numbers of some weights, of one group or of several."""
-    first, last = start // group, -(-stop // group)
-    steps, zeros = _steps(weights[first * group : last * group].reshape(-1, group), rule)
-    where = np.arange(start, stop) // group - first
-    made = _quantized(weights[start:stop, None], rule, steps[where], zeros[where])
-    return made.ravel().view(np.uint8)
+class _Sample(NamedTuple):
+    """Some weights, of one group or of several.
+
+    Attributes:
+        weights: as a column.
+        where: the group of each.
+        ends: the least and the greatest weights of the groups.
+    """
+
+    weights: _Floats
+    where: npt.NDArray[np.int64]
+    ends: tuple[_Floats, _Floats]
+
+    @classmethod
+    def of(cls, weights: _Floats, group: int, start: int, stop: int) -> _Sample:
+        """Weights from one to another."""
+        first, last = start // group, -(-stop // group)
+        groups = weights[first * group : last * group].reshape(-1, group)
+        return cls(weights[start:stop, None], np.arange(start, stop) // group - first, _ends(groups))
+
+    def made(self, rule: str) -> _Bytes:
+        """Their numbers."""
+        steps, zeros = _steps(*self.ends, rule)
+        return _quantized(self.weights, rule, steps[self.where], zeros[self.where]).ravel().view(np.uint8)
 
 
 def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int, _Floats, _Floats]]:
@@ -172,7 +196,7 @@ def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int,
     rows = max(_PIECE // group, 1)
     for first in range(0, len(weights), rows * group):
         block = weights[first : first + rows * group].reshape(-1, group)
-        steps, zeros = _steps(block, rule)
+        steps, zeros = _steps(*_ends(block), rule)
         if len(block) > 1:
             yield first, first + block.size, steps, zeros
         else:
@@ -180,11 +204,16 @@ def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int,
                 yield start, min(start + _PIECE, first + group), steps, zeros
 
 
-def _steps(groups: _Floats, rule: str) -> tuple[_Floats, _Floats]:
-    """The step and the zero point of each group, a row."""
+def _ends(groups: _Floats) -> tuple[_Floats, _Floats]:
+    """The least and the greatest weight of each group, a row."""
     with np.errstate(all="ignore"):
-        least, greatest = groups.min(axis=1), groups.max(axis=1)
-        zeros = np.zeros(len(groups), np.float32)
+        return groups.min(axis=1), groups.max(axis=1)
+
+
+def _steps(least: _Floats, greatest: _Floats, rule: str) -> tuple[_Floats, _Floats]:
+    """The step and the zero point of groups that have these ends."""
+    with np.errstate(all="ignore"):
+        zeros = np.zeros(len(least), np.float32)
         low = np.float32(_RULES[rule][0])
         if rule in _ZERO_POINTS:
             least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
@@ -207,7 +236,7 @@ def _quantized(weights: _Floats, rule: str, steps: _Floats, zeros: _Floats) -> n
         np.rint(numbers, out=numbers)
         if rule in _ZERO_POINTS:
             numbers += zeros[:, None]
-        np.nan_to_num(numbers, copy=False, nan=0.0)  # as a whole number, it could be any
+        numbers[np.isnan(numbers)] = 0  # as a whole number, it could be any
         return _clipped(numbers, rule).astype(np.int8)
 
 

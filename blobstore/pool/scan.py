@@ -17,7 +17,7 @@ import xxhash
 from blobstore.core.codec.elements import element
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
-from blobstore.core.memory.mapped_file import map_file, named, read_pieces
+from blobstore.core.memory.mapped_file import check_length, map_file, named, read_pieces
 from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
@@ -52,7 +52,12 @@ class FileRange:
             FileAccessError: the file is gone.
             DataChangedError: it is shorter than it was.
         """
-        view = map_file(self.path)[self.start : self.stop]
+        return self.of(map_file(self.path))
+
+    def of(self, data: memoryview) -> memoryview:
+        """The same of a map of the file, which was made before."""
+        check_length(data)
+        view = data[self.start : self.stop]
         if len(view) != self.stop - self.start:
             raise DataChangedError(f"{self.path}: the file changed while it was added")
         return view
