@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -133,11 +132,15 @@ def _tried(
     weights: _Floats, numbers: _Bytes, group: int, rules: Sequence[str], forms: str
 ) -> Iterator[tuple[float, str, str]]:
     """The share of the bytes that each rule makes in each form, with groups of this length, judged by samples."""
+    at = np.concatenate([np.arange(*ends) for ends in _samples(len(weights))])
     in_byte = len(weights) // len(numbers)
-    samples = [_Sample.of(weights, group, *ends) for ends in _samples(len(weights))]
-    wanted = np.concatenate([numbers[start // in_byte : stop // in_byte] for start, stop in _samples(len(weights))])
+    wanted, sampled = numbers[at[::in_byte] // in_byte], weights[at, None]
+    there, where = np.unique(at // group, return_inverse=True)
+    groups = weights.reshape(-1, group)
+    ends = _ends(groups if len(there) == len(groups) else groups[there])
     for rule in rules:
-        made = np.concatenate([one.made(rule) for one in samples])
+        steps, zeros = _steps(*ends, rule)
+        made = _quantized(sampled, rule, steps[where], zeros[where]).ravel().view(np.uint8)
         for form in forms:
             yield float((_formed(made, form) == wanted).mean()), rule, form
 
@@ -163,32 +166,6 @@ def _samples(count: int) -> Sequence[tuple[int, int]]:
     """Some ranges of weights, of an even number each."""
     size = min(_SAMPLED, count) // 2 * 2
     return [(start, start + size) for start in ((count - size) * at // 3 // 2 * 2 for at in range(4))]
-
-
-class _Sample(NamedTuple):
-    """Some weights, of one group or of several.
-
-    Attributes:
-        weights: as a column.
-        where: the group of each.
-        ends: the least and the greatest weights of the groups.
-    """
-
-    weights: _Floats
-    where: npt.NDArray[np.int64]
-    ends: tuple[_Floats, _Floats]
-
-    @classmethod
-    def of(cls, weights: _Floats, group: int, start: int, stop: int) -> _Sample:
-        """Weights from one to another."""
-        first, last = start // group, -(-stop // group)
-        groups = weights[first * group : last * group].reshape(-1, group)
-        return cls(weights[start:stop, None], np.arange(start, stop) // group - first, _ends(groups))
-
-    def made(self, rule: str) -> _Bytes:
-        """Their numbers."""
-        steps, zeros = _steps(*self.ends, rule)
-        return _quantized(self.weights, rule, steps[self.where], zeros[self.where]).ravel().view(np.uint8)
 
 
 def _scaled(weights: _Floats, rule: str, group: int) -> Iterator[tuple[int, int, _Floats, _Floats]]:

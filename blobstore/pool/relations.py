@@ -54,9 +54,11 @@ def stored_rows(
         unmarked: only rows of packs that are not condemned.
         gone: packs whose rows are taken if there are no others.
     """
-    rows, bases, further = _with_bases(tables, set(digests), unmarked, gone)
-    whole = {row.digest: row for row in [*rows, *bases, *further] if row.base is None}
-    near = {row.digest: row for row in bases if row.base in whole}
+    wanted = set(digests)
+    every = _rows(tables, wanted, unmarked, gone)
+    rows = [row for row in every if row.digest in wanted]
+    whole = {row.digest: row for row in every if row.base is None}
+    near = {row.digest: row for row in every if row.base in whole}
     there = {row.digest: row for row in rows if row.base is None or row.base in whole or row.base in near}
     # a base that is also asked for, and has a shorter row against another one, is read as its whole row if it has one
     there.update((digest, whole.get(digest) or near[digest]) for digest in _bases_of(there.values()))
@@ -66,20 +68,6 @@ def stored_rows(
 
 def _bases_of(rows: Iterable[Stored]) -> set[bytes]:
     return {row.base for row in rows if row.base is not None}
-
-
-def _with_bases(
-    tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]
-) -> tuple[list[Stored], list[Stored], list[Stored]]:
-    """The rows of contents, of their bases, and of the bases of these."""
-    every = _rows(tables, digests, unmarked, gone)
-
-    def rows_of(wanted: set[bytes]) -> list[Stored]:
-        return [row for row in every if row.digest in wanted]
-
-    rows = rows_of(digests)
-    bases = rows_of(_bases_of(rows))
-    return rows, bases, rows_of(_bases_of(bases) - {row.digest for row in bases if row.base is None})
 
 
 def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[bytes]) -> list[Stored]:

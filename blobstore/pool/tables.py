@@ -287,13 +287,6 @@ class Tables:
         with self._lock:
             return tuple(self._delta(table).version() for table in tables)
 
-    def count(self, table: str) -> int:
-        """How many rows a table has in the state that was seen last, by its log."""
-        with self._lock, self._translated(table):
-            return sum(
-                rows or 0 for rows in self._delta(table).get_add_actions(flatten=True)["num_records"].to_pylist()
-            )
-
     def seen(self, table: str, mark: str) -> bool:
         """Whether a commit with a mark is in the state that was seen last."""
         with self._lock, self._translated(table):
