@@ -140,4 +140,5 @@ def _rounded(weights: _Floats, kind: _Float8Type) -> _Bytes:
     codes = np.where(magnitudes < np.uint32(127 + kind.least << 23), small, codes)
     codes = np.minimum(codes, np.uint32(kind.overflow))
     codes[magnitudes > np.uint32(0x7F800000)] = 0x7F
-    return (codes | bits >> np.uint32(31) << np.uint32(7)).astype(np.uint8)
+    made: _Bytes = (codes | bits >> np.uint32(31) << np.uint32(7)).astype(np.uint8)
+    return made
