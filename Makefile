@@ -109,7 +109,7 @@ build/kotlin: # Kotlin's compiler, if there is npm
 site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-NATIVE := $(shell find runtime_bindings examples tests \( -name third_party -o -name build \) -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
+NATIVE := $(shell find runtime_bindings java examples tests \( -name third_party -o -name build \) -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
 
 budget: ## print the table of lines and ceilings of docs/architecture.md, from the tree; ARGUMENTS=--write replaces it
 	$(PYTHON) -m tests.budget $(ARGUMENTS)
@@ -164,7 +164,7 @@ $(VENV)/.weights: $(VENV)/.installed
 	@touch $@
 
 # The native package: built here, on the executorch that is installed here, so no second copy is fetched to build on.
-RUNTIME_SOURCES := $(shell find runtime_bindings -path runtime_bindings/java -prune -o \( -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
+RUNTIME_SOURCES := $(shell find runtime_bindings \( -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
 
 $(VENV)/.runtime: $(VENV)/.weights
 $(VENV)/.demo-runtime: $(VENV)/.demo

@@ -25,13 +25,12 @@ class _Add(torch.nn.Module):
 
 @cache
 def _library() -> Path:
-    """The folder with the library and the classes, built as for C++."""
+    """The folder with the library and the classes, built as the library for C++ is."""
     if reason := native_build.missing_java():
         raise SystemExit(reason)
-    with native_build.folder("benchmarks") as directory:
-        options = ("-DCMAKE_BUILD_TYPE=Release", "-DBLOBSTORE_JAVA=ON")
-        native_build.build(Path(__file__).parent / "cpp", directory, *options)
-        return directory / "_deps" / "blobstore-build" / "java"
+    with native_build.folder("benchmarks-java") as directory:
+        native_build.build(native_build.JAVA, directory, "-DCMAKE_BUILD_TYPE=Release")
+        return directory
 
 
 class _Java(Process):

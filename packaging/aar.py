@@ -1,6 +1,6 @@
 """Assemble an Android archive: the classes for Java and Kotlin, and libraries that were built with the NDK.
 
-    python packaging/aar.py --out blobstore.aar build/arm64/java/libblobstore_jni.so build/x86_64/java/libblobstore_jni.so
+    python packaging/aar.py --out blobstore.aar build/arm64/libblobstore_jni.so build/x86_64/libblobstore_jni.so
 
 Each library goes to the folder of its ABI. What an application would only find out on a phone is refused: a library for
 another system, one that phones with pages of 16 KiB do not load, or one without a function that the classes call. The same inputs give the same bytes. Needs `javac`.
@@ -20,9 +20,10 @@ from io import BytesIO
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-JAVA = ROOT / "runtime_bindings" / "java"
+JAVA = ROOT / "java"
 LIBRARY = "libblobstore_jni.so"
-VERSION = re.findall(r"project\(blobstore_runtime VERSION ([0-9.]+)", (JAVA.parent / "CMakeLists.txt").read_text())[0]
+RUNTIME = ROOT / "runtime_bindings" / "CMakeLists.txt"
+VERSION = re.findall(r"project\(blobstore_runtime VERSION ([0-9.]+)", RUNTIME.read_text(encoding="utf-8"))[0]
 API = 28
 PAGE = 16384
 ABIS = {183: "arm64-v8a", 62: "x86_64"}  # ELF's numbers of machines, and the names of those that the library is for

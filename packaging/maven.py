@@ -1,6 +1,6 @@
 """Write the classes for Java, Android and Kotlin as a Maven repository, which Gradle and Maven take from a folder.
 
-    python packaging/maven.py --out dist/maven build/arm64/java/libblobstore_jni.so
+    python packaging/maven.py --out dist/maven build/arm64/libblobstore_jni.so
 
 `blobstore` has the classes, `blobstore-android` the archive of `aar.py` if libraries are given, and `blobstore-kotlin`
 functions with defaults and `suspend`, if Kotlin's compiler is here: on the PATH, or in build/kotlin, where `make dist`

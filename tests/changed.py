@@ -41,7 +41,7 @@ def tests_of(files: Iterable[str]) -> list[str]:
         if file.startswith("tests/"):
             wanted.update(_tests_of_test(file))
         touched = {room for room in rooms if file == room or (room.endswith("/") and file.startswith(room))}
-        if file.startswith(NATIVE) and not file.startswith((SOURCES, f"{NATIVE}java/", f"{NATIVE}python/")):
+        if file.startswith(NATIVE) and not file.startswith((SOURCES, f"{NATIVE}python/")):
             touched.update(room for room in rooms if room.startswith(SOURCES))  # how all of it is built
         for room in touched:
             for above in _above(room, users):

@@ -231,6 +231,7 @@ def test_each_test_is_about_something() -> None:
         ("tests/core/tools/test_delta.py", {"tests/core/tools/test_delta.py"}, {"tests/core/tools/"}),
         ("tests/pool/gateway.py", {"tests/pool/"}, {"tests/core/"}),
         ("tests/helpers/models.py", {"tests/"}, set()),
+        ("java/src/dev/blobstore/Tensor.java", {"tests/runtime/test_java.py"}, {"tests/runtime/"}),
         ("LICENSE", set(), {"tests/"}),
     ],
 )

@@ -7,7 +7,6 @@
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
 #include "crossing.h"
-#include "logical/dim_order.h"
 #include "text.h"
 
 namespace blobstore::java {
@@ -76,6 +75,12 @@ void leave(JNIEnv* env, const char* name, const char* message) noexcept {
     env->ThrowNew(type, message);
     env->DeleteLocalRef(type);
   }
+}
+
+std::vector<uint8_t> row_major(size_t rank) {
+  std::vector<uint8_t> order(rank);
+  std::iota(order.begin(), order.end(), uint8_t{0});
+  return order;
 }
 
 [[noreturn]] void throw_deep(size_t rank) {
@@ -222,8 +227,17 @@ NewTensor new_tensor(JNIEnv* env, const Layout& layout) {
   return {std::move(tensor), address};
 }
 
+Layout layout_of(const EtTensor& tensor) {
+  const auto order = tensor.dim_order();
+  return {
+      static_cast<int8_t>(tensor.scalar_type()),
+      {tensor.sizes().begin(), tensor.sizes().end()},
+      order.data() == nullptr ? row_major(static_cast<size_t>(tensor.dim()))
+                              : std::vector<uint8_t>(order.begin(), order.end())};
+}
+
 NewTensor copy_to_java(JNIEnv* env, const EtTensor& tensor) {
-  NewTensor made = new_tensor(env, internal::layout_of(tensor));
+  NewTensor made = new_tensor(env, layout_of(tensor));
   if (const size_t size = tensor.nbytes(); size != 0) {
     std::memcpy(made.data, tensor.const_data_ptr(), size);
   }
@@ -260,8 +274,7 @@ View view_of(JNIEnv* env, jobject tensor) {
     const std::vector<jint> dims = ints_of(env, order.get());
     view.layout.dim_order.assign(dims.begin(), dims.end());
   } else {
-    view.layout.dim_order.resize(rank);
-    std::iota(view.layout.dim_order.begin(), view.layout.dim_order.end(), uint8_t{0});
+    view.layout.dim_order = row_major(rank);
   }
   view.data = env->GetDirectBufferAddress(data.get());
   view.nbytes = static_cast<size_t>(env->GetDirectBufferCapacity(data.get()));
@@ -356,7 +369,7 @@ namespace {
 /// Copy a result to the memory of a Tensor.
 void copy_to(JNIEnv* env, size_t index, const EtTensor& from, jobject to) {
   const View view = view_of(env, to);
-  if (const Layout found = internal::layout_of(from); found != view.layout) {
+  if (const Layout found = layout_of(from); found != view.layout) {
     throw Error(
         ErrorKind::Layout,
         "output " + std::to_string(index) + " is " + blobstore::to_string(found) + ", and the tensor for it is " +

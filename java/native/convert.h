@@ -147,6 +147,9 @@ struct NewTensor {
 /// @throws Error UnsupportedData: its elements are of an unknown type, or it has more dimensions than ExecuTorch runs.
 NewTensor new_tensor(JNIEnv* env, const Layout& layout);
 
+/// A tensor of ExecuTorch may have no dim order, which is row-major.
+Layout layout_of(const executorch::aten::Tensor& tensor);
+
 /// One with a copy of the bytes.
 NewTensor copy_to_java(JNIEnv* env, const executorch::aten::Tensor& tensor);
 

@@ -1,30 +1,23 @@
 // What happens when Java loads the library, and when the process ends.
-#include <atomic>
 #include <cstdlib>
 
 #include <jni.h>
 
+#include <blobstore/program.h>
+
 #include "crossing.h"
-#include "os/process_end.h"
 
 namespace blobstore::java {
 namespace {
-
-/// No daemon thread may be in a kernel when static objects are destroyed.
-void end() {
-  static std::atomic<bool> ended{false};
-  if (!ended.exchange(true)) {
-    internal::end_backend_work();
-  }
-}
 
 void free_share(jlong object) {
   delete reinterpret_cast<std::shared_ptr<void>*>(object);
 }
 
-/// Functions that are registered last run first, before what ExecuTorch made meanwhile is destroyed.
+/// No daemon thread may be in a kernel when static objects are destroyed. Functions that are registered last run first,
+/// before what ExecuTorch made meanwhile is destroyed.
 void end_first() {
-  (void)std::atexit(&end);
+  (void)std::atexit(&end_calls);
 }
 
 } // namespace
@@ -58,7 +51,7 @@ extern "C" JNIEXPORT jint JNI_OnLoad(JavaVM* machine, void*) {
     if (env->RegisterNatives(native.get(), functions.data(), static_cast<jint>(functions.size())) != JNI_OK) {
       throw Pending();
     }
-    (void)std::atexit(&end); // for Runtime.halt, which runs no hooks
+    (void)std::atexit(&blobstore::end_calls); // for Runtime.halt, which runs no hooks
     return JNI_VERSION_1_6;
   });
 }

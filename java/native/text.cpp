@@ -5,8 +5,6 @@
 
 #include <blobstore/error.h>
 
-#include "format/utf8.h"
-
 namespace blobstore::java {
 namespace {
 
@@ -21,18 +19,44 @@ bool is_surrogate(uint32_t code) {
   return code >= 0xD800 && code < 0xE000;
 }
 
-/// The character at the beginning of a text, or U+FFFD for one byte.
+/// How many bytes a character has.
+size_t length_of(uint32_t code) {
+  return code < 0x80 ? 1 : code < 0x800 ? 2 : code < kBeyondPlane ? 3 : 4;
+}
+
+/// The character at the beginning of a text, in the one form that Unicode has for it; U+FFFD for one byte if there is
+/// none.
 Character first_of(std::string_view text) {
+  constexpr Character kNone{0xFFFD, 1};
   const auto first = static_cast<uint8_t>(text[0]);
-  const size_t more = internal::utf8_tail(first).bytes;
-  if (text.size() <= more || !internal::is_utf8(text.substr(0, more + 1))) {
-    return {0xFFFD, 1};
+  if (first < 0x80) {
+    return {first, 1};
   }
-  uint32_t code = more == 0 ? first : first & (0x3FU >> more);
-  for (size_t i = 1; i <= more; ++i) {
-    code = (code << 6) | (static_cast<uint8_t>(text[i]) & 0x3F);
+  const size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  if (first < 0xC0 || first >= 0xF8 || text.size() < length) {
+    return kNone;
   }
-  return {code, more + 1};
+  uint32_t code = first & (0x7FU >> length);
+  for (size_t i = 1; i < length; ++i) {
+    const auto next = static_cast<uint8_t>(text[i]);
+    if (next >> 6 != 2) {
+      return kNone;
+    }
+    code = (code << 6) | (next & 0x3F);
+  }
+  return code > 0x10FFFF || is_surrogate(code) || length_of(code) != length ? kNone : Character{code, length};
+}
+
+void append(std::string& text, uint32_t code) {
+  const size_t length = length_of(code);
+  if (length == 1) {
+    text += static_cast<char>(code);
+    return;
+  }
+  text += static_cast<char>((0xF00U >> length & 0xFF) | code >> 6 * (length - 1));
+  for (size_t left = length - 1; left-- > 0;) {
+    text += static_cast<char>(0x80 | (code >> 6 * left & 0x3F));
+  }
 }
 
 } // namespace
@@ -66,7 +90,7 @@ std::string to_utf8(const std::u16string& text) {
       code = kBeyondPlane + ((code - 0xD800) << 10) + (low - 0xDC00);
       ++at;
     }
-    internal::append_utf8(out, code);
+    append(out, code);
   }
   return out;
 }

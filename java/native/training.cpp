@@ -6,7 +6,6 @@
 #include <blobstore/training.h>
 
 #include "crossing.h"
-#include "logical/dim_order.h"
 
 namespace blobstore::java {
 namespace {
@@ -64,7 +63,7 @@ NewTensor parameter(JNIEnv* env, TrainingProgram& training, const std::string& n
 
 void set_parameter(TrainingProgram& training, const std::string& name, const View& given) {
   const auto& found = parameter_of(training, name);
-  if (const Layout expected = internal::layout_of(*found); given.layout != expected) {
+  if (const Layout expected = layout_of(*found); given.layout != expected) {
     throw Error(
         ErrorKind::Layout,
         "the parameter '" + name + "' is " + blobstore::to_string(expected) + ", not " +

@@ -3,6 +3,22 @@
 #
 #   executorch::runtime   the shared libraries of the wheel
 #   executorch_core, ...  static libraries, from an install tree of ExecuTorch's sources or from the same build
+
+# The imported targets add an rpath to where they are on this machine. This target has none; those that link it do.
+function(blobstore_without_rpath target)
+  set_target_properties(${target} PROPERTIES BLOBSTORE_WITHOUT_RPATH ON)
+  set(wanted "$<NOT:$<BOOL:$<TARGET_PROPERTY:BLOBSTORE_WITHOUT_RPATH>>>")
+  foreach(name runtime threadpool kernels_optimized kernels_quantized backend_xnnpack)
+    if(TARGET executorch::${name})
+      get_target_property(options executorch::${name} INTERFACE_LINK_OPTIONS)
+      if(options)
+        list(TRANSFORM options REPLACE "^(LINKER:-rpath,.*)$" "$<${wanted}:\\1>")
+        set_property(TARGET executorch::${name} PROPERTY INTERFACE_LINK_OPTIONS "${options}")
+      endif()
+    endif()
+  endforeach()
+endfunction()
+
 if(TARGET blobstore::executorch)
   return()
 endif()

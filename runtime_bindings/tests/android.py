@@ -1,4 +1,4 @@
-"""Compile the library and its part for Java for 64-bit ARM phones with Android 9 or later, and link one library of them.
+"""Compile the library and its face for Java for 64-bit ARM phones with Android 9 or later, and link one library of them.
 
 The package ziglang has clang, a linker and libc++, but nothing of Android. Either of these has the headers:
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime_bindings.tests import zig
-from tests.helpers.native_build import LIBRARY
+from tests.helpers.native_build import JAVA, LIBRARY
 
 API = 28
 ABI, TRIPLE = "arm64-v8a", "aarch64-linux-android"
@@ -67,7 +67,7 @@ def build(folder: Path, out: Path) -> Path:
     Raises:
         SystemExit: The folder has no headers, or a file does not compile or link; says what the compiler says.
     """
-    sources = sorted([*(LIBRARY / "src").rglob("*.cpp"), *(LIBRARY / "java" / "native").glob("*.cpp")])
+    sources = sorted([*(LIBRARY / "src").rglob("*.cpp"), *(JAVA / "native").glob("*.cpp")])
     with tempfile.TemporaryDirectory() as made:
         sysroot = find(folder, Path(made))
         objects = [Path(made) / f"{number}.o" for number in range(len(sources))]
@@ -203,7 +203,7 @@ def link(objects: list[Path], sysroot: Sysroot, library: Path) -> None:
         "defs",
         "--warn-unresolved-symbols",
     ]
-    options += [f"--version-script={LIBRARY / 'java' / 'exported.txt'}"]
+    options += [f"--version-script={JAVA / 'exported.txt'}"]
     said = must("ld.lld", *options, sysroot.begin, *objects, *sysroot.libraries, "-o", library)
     if lost := unknown(re.findall(r"undefined symbol: (\S+)", said)):
         library.unlink()

@@ -116,7 +116,7 @@ def compile_all(bionic: str = "") -> None:
 
 
 def compile_for_android(bionic: Path) -> None:
-    """Compile and link the library and its part for Java, and put it into an archive for applications."""
+    """Compile and link the library and its face for Java, and put it into an archive for applications."""
     folder = ROOT / "build" / "android"
     library = android.build(bionic, folder)
     say(f"Android (API {android.API}, {android.ABI}): {library} linked, {library.stat().st_size:,} bytes")

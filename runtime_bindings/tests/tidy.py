@@ -9,21 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.helpers import native_build
-from tests.helpers.native_build import LIBRARY, ROOT
+from tests.helpers.native_build import JAVA, LIBRARY, ROOT
 
 
 def main() -> None:
-    build = ROOT / "build" / "tidy"
+    build, options = ROOT / "build" / "tidy", ("-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF")
+    sources = dict.fromkeys([*(LIBRARY / "src").rglob("*.cpp"), *(LIBRARY / "tests").glob("*.cpp")], build)
     try:
-        java = f"-DBLOBSTORE_JAVA={'OFF' if native_build.missing_java() else 'ON'}"
-        native_build.configure_tests(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF", java)
+        native_build.configure_tests(build, *options)
+        if not native_build.missing_java():
+            build = build.with_name("tidy-java")
+            native_build.configure(JAVA, build, *options)
+            sources |= dict.fromkeys((JAVA / "native").glob("*.cpp"), build)
     except AssertionError as error:
         sys.exit(str(error))
-    sources = sorted([*(LIBRARY / "src").rglob("*.cpp"), *(LIBRARY / "tests").glob("*.cpp")])
-    if not native_build.missing_java():
-        sources += sorted((LIBRARY / "java" / "native").glob("*.cpp"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        findings = [text for text in pool.map(lambda source: tidy(source, build), sources) if text]
+        findings = [text for text in pool.map(lambda path: tidy(path, sources[path]), sorted(sources)) if text]
     if findings:
         sys.exit("\n".join(findings))
     sys.stdout.write(f"clang-tidy: {len(sources)} files, no findings\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.native_build import LIBRARY, ROOT
+from tests.helpers.native_build import JAVA, ROOT
 
 PAGE = ROOT / "docs" / "java.md"
 
@@ -41,8 +41,8 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("javac") is None:
         pytest.skip("needs javac")
     folder = tmp_path_factory.mktemp("classes")
-    sources = [*(LIBRARY / "java" / "src").rglob("*.java"), ROOT / "examples" / "java" / "Device.java"]
-    compiled("javac", "-implicit:none", "-sourcepath", LIBRARY / "java" / "annotations", "-d", folder, *sources)
+    sources = [*(JAVA / "src").rglob("*.java"), ROOT / "examples" / "java" / "Device.java"]
+    compiled("javac", "-implicit:none", "-sourcepath", JAVA / "annotations", "-d", folder, *sources)
     return folder
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "runtime_bindings"
+JAVA = ROOT / "java"
 
 # cmake and ninja come from the environment that runs this, also when it was not activated
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -37,7 +38,7 @@ def missing() -> str | None:
 
 
 def missing_java() -> str | None:
-    """Why the part for Java cannot be built and run here; None if it can."""
+    """Why the face for Java cannot be built and run here; None if it can."""
     lost = [name for name in ("java", "javac") if shutil.which(name, path=_PATH) is None]
     return missing() or (f"Java needs {', '.join(lost)}" if lost else None)
 
@@ -96,19 +97,16 @@ def build_tests(directory: Path, *options: str, targets: Sequence[str] = ("all",
 
 
 def build_with_hooks(directory: Path, *targets: str) -> None:
-    """Configure and build the C++ tests, the Python module and, with a JDK, the part for Java together, with hooks for
-    tests, on one library.
+    """Configure and build the C++ tests and the Python module together, with hooks for tests, on one library.
 
     Compiling the library is most of what tests of C++ take, so it is not optimized much.
     """
     command = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     nanobind = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
-    java = f"-DBLOBSTORE_JAVA={'OFF' if missing_java() else 'ON'}"
     build_tests(
         directory,
         *options,
-        java,
         f"-Dnanobind_DIR={nanobind}",
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
         targets=targets or ("all",),

@@ -28,7 +28,7 @@ from tests.llm.conftest import silent
 from tests.llm.letters import MODEL, TOKENS
 from tests.llm.test_training import LENGTH, RATE, STEPS, module
 from tests.releases.server import serving
-from tests.runtime.application import build
+from tests.runtime.application import build, build_java
 
 pytestmark = pytest.mark.long
 
@@ -77,12 +77,8 @@ def in_cpp(folder: Path, adapters: list[str]) -> list[str]:
 
 
 def in_java(folder: Path, adapters: list[str]) -> list[str]:
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests")
-        jars = ("blobstore.jar", "blobstore_java_tests.jar", str(folder))
-        command = native_build.java(directory / "java", "-Xcheck:jni", jars=jars)
+    jars = ("blobstore.jar", "blobstore_java_tests.jar", str(folder))
+    command = native_build.java(build_java(), "-Xcheck:jni", jars=jars)
     path = command[command.index("-cp") + 1]
     native_build.run(
         "javac", "-Xlint:all", "-Werror", "-cp", path, "-d", folder, EXAMPLES / "App.java", RUNNERS / "LetterApp.java"

@@ -9,18 +9,15 @@ import pytest
 
 from tests.helpers import native_build
 from tests.llm.letters import eager
+from tests.runtime.application import build_java
 
 pytestmark = pytest.mark.slow
 
 
 def test_requests(exported: Path) -> None:
     """All checks of the class `Requests` pass, under those of JNI."""
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests")
-        jars = ("blobstore.jar", "blobstore_java_tests.jar")
-        command = native_build.java(directory / "java", "-Xcheck:jni", jars=jars)
+    jars = ("blobstore.jar", "blobstore_java_tests.jar")
+    command = native_build.java(build_java(), "-Xcheck:jni", jars=jars)
     done = subprocess.run(
         [*command, "dev.blobstore.Requests", str(exported)],
         env=native_build.ENVIRONMENT,

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.helpers.native_build import LIBRARY, ROOT, missing
+from tests.helpers.native_build import JAVA, ROOT, missing
 
 pytestmark = [
     pytest.mark.long,
@@ -25,7 +25,7 @@ pytestmark = [
 ANDROID = "{http://schemas.android.com/apk/res/android}"
 SOURCE = 'extern "C" int used(); extern "C" int JNI_OnLoad() { return used(); }'
 CALLED = re.findall(
-    r"native .* (\w+)\($|native .* (\w+)\(.*;$", (LIBRARY / "java/src/dev/blobstore/Native.java").read_text(), re.M
+    r"native .* (\w+)\($|native .* (\w+)\(.*;$", (JAVA / "src/dev/blobstore/Native.java").read_text(), re.M
 )
 NAMES = "".join(f'"{first or second}\\0"' for first, second in CALLED)
 WHOLE = SOURCE + f'extern "C" const char names[] = "dev/blobstore/Native\\0" {NAMES};'
@@ -99,7 +99,7 @@ def test_an_application_finds_everything(x86_64: Path, arm64: Path, tmp_path: Pa
     with zipfile.ZipFile(opened / "classes.jar") as jar:
         compiled = [name for name in jar.namelist() if name.endswith(".class")]
         assert {jar.read(name)[:8] for name in compiled} == {b"\xca\xfe\xba\xbe\0\0\0\x37"}  # of Java 11
-    sources = (LIBRARY / "java" / "src").rglob("*.java")
+    sources = (JAVA / "src").rglob("*.java")
     assert {f"dev/blobstore/{path.stem}.class" for path in sources} == {name for name in compiled if "$" not in name}
     application = ROOT / "examples" / "java" / "Device.java"
     command = ["javac", "-cp", str(opened / "classes.jar"), "-d", str(tmp_path / "application"), str(application)]

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.helpers.native_build import LIBRARY, ROOT, missing
+from tests.helpers.native_build import JAVA, ROOT, missing
 from tests.packaging.test_aar import x86_64  # noqa: F401 - a fixture
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_each_artifact_is_whole(repository: Path) -> None:
             "jspecify"
         ]
         with zipfile.ZipFile(artifact(repository, name, "-sources.jar")) as jar:
-            source = LIBRARY / "java" / "src"
+            source = JAVA / "src"
             assert set(jar.namelist()) == {path.relative_to(source).as_posix() for path in source.rglob("*.java")}
         with zipfile.ZipFile(artifact(repository, name, "-javadoc.jar")) as jar:
             assert {"index.html", "dev/blobstore/Release.html"} <= set(jar.namelist())

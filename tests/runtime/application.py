@@ -1,4 +1,4 @@
-"""Builds C++ applications as a user would: with find_package, on an installed library."""
+"""Builds C++ applications and the face for Java as a user would: with find_package, on an installed library."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import native_build
-from tests.helpers.native_build import LIBRARY, ROOT
+from tests.helpers.native_build import JAVA, LIBRARY, ROOT
 from tests.runtime import hooks
 
-__all__ = ["ROOT", "build", "install_library"]
+__all__ = ["ROOT", "build", "build_java", "install_library"]
 
 
 def install_library() -> Path:
@@ -33,3 +33,19 @@ def build(source: Path, name: str) -> Path:
     with native_build.folder("applications") as directory:
         native_build.build(source, directory / name, f"-DCMAKE_PREFIX_PATH={prefix}")
         return directory / name / name
+
+
+def build_java() -> Path:
+    """Build the library for Java, the classes and their tests on the library of the test build; warnings are errors.
+
+    Returns:
+        The folder that they are in, for `native_build.java`.
+    """
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    prefix = hooks.build()
+    with native_build.folder("java") as directory:
+        options = (f"-DCMAKE_PREFIX_PATH={prefix}", "-DBLOBSTORE_JAVA_TESTS=ON")
+        checked = ("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")
+        native_build.build(JAVA, directory, *options, *checked)
+        return directory

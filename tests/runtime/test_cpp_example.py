@@ -13,7 +13,7 @@ from torch import nn
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from tests.helpers import models, native_build
-from tests.runtime.application import ROOT, build
+from tests.runtime.application import ROOT, build, build_java
 
 pytestmark = pytest.mark.long
 
@@ -116,11 +116,8 @@ def test_the_life_of_a_device(examples, device):
 @pytest.mark.long
 def test_the_life_of_a_device_in_java(device):
     """The same in Java, compiled as it is started."""
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_jar")
-        shipped = contents(device)
-        done = run(*native_build.java(directory / "java"), ROOT / "examples" / "java" / "Device.java", device)
+    command = native_build.java(build_java())
+    shipped = contents(device)
+    done = run(*command, ROOT / "examples" / "java" / "Device.java", device)
     check_life(done, device, "trained-java.ptd")
     assert contents(device) == shipped

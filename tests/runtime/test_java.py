@@ -26,20 +26,15 @@ from tests.helpers import native_build
 from tests.helpers.native_build import LIBRARY
 from tests.releases import models as releases
 from tests.runtime import native_programs
+from tests.runtime.application import build_java
 
 pytestmark = pytest.mark.long
-
-JAVA = LIBRARY / "java"
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
     """The folder with the library and the classes."""
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "blobstore_jni", "blobstore_java_tests", "java_text_test")
-        return directory / "java"
+    return build_java()
 
 
 @pytest.fixture(scope="module")

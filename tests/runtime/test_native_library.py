@@ -13,7 +13,7 @@ import pytest
 from blobstore import save_file
 from blobstore.runtime import BlobCache, Program
 from tests.helpers import models, native_build
-from tests.helpers.native_build import LIBRARY, MOST_BYTES, ROOT, SMALLEST, stripped
+from tests.helpers.native_build import JAVA, LIBRARY, MOST_BYTES, ROOT, SMALLEST, stripped
 from tests.runtime.application import install_library
 
 HEADERS = sorted((LIBRARY / "include" / "blobstore").glob("*.h"))
@@ -75,6 +75,8 @@ def test_a_minimal_library_runs_programs_and_changes_their_weights(tmp_path):
         found = (f"-DCMAKE_PREFIX_PATH={directory / 'prefix'}", "-DCMAKE_BUILD_TYPE=MinSizeRel")
         for target in ("two_programs", "with_cache"):
             native_build.build(ROOT / "examples" / "cpp", directory / "apps", *found, target=target)
+        with pytest.raises(AssertionError, match="BLOBSTORE_MINIMAL; Java needs"):
+            native_build.configure(JAVA, tmp_path / "java", *found)
         small = stripped(directory / "apps" / "with_cache", tmp_path)
         assert small.stat().st_size <= MOST_BYTES[SMALLEST]
         command = ["nm", "-C", directory / "apps" / "with_cache"]
@@ -170,12 +172,29 @@ def test_what_is_installed_knows_nothing_of_the_machine_that_built_it(prefix):
     built = [path for path in prefix.rglob("*.so*") if not path.is_symlink()]
     built += Path(blobstore_runtime.__file__).parent.glob("*.so")
     assert len(built) >= 2
-    for path in built:
-        command = ["readelf", "-d", path]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text)
-        paths = [part for line in found for part in line.split(":") if part]
-        assert [part for part in paths if not part.startswith("$ORIGIN")] == [], path
+    assert {path: search_paths(path) - {"$ORIGIN", "$ORIGIN/lib"} for path in built} == {path: set() for path in built}
+
+
+@pytest.mark.native
+def test_the_face_for_java_takes_the_sources_beside_it():
+    """Where no library is installed; it installs two files, which know nothing of this machine, either (X2, N4)."""
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    with native_build.folder("java-sources") as directory:
+        options = ("-DCMAKE_BUILD_TYPE=MinSizeRel", "-DCMAKE_UNITY_BUILD=ON")
+        native_build.build(JAVA, directory / "build", *options)
+        native_build.run("cmake", "--install", directory / "build", "--prefix", directory / "prefix")
+        installed = {path.name: path for path in (directory / "prefix").rglob("*") if path.is_file()}
+        assert set(installed) == {"blobstore.jar", "libblobstore_jni.so"}
+        assert search_paths(installed["libblobstore_jni.so"]) == {"$ORIGIN"}
+
+
+def search_paths(library):
+    """The folders that a library looks for others in, as it says itself."""
+    command = ["readelf", "-d", library]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text)
+    return {part for line in found for part in line.split(":") if part}
 
 
 @pytest.fixture(scope="module")

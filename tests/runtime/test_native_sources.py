@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.runtime.native import native
-from tests.helpers.native_build import LIBRARY, missing
+from tests.helpers.native_build import JAVA, LIBRARY, missing
 from tests.runtime.application import install_library
 
 SOURCES = LIBRARY / "src"
@@ -106,7 +106,7 @@ def test_no_comment_is_torn():
         *(LIBRARY / "python").glob("*"),
         *(LIBRARY / "tests").glob("*"),
     ]
-    paths += (LIBRARY / "java" / "native").glob("*")
+    paths += (JAVA / "native").glob("*")
     sources = [path for path in paths if path.suffix in (".h", ".cpp")]
     found = [f"{path}:{at}" for path in sources for at in torn(path.read_text(encoding="utf-8").splitlines())]
     assert found == []

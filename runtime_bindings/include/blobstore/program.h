@@ -149,4 +149,10 @@ class Method {
   virtual std::vector<std::pair<std::string, executorch::extension::TensorPtr>> state_memory() = 0;
 };
 
+/// For a process that may end while its threads run methods, as one of Java: wait until none runs or loads one. A
+/// thread that begins such a call later waits for ever. ExecuTorch's backends are static objects, which must not be
+/// destroyed during a call, so this belongs before their end: give it to `std::atexit` when the backends are loaded.
+/// Further calls do nothing.
+void end_calls();
+
 } // namespace blobstore

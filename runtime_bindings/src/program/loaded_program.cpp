@@ -8,6 +8,7 @@
 
 #include <blobstore/delegate.h>
 
+#include "os/process_end.h"
 #include "os/text.h"
 #include "program/values.h"
 
@@ -165,6 +166,13 @@ std::shared_ptr<Program> Program::load(
   auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache), std::move(folder));
   internal::List::get().add(program);
   return program;
+}
+
+void end_calls() {
+  static std::atomic<bool> ended{false};
+  if (!ended.exchange(true)) {
+    internal::end_backend_work();
+  }
 }
 
 } // namespace blobstore
