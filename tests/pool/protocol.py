@@ -24,12 +24,15 @@ NOTED_BEFORE = "whoever collects deletes rows of packs that were condemned befor
 COLLECTOR_MARKS_LAST = "whoever collects looks at the marks after the blobs"
 COLLECTOR_AGAIN = "whoever collects looks again after copying"
 WHOLE_BASES = "whoever collects keeps bases whole"
+NEAR_BASES = "whoever collects keeps bases that are differences"
+BASES_OF_BASES = "whoever collects keeps what bases are differences to"
+ADDER_BASES = "whoever adds treats what cannot be read without condemned packs as missing"
 SWEEP_MARKS_FIRST = "whoever deletes packs looks at the marks before the blobs"
 EVENTS_FIRST = "whoever reads looks at the events first"
 
 
 class Row(NamedTuple):
-    """Where a content lies. It is a difference against a base, or whole."""
+    """Where a content lies. It is whole, or a difference against a base that is whole, or one against such a difference."""
 
     content: str
     pack: str
@@ -124,9 +127,10 @@ def look_up(version: str, content: str, base: str, without: str, turn: int) -> S
     if without not in {ADDER_MARKS, ADDER_MARKS_LAST}:
         marks = yield Read("marks")
     usable = {row for row in blobs if row.pack not in marks}
-    if content in readable(usable) or (turn and without == ADDER_AGAIN):
+    there = {row.content for row in usable} if without == ADDER_BASES else readable(usable)
+    if content in there or (turn and without == ADDER_AGAIN):
         return appear, (version, content, without)
-    row = Row(content, f"{version}.{turn}", base if base in whole(usable) else "")
+    row = Row(content, f"{version}.{turn}", base if base in bases_among(usable) else "")
     return store, (row, (version, content, base, without, turn + 1))
 
 
@@ -214,25 +218,47 @@ def reader(version: str, without: str) -> Steps:
 
 
 def kept(blobs: frozenset[Row], marks: frozenset[str], needed: set[str], without: str) -> Iterator[Row]:
-    """One row of each content that is needed, and the one of its base; of condemned packs only if there are no others."""
-    usable = whole(row for row in blobs if row.pack not in marks)
-    bases = set()
+    """One row of each content that is needed, and those of its bases; of condemned packs only if there are no others."""
+    usable_whole = whole(row for row in blobs if row.pack not in marks)
+    near = [row for row in blobs if row.content in differences(blobs) and row.base in whole(blobs)]
+    usable = usable_whole | {row.content for row in near if row.pack not in marks and row.base in usable_whole}
+
+    def first(rows: Iterable[Row], bases: set[str]) -> Row:
+        return min(rows, key=lambda row: (row.pack in marks or row.base not in {"", *bases}, not row.base, row.pack))
+
+    chosen = []
     for content in needed & readable(blobs):
-        rows = [row for row in blobs if row.content == content and (not row.base or row.base in whole(blobs))]
-        chosen = min(rows, key=lambda row: (row.pack in marks or row.base not in {"", *usable}, not row.base, row.pack))
-        bases |= {chosen.base} - {""}
-        yield chosen
-    for base in bases - (needed if without == WHOLE_BASES else set()):
-        yield min((row for row in blobs if row[::2] == (base, "")), key=lambda row: (row.pack in marks, row.pack))
+        rows = [row for row in blobs if row.content == content and row.base in {"", *bases_among(blobs)}]
+        chosen.append(first(rows, usable))
+    wanted = {row.base for row in chosen}
+    near_bases = [
+        first((row for row in near if row.content == base), usable_whole) for base in wanted & differences(blobs)
+    ]
+    wanted |= {row.base for row in near_bases if without != BASES_OF_BASES}
+    yield from chosen
+    yield from near_bases if without != NEAR_BASES else ()
+    for base in wanted & whole(blobs) - (needed if without == WHOLE_BASES else set()):
+        yield first((row for row in blobs if row == (base, row.pack, "")), set())
 
 
 def whole(rows: Iterable[Row]) -> set[str]:
     return {row.content for row in rows if not row.base}
 
 
+def differences(rows: Iterable[Row]) -> set[str]:
+    """Contents that are nowhere whole, and are stored against one that is."""
+    rows = list(rows)
+    return {row.content for row in rows if row.base in whole(rows)} - whole(rows)
+
+
+def bases_among(rows: Iterable[Row]) -> set[str]:
+    rows = list(rows)
+    return whole(rows) | differences(rows)
+
+
 def readable(rows: Iterable[Row]) -> set[str]:
     rows = list(rows)
-    return {row.content for row in rows if row.base in {"", *whole(rows)}}
+    return {row.content for row in rows if row.base in {"", *bases_among(rows)}}
 
 
 def live(events: Iterable[tuple[str, str]]) -> set[str]:

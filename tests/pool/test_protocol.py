@@ -28,6 +28,22 @@ SERIES = World(
 )
 """A version with a base that is also stored as a difference."""
 
+RECIPES = World(
+    packs=frozenset("pqr"),
+    blobs=frozenset({Row("a", "p"), Row("b", "q", "a"), Row("c", "r", "b")}),
+    parts=frozenset({("old", "c")}),
+    events=frozenset({("old", "add")}),
+)
+"""A version with a recipe whose base is a difference."""
+
+DEEP = World(
+    packs=frozenset("pqrst"),
+    blobs=frozenset({Row("a", "p"), Row("a", "q", "z"), Row("z", "r"), Row("b", "s", "a"), Row("c", "t", "b")}),
+    parts=frozenset({("old", "a"), ("old", "c")}),
+    events=frozenset({("old", "add")}),
+)
+"""The same, and what is below the base is also stored as a difference."""
+
 
 def two_collections(without: str) -> tuple[World, Actors]:
     """The contents of a version that is dropped are added again while one condemns and the other deletes."""
@@ -80,6 +96,41 @@ def a_series(without: str) -> tuple[World, Actors]:
     return SERIES, [(model.collector, ("c", without)), (model.condemning, ())]
 
 
+def a_recipe(without: str) -> tuple[World, Actors]:
+    """Of a recipe that is needed, everything may be condemned, also its base and what that is a difference to."""
+    return RECIPES, [(model.collector, ("k", without)), (model.condemning, ()), (model.reader, ("old", without))]
+
+
+def a_deep_series(without: str) -> tuple[World, Actors]:
+    """What is below the base of a recipe is needed, too, and has a row that nothing else can be read by."""
+    return DEEP, [(model.collector, ("k", without)), (model.condemning, ())]
+
+
+def a_base_of_a_base_goes(without: str) -> tuple[World, Actors]:
+    """What is added follows from what is dropped, which is a difference to what nothing else needs."""
+    dropped = RECIPES._replace(
+        packs=frozenset("pq"), blobs=RECIPES.blobs - {Row("c", "r", "b")}, parts=frozenset({("old", "b")})
+    )
+    return dropped, [
+        (model.adder, ("new", "c", "b", without)),
+        (model.dropper, ("old",)),
+        (model.condemning, ()),
+        (model.emptying, ("k", without)),
+        (model.sweeping, (without,)),
+    ]
+
+
+def a_recipe_is_added_again(without: str) -> tuple[World, Actors]:
+    """A recipe is there, and what it needs goes, which another version adds again, in another form."""
+    return RECIPES, [
+        (model.adder, ("new", "c", "b", without)),
+        (model.adder, ("other", "b", "", without)),
+        (model.dropper, ("old",)),
+        (model.condemning, ()),
+        (model.emptying, ("k", without)),
+    ]
+
+
 def given_up(without: str) -> tuple[World, Actors]:
     """A version appears when it is given up."""
     return World(), [
@@ -119,8 +170,11 @@ def two_that_add(without: str) -> tuple[World, Actors]:
     ]
 
 
-LARGE = [a_copy_is_condemned, a_pack_is_late, everybody, two_that_add]
-SCENES = [two_collections, twins, a_base_goes, a_series, given_up, read]
+LARGE = [
+    *(a_copy_is_condemned, a_pack_is_late, everybody, two_that_add),
+    *(a_recipe_is_added_again, a_base_of_a_base_goes),
+]
+SCENES = [two_collections, twins, a_base_goes, a_series, a_recipe, a_deep_series, given_up, read]
 
 RULES = {
     model.PARTS_FIRST: two_collections,
@@ -131,7 +185,10 @@ RULES = {
     model.NOTED_BEFORE: two_collections,
     model.COLLECTOR_MARKS_LAST: a_pack_is_late,
     model.COLLECTOR_AGAIN: a_copy_is_condemned,
-    model.WHOLE_BASES: a_series,
+    model.WHOLE_BASES: a_deep_series,
+    model.NEAR_BASES: a_recipe,
+    model.BASES_OF_BASES: a_recipe,
+    model.ADDER_BASES: a_base_of_a_base_goes,
     model.SWEEP_MARKS_FIRST: twins,
     model.EVENTS_FIRST: read,
 }
