@@ -71,7 +71,7 @@ def _write(made: _Bytes, weights: _Floats, kind: _BlockType) -> None:
     steps, numbers = _numbers(weights, kind)
     made[:, :2] = _halves(steps)
     if kind.has_least:
-        made[:, 2:4] = _halves(weights.min(axis=1))
+        made[:, 2:4] = _halves(_first(weights, weights.argmin(axis=1)))
     if kind.bits == 8:
         made[:, head:] = numbers
         return
@@ -88,14 +88,14 @@ def _numbers(weights: _Floats, kind: _BlockType) -> tuple[_Floats, _Bytes]:
         steps = np.abs(weights).max(axis=1) / np.float32(127)
         scaled = weights * _inverse(steps)
         rounded = _truncated(scaled + np.copysign(np.float32(0.5), scaled))  # halves go away from 0
-        return steps, rounded.astype(np.int8).view(np.uint8)
+        return steps, np.clip(rounded, -128, 127).astype(np.int8).view(np.uint8)
     greatest = (1 << kind.bits) - 1
     if kind.has_least:
         least = weights.min(axis=1)
         steps, shifted, middle = (weights.max(axis=1) - least) / np.float32(greatest), weights - least[:, None], 0.5
     else:
         middle = (greatest + 1) / 2
-        largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=1)[:, None], axis=1)[:, 0]
+        largest = _first(weights, np.abs(weights).argmax(axis=1))
         steps, shifted, middle = largest / np.float32(-middle), weights, middle + 0.5
     sums = shifted * _inverse(steps) + np.float32(middle)
     return steps, np.clip(_truncated(sums), 0, greatest).astype(np.uint8)
@@ -108,14 +108,20 @@ def _truncated(numbers: _Floats) -> _Floats:
     return numbers
 
 
+def _first(weights: _Floats, at: npt.NDArray[np.int64]) -> _Floats:
+    """One weight of each block; of zeros, processors differ in which of two signs is that of a minimum."""
+    return np.take_along_axis(weights, at[:, None], axis=1)[:, 0]
+
+
 def _inverse(steps: _Floats) -> _Floats:
     """A factor for each block, 0 where the step is 0."""
     return np.where(steps == 0, np.float32(0), np.float32(1) / steps)[:, None]
 
 
 def _halves(numbers: _Floats) -> _Bytes:
-    """Numbers in float16, as bytes."""
-    return numbers.astype("<f2").view(np.uint8).reshape(-1, 2)
+    """Numbers in float16, as bytes; of what is not a number, processors differ in the bits."""
+    halves = np.where(np.isnan(numbers), np.uint16(0x7E00), numbers.astype("<f2").view("<u2"))
+    return halves.astype("<u2").view(np.uint8).reshape(-1, 2)
 
 
 def block_values(data: memoryview, name: str, positions: npt.NDArray[np.int64]) -> _Floats:

@@ -120,10 +120,8 @@ def _scaled(weights: _Floats, kind: _Float8Type, rule: str, group: int) -> Itera
         for start in range(0, len(weights), rows * group):
             block = weights[start : start + rows * group].reshape(-1, group)
             greatest, most = np.abs(block).max(axis=1, keepdims=True), np.float32(kind.most)
-            yield (
-                start,
-                (block / (greatest / most) if rule == "/" else block * (np.float32(1) / greatest * most)).ravel(),
-            )
+            made = block / (greatest / most) if rule == "/" else block * (np.float32(1) / greatest * most)
+            yield start, np.copysign(made, block).ravel()  # processors differ in the sign of what is not a number
 
 
 def _rounded(weights: _Floats, kind: _Float8Type) -> _Bytes:

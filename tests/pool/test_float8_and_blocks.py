@@ -153,3 +153,40 @@ def test_sizes_that_do_not_fit(step: str, nbytes: int) -> None:
     if made is not None:
         result = derive(base, steps, made[0])
         assert result is not None and len(result) == made[0]
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 3e-39, 1e-37, 3e38, -3e38, np.inf, -np.inf, np.nan, -np.nan]
+"""What processors may treat differently: of what is not a number, they differ in the sign, of two zeros in which is the least."""
+
+
+@pytest.mark.parametrize("kind", FLOAT8)
+@pytest.mark.parametrize("rule", "1/*")
+@settings(max_examples=60)
+@given(values=arrays.arrays(np.float32, (3, 4), elements=st.sampled_from(SPECIAL)))
+def test_signs_of_float8_are_those_of_the_weights(kind: str, rule: str, values: Weights) -> None:
+    """A scale has no sign, so no processor decides it, also where a channel is zero or its scale is no number."""
+    made = np.frombuffer(float8(memoryview(values.tobytes()), f"float8:{kind}:{rule}:4"), np.uint8)
+    assert np.array_equal(made >> 7, np.signbit(values).ravel())
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@settings(max_examples=60)
+@given(values=arrays.arrays(np.float32, 32, elements=st.sampled_from(SPECIAL)))
+def test_blocks_have_no_bits_that_processors_choose(kind: str, values: Weights) -> None:
+    """Of what is not a number, one pattern; of zeros, the first least one; numbers are within their range before they become
+    whole ones, as what is beyond would become anything."""
+    made = bytes(blocked(memoryview(values.tobytes()), kind))
+    halves = [int.from_bytes(made[at : at + 2], "little") for at in ((0, 2) if BLOCKS[kind].has_least else (0,))]
+    assert all(half & 0x7FFF <= 0x7C00 or half == 0x7E00 for half in halves)
+    least: float = values[0]
+    for one in values:  # as llama.cpp looks for it
+        least = one if one < least else least
+    if BLOCKS[kind].has_least and not np.isnan(values).any():
+        with np.errstate(all="ignore"):
+            assert halves[1] == int(np.float32(least).astype(np.float16).view(np.uint16))
+    if kind == "q8_0":
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1) / (np.abs(values).max() / np.float32(127))
+            beyond = [127 if one > 0 else -128 for one in values] if np.isinf(inverse) else []
+        numbers = np.frombuffer(made[2:], np.int8).tolist()
+        assert all(one == 0 or found == expected for one, found, expected in zip(values, numbers, beyond, strict=False))
