@@ -34,7 +34,7 @@ from blobstore.pool.overlaps import find_overlaps, take_apart
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.pieces import Pieces, pieces_of
 from blobstore.pool.relations import stored_rows, with_bases
-from blobstore.pool.scan import FileRange, ScannedFile, ScannedPart, scan
+from blobstore.pool.scan import FileRange, NamedTensor, ScannedFile, ScannedPart, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
 from blobstore.storage.objects import Objects
@@ -167,11 +167,9 @@ def _part_rows(identity: str, name: str, version: str, scanned: Sequence[Scanned
     begun = int(time.time())
     for file in scanned:
         for part in file.parts:
-            for tensor in part.tensors or ("",):
-                yield (
-                    *(identity, name, version, file.name, part.source.start, part.size, tensor),
-                    *(part.dtype, part.tensor_shape or part.shape, part.order, part.digest, begun),
-                )
+            place = identity, name, version, file.name, part.source.start, part.size
+            for tensor in part.tensors or (NamedTensor("", part.dtype, part.shape, part.order),):
+                yield (*place, *tensor, part.digest, begun)
 
 
 def _distinct(scanned: Iterable[ScannedFile]) -> dict[bytes, ScannedPart]:
@@ -211,7 +209,7 @@ def _parts_of(file: ScannedFile, taken_apart: Mapping[bytes, Sequence[ScannedPar
         end = part.source.start
         for one in taken_apart[part.digest]:
             source = FileRange(part.source.path, end, end + one.size)
-            parts.append(replace(one, source=source, tensors=part.tensors, tensor_shape=part.shape))
+            parts.append(replace(one, source=source, tensors=part.tensors))
             end = source.stop
     return tuple(parts)
 

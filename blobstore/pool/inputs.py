@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.relations import stored_rows
-from blobstore.pool.scan import FileRange, ScannedFile, ScannedPart
+from blobstore.pool.scan import FileRange, NamedTensor, ScannedFile, ScannedPart
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import described_files
 from blobstore.storage.objects import PARALLEL, Objects
@@ -127,17 +128,17 @@ def _is_whole(file: ScannedFile) -> bool:
 
 def _parts(tables: Tables, identity: str, file: str) -> tuple[ScannedPart, ...]:
     rows = tables.query(
-        'SELECT "offset", size, digest, dtype, shape, "order", list(DISTINCT tensor ORDER BY tensor) FROM parts '
-        "WHERE id = ? AND file = ? GROUP BY ALL ORDER BY 1, 2",
+        'SELECT DISTINCT "offset", size, digest, tensor, dtype, shape, "order" FROM parts WHERE id = ? AND file = ? '
+        "ORDER BY ALL",
         identity,
         file,
     )
-    return tuple(
-        ScannedPart(
-            FileRange("", start, start + size), digest, tuple(filter(None, tensors)), dtype, shape, order, b"", b""
-        )
-        for start, size, digest, dtype, shape, order, tensors in rows
-    )
+    parts = []
+    for (start, size, digest), own in itertools.groupby(rows, lambda row: row[:3]):
+        tensors = [NamedTensor(*row[3:]) for row in own]
+        named = tuple(tensor for tensor in tensors if tensor.name)
+        parts.append(ScannedPart(FileRange("", start, start + size), digest, named, *tensors[0][1:], b"", b""))
+    return tuple(parts)
 
 
 @contextlib.contextmanager

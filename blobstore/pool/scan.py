@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,25 @@ import xxhash
 from blobstore.core.codec.elements import element
 from blobstore.core.constants import HOLE_LIMIT
 from blobstore.core.errors import DataChangedError, InvalidFileError, MissingDependencyError
+from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length, map_file, named, read_pieces
 from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
 from blobstore.pool.pieces import LEAST
 
-__all__ = ["SEED", "SKETCHED", "FileRange", "ScannedFile", "ScannedPart", "checked", "scan", "scan_parts", "sketched"]
+__all__ = [
+    "SEED",
+    "SKETCHED",
+    "FileRange",
+    "NamedTensor",
+    "ScannedFile",
+    "ScannedPart",
+    "checked",
+    "scan",
+    "scan_parts",
+    "sketched",
+]
 
 SEED = 8
 """Bytes of a check that say how it was made."""
@@ -63,6 +76,15 @@ class FileRange:
         return view
 
 
+class NamedTensor(NamedTuple):
+    """A tensor as the table of parts has it. Equal bytes may be several, each with its own type and shape."""
+
+    name: str
+    dtype: str
+    shape: str
+    order: str
+
+
 @dataclass(frozen=True)
 class ScannedPart:
     """A range of a file that is one blob.
@@ -70,22 +92,20 @@ class ScannedPart:
     Attributes:
         source: where it is.
         digest: SHA-256 of its bytes.
-        tensors: its names; none for what is not looked up.
+        tensors: those that it is, or is a part of; none for what is not looked up.
         dtype, shape, order: as in the tables.
         sketch: some of its elements; empty if it is small.
         check: of its bytes, as `checked` makes it.
-        tensor_shape: of the tensor of which this is a part, if it is one.
     """
 
     source: FileRange
     digest: bytes
-    tensors: tuple[str, ...]
+    tensors: tuple[NamedTensor, ...]
     dtype: str
     shape: str
     order: str
     sketch: bytes
     check: bytes
-    tensor_shape: str = ""
 
     @property
     def size(self) -> int:
@@ -163,23 +183,36 @@ def scan(path: str, name: str) -> ScannedFile:
 
 def _part(path: str, region: Region, view: memoryview, digest: bytes, check: bytes) -> ScannedPart:
     is_blob = region.kind.is_blob
-    layout = region.layout if is_blob else None
-    shape = order = ""
-    if layout is not None:
-        shape = ",".join(map(str, layout.sizes))
-        if layout.dim_order != tuple(range(len(layout.sizes))):
-            order = ",".join(map(str, layout.dim_order))
-    dtype = region.element_type if is_blob else ""
+    is_named = is_blob or region.kind is RegionKind.METADATA
+    dtype, shape, order = _described(region.layout, region.dtype) if is_blob else ("", "", "")
     return ScannedPart(
         FileRange(path, region.start, region.stop),
         digest,
-        region.keys if is_blob or region.kind is RegionKind.METADATA else (),
+        tuple(
+            NamedTensor(key, *_described(layout, region.dtype))
+            for key, layout in region.exact
+            if is_named and _is_text(key)
+        ),
         dtype,
         shape,
         order,
         _sketch(view, element(dtype)[0]) if is_blob and len(view) >= SKETCHED else b"",
         check,
     )
+
+
+def _is_text(name: str) -> bool:
+    """Whether the tables can have a name: a pickle can spell half of a surrogate pair."""
+    return name.isascii() or name == name.encode(errors="replace").decode()
+
+
+def _described(layout: TensorLayout | None, dtype: str) -> tuple[str, str, str]:
+    """Type, shape and order of a tensor as in the tables."""
+    if layout is None:
+        return dtype.lower(), "", ""
+    is_plain = layout.dim_order == tuple(range(len(layout.sizes)))
+    shape, order = (",".join(map(str, numbers)) for numbers in (layout.sizes, () if is_plain else layout.dim_order))
+    return layout.scalar_type.name.lower(), shape, order
 
 
 def scan_parts(part: ScannedPart, cuts: Sequence[tuple[int, str]]) -> list[ScannedPart]:
@@ -202,8 +235,7 @@ def scan_parts(part: ScannedPart, cuts: Sequence[tuple[int, str]]) -> list[Scann
         source = FileRange(part.source.path, part.source.start + start, part.source.start + stop)
         sketch = _sketch(view[start:stop], element(part.dtype)[0]) if stop - start >= SKETCHED else b""
         own = ScannedPart(
-            *(source, digest.digest(), part.tensors, part.dtype, shape, part.order, sketch, seed + check.digest()),
-            tensor_shape=part.shape,
+            *(source, digest.digest(), part.tensors, part.dtype, shape, part.order, sketch, seed + check.digest())
         )
         parts.append(own)
         start = stop

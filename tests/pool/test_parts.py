@@ -240,7 +240,7 @@ def test_an_overlap_never_costs_more_than_a_tensor_of_its_own(tmp_path: Path) ->
 def test_a_file_that_changes_while_it_is_taken_apart(tmp_path: Path) -> None:
     """The parts would not be those of the file whose digest is known."""
     path = save(tmp_path / "made.safetensors", joined(matrices(10)))
-    (part,) = (part for part in scan(str(path), "made").parts if part.tensors == ("joined",))
+    (part,) = (part for part in scan(str(path), "made").parts if [one.name for one in part.tensors] == ["joined"])
     with path.open("r+b") as file:
         file.seek(part.source.start)
         file.write(b"other")

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import blobstore
 from blobstore.errors import ClosedError, DataChangedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.bases import KeptBases
-from blobstore.pool.packs import Stored
+from blobstore.pool.packs import Stored, pack_path
 from tests.helpers import models
 from tests.pool.models import contents, halves, tensors, tuned, write
 from tests.pool.places import Place
@@ -442,6 +444,74 @@ def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> 
         for key in file:
             assert opened.get_tensor_layout(key) == file.get_tensor_layout(key)
             assert torch.equal(opened.torch(key), file.torch(key))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", ["ptd", "pt"])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_what_a_tensor_is_does_not_come_from_another_one(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject
+) -> None:
+    """Of tensors that are the same bytes, each has its own type and shape; of those that share some bytes, each is itself, or
+    has no name. Files are the same to the byte whatever the names are."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("shared")
+    base = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, -0.0, 1.0, float("nan")]), min_size=12, max_size=12)))
+    views = st.one_of(
+        st.sampled_from([(12,), (3, 4), (2, 3, 2), (1, 12)]).map(base.reshape),
+        st.sampled_from([(3, 4), (6, 2)]).map(lambda shape: base.reshape(shape).t()),
+        st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda ends: base[min(ends) : max(ends)]),
+        st.just(base.clone().view(torch.int32) if suffix == "ptd" else base),
+    )
+    names = st.text(max_size=3) if suffix == "pt" else st.sampled_from("abc")
+    given_tensors = data.draw(st.dictionaries(names.filter(bool), views, min_size=1, max_size=4))
+    path = folder / f"given.{suffix}"
+    torch.save(given_tensors, path) if suffix == "pt" else blobstore.save_file(given_tensors, path)
+    with Pool(folder / "pool", create=True) as pool:
+        pool.add(path, "m@1")
+        assert pool.get("m@1", folder / "out")[0].read_bytes() == path.read_bytes()
+        opened = pool.open("m@1")
+        for name in opened:
+            expected = given_tensors[name]
+            found = opened.torch(name)
+            assert found.dtype == expected.dtype and found.shape == expected.shape
+            assert bytes(found.contiguous().view(torch.uint8).numpy()) == bytes(
+                expected.contiguous().view(torch.uint8).numpy()
+            )
+        if suffix == "ptd":
+            assert {name for name, one in given_tensors.items() if one.numel()} == set(opened)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """A pickle can have half of a surrogate pair; its tensor comes back with the file, without that name."""
+    import torch
+
+    torch.save({"\ud800": torch.ones(3), "e\u0301": torch.ones(2), "\u00e9": torch.zeros(2)}, tmp_path / "odd.pt")
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(tmp_path / "odd.pt", "m@1")
+        assert sorted(pool.open("m@1")) == ["e\u0301", "\u00e9"]
+        assert pool.get("m@1", tmp_path / "out")[0].read_bytes() == (tmp_path / "odd.pt").read_bytes()
+
+
+def test_what_is_verified_is_read_each_time(tmp_path: Path) -> None:
+    """Also a base that earlier calls of the same pool left decoded."""
+    weights = {"w": np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)}
+    with Pool(tmp_path / "pool", create=True) as pool:
+        for number in range(4):
+            pool.add(write(tmp_path / "m.safetensors", weights), f"m@{number}")
+            weights = tuned(weights, number)
+        assert pool.verify() == [] == pool.verify()
+        pool.drop("m@0")
+        [(pack, offset)] = pool.tables.query(
+            "SELECT pack, \"offset\" FROM blobs WHERE base IS NULL AND dtype = 'float'"
+        )
+        place = tmp_path / "pool" / pack_path(pack)
+        damaged = bytearray(place.read_bytes())
+        damaged[offset + 100] ^= 1
+        place.write_bytes(damaged)
+        assert len(pool.verify()) == 3
 
 
 @pytest.mark.parametrize("order", ["LITTLE", "BIG"])

@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,12 @@ class _Draft:
     layout: TensorLayout | None = None
     dtype: str = ""
     recorded: str = ""
+    exact: list[tuple[str, TensorLayout | None]] = field(default_factory=list)
+
+    @property
+    def own(self) -> list[tuple[str, TensorLayout | None]]:
+        """Its keys, each with its layout."""
+        return [(key, self.layout) for key in self.keys]
 
 
 def _ptd(source: RegionSource) -> tuple[list[Region], int]:
@@ -98,14 +104,11 @@ def _ptd(source: RegionSource) -> tuple[list[Region], int]:
     data_map = PtdDataMap(source.path, data=data)
     drafts = [_Draft(RegionKind.UNREFERENCED, start, stop, [], []) for start, stop in data_map.extents]
     for key in data_map:
-        draft = drafts[data_map.segment_of(key)]
         layout = data_map.get_tensor_layout(key)
-        if not draft.keys:
-            draft.kind = RegionKind.TENSOR if layout is not None else _kind_of_opaque(key)
-            draft.layout = layout
-            if data_map.has_digests and draft.kind.is_blob:
-                draft.recorded = data_map.digest(key).xxh3_128.hex()
-        draft.keys.append(key)
+        kind = RegionKind.TENSOR if layout is not None else _kind_of_opaque(key)
+        recorded = data_map.digest(key).xxh3_128.hex() if data_map.has_digests and kind.is_blob else ""
+        place = data_map.extents[data_map.segment_of(key)]
+        drafts.append(_Draft(kind, *place, [key], [], layout, recorded=recorded))
     if data_map.manifest_extent is not None:
         drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
     return _cover(source, drafts, data_map.head_size), _alignment(data_map)
@@ -328,10 +331,11 @@ def _cover(source: RegionSource, drafts: Iterable[_Draft], structure: int) -> li
                 home = kept[bisect.bisect_right(starts, start) - 1]
                 home.keys += draft.keys
                 home.methods += draft.methods
+                home.exact += draft.own if (start, stop) == (home.start, home.stop) else ()
             continue
-        layout, recorded = (draft.layout, draft.recorded) if start >= position else (None, "")
-        start = max(start, position)
-        kept.append(_Draft(draft.kind, start, stop, [*draft.keys], [*draft.methods], layout, draft.dtype, recorded))
+        layout, recorded, exact = (draft.layout, draft.recorded, draft.own) if start >= position else (None, "", [])
+        start, names = max(start, position), ([*draft.keys], [*draft.methods])
+        kept.append(_Draft(draft.kind, start, stop, *names, layout, draft.dtype, recorded, exact))
         starts.append(start)
         position = stop
     regions: list[Region] = []
@@ -346,9 +350,8 @@ def _cover(source: RegionSource, drafts: Iterable[_Draft], structure: int) -> li
 
 def _region(draft: _Draft) -> Region:
     keys, methods = tuple(dict.fromkeys(draft.keys)), tuple(dict.fromkeys(draft.methods))
-    return Region(
-        draft.kind, draft.start, draft.stop, keys, methods, draft.layout, draft.dtype, recorded=draft.recorded
-    )
+    place, exact = (draft.start, draft.stop), tuple(dict(draft.exact).items())
+    return Region(draft.kind, *place, keys, methods, draft.layout, draft.dtype, recorded=draft.recorded, exact=exact)
 
 
 def _gap(source: RegionSource, start: int, stop: int, structure: int) -> Sequence[Region]:

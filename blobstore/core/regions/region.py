@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blobstore.core.memory.layout import TensorLayout, in_words
 from blobstore.core.reprs import fields_line
@@ -52,6 +52,8 @@ class Region:
             or if `keys` holds a name already.
         recorded: the digest that the file records for these bytes, until they were compared with it; empty afterwards,
             and if it records none.
+        exact: those of `keys` of which these are all the bytes, each with its own layout: equal bytes may be several tensors.
+            Only the reader of the file has them.
     """
 
     __repr__ = fields_line
@@ -66,6 +68,7 @@ class Region:
     digest: str = ""
     tensor: str = ""
     recorded: str = ""
+    exact: tuple[tuple[str, TensorLayout | None], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
