@@ -54,11 +54,10 @@ class FileCache:
         try:
             self._write(key, content)
         except OSError:
-            if self._temporary is not None:
-                raise
             with named(Path(tempfile.gettempdir())):
-                self._temporary = tempfile.TemporaryDirectory(prefix="blobstore-", ignore_cleanup_errors=True)
-                self._folder = Path(self._temporary.name)
+                if self._temporary is None:
+                    self._temporary = tempfile.TemporaryDirectory(prefix="blobstore-", ignore_cleanup_errors=True)
+                    self._folder = Path(self._temporary.name)
                 self._write(key, content)
         self._trim()
         return self._folder / key

@@ -42,7 +42,7 @@ from typing import Any
 from blobstore.core.errors import FileAccessError, PoolError
 from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
-from blobstore.pool.packs import Reader, Stored, copy_pack, pack_path
+from blobstore.pool.packs import Reader, Stored, pack_of, pack_path
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError
 from blobstore.storage.objects import FULL, TEMPORARY, Entry, Objects
 
@@ -165,6 +165,7 @@ def collect(objects: Objects, tables: Tables, *, grace: float, keep: float) -> C
     """
     now = time.time()
     tables.fresh()
+    tables.prove()
     abandoned = _give_up(tables, now - grace)
     tables.fresh()
     _empty_packs(objects, tables, int(now))
@@ -264,11 +265,16 @@ def _copy(objects: Objects, tables: Tables, rows: Sequence[Stored], gone: Set[by
 
 def _copy_proved(objects: Objects, tables: Tables, rows: Sequence[Stored]) -> None:
     blobs, reader = Blobs(objects, tables, {row.base for row in rows if row.base is not None}), Reader(objects)
-    for base, stored in itertools.groupby(sorted(rows, key=lambda row: row.base or b""), key=lambda row: row.base):
-        data = None if base is None else blobs.read(base)
-        for row in stored:
-            reader.read(row, data)
-    tables.append(BLOBS, [row.row() for row in copy_pack(objects, rows)])
+
+    def proved() -> Iterator[tuple[Stored, memoryview]]:
+        for base, own in itertools.groupby(sorted(rows, key=lambda row: row.base or b""), key=lambda row: row.base):
+            data = None if base is None else blobs.read(base)
+            for row in own:
+                stored = reader.stored(row)
+                reader.read(row, data, {row.range: stored})
+                yield row, stored  # these bytes, and no others that are read again
+
+    tables.append(BLOBS, [row.row() for row in pack_of(objects, proved())])
 
 
 def _sweep(objects: Objects, tables: Tables, stale: float, condemned_before: float) -> tuple[int, int, int]:

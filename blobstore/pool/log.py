@@ -26,7 +26,7 @@ from typing import Any
 import deltalake
 from deltalake.exceptions import DeltaError
 
-from blobstore.core.errors import FileAccessError, PoolError, TransferError
+from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
 from blobstore.storage.objects import Entry, Objects
@@ -34,6 +34,7 @@ from blobstore.storage.objects import Entry, Objects
 __all__ = ["Log"]
 
 _LAST = "_last_checkpoint"
+_READY = "ready"
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _ENTRY = re.compile(r"[0-9]{20}\.(json|checkpoint[a-z0-9.-]*\.parquet)")
 _EACH = 8
@@ -63,18 +64,45 @@ class Log:
             self._place = Path(tempfile.mkdtemp(prefix="blobstore-"))
         self._end = weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
         self._opened = 0
-        self.delta = self._open()
+        self._tag: str | None = None
+        self._folder, self.delta = self._open()
 
     def look(self) -> None:
-        """See the newest state."""
+        """See the newest state.
+
+        Raises:
+            PoolError: the pool was removed and made anew since this was opened.
+        """
         known = self.delta.version()
-        entries = self._entries(f"{known:020}.json")
-        commits = [_number(entry) for entry in entries if _COMMIT.fullmatch(_name(entry))]
-        if commits != list(range(known + 1, known + 1 + len(commits))) or len(commits) > 2 * _EACH:
-            self.delta = self._open()  # what is between was removed, or a checkpoint is nearer
-        elif commits:
-            self._fetch(entry for entry in entries if _COMMIT.fullmatch(_name(entry)))
+        commits = [entry for entry in self._entries(f"{known:020}") if _COMMIT.fullmatch(_name(entry))]
+        numbers = list(map(_number, commits))
+        newest = max(numbers, default=-1)
+        if known in numbers and self._tag not in {None, commits[0].etag}:
+            raise self._other()
+        if numbers == list(range(known, newest + 1)) and known < newest <= known + 2 * _EACH:
+            self._follow(commits[1:])
+        if self.delta.version() < newest or known not in numbers:
+            # what is between was removed or is damaged, or a checkpoint is nearer
+            folder, delta = self._open()
+            if delta.version() < max(known, newest):
+                raise self._other()
+            shutil.rmtree(self._folder.parent, ignore_errors=True)
+            self._folder, self.delta = folder, delta
+        self._tag = commits[-1].etag if self.delta.version() == newest else None
+
+    def _follow(self, commits: Sequence[Entry]) -> None:
+        """See commits that follow the known one, unless one is damaged, or the copies here are gone."""
+        copies: list[Path] = []
+        try:
+            copies += self._fetch(commits, self._folder)
             self.delta.update_incremental()
+        except (DeltaError, FileAccessError, FileNotFoundError):
+            self._cache.forget(copies)
+
+    def _other(self) -> PoolError:
+        return PoolError(
+            f"{self._objects.name(self._prefix)}: this is the log of another table by now; open the pool again"
+        )
 
     def append(self, actions: Sequence[dict[str, Any]], operation: str = "WRITE") -> bool:
         """Make the commit that follows the state that was seen last, and see it.
@@ -90,16 +118,21 @@ class Log:
         mode = {"mode": "Append", "partitionBy": "[]"} if operation == "WRITE" else {}
         now = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": mode}
         content = "\n".join(json.dumps(action) for action in [{"commitInfo": now}, *actions]).encode()
-        path = f"{self._prefix}/{version:020}.json"
+        path, place = f"{self._prefix}/{version:020}.json", self._folder / f"{version:020}.json"
+        ready = self._folder.parent / _READY
+        _write(ready, content)  # while nothing is made yet: there may be no room
         tag = self._objects.makes(path, content)
         if tag is None and self._objects.get(path) != content:
             return False  # otherwise the answer was lost, and this one is there
-        if tag:
-            self._copied(path, tag, len(content), lambda: content)
-        self._write(f"{version:020}.json", content)
-        self.delta.update_incremental()
-        if version % _EACH == 0:
-            with contextlib.suppress(TransferError, FileAccessError, DeltaError):  # the commit is there
+        self._tag = None
+        with contextlib.suppress(
+            BlobStoreError, DeltaError, OSError
+        ):  # the commit is there; a look does what fails here
+            ready.replace(place)
+            self.delta.update_incremental()
+            if tag:
+                self._copied(path, tag, len(content), lambda: content)
+            if version % _EACH == 0:
                 self.checkpoint()
         return True
 
@@ -113,22 +146,20 @@ class Log:
         """Remove the copies that only this one has."""
         self._end()
 
-    @property
-    def _folder(self) -> Path:
-        return self._place / str(self._opened) / "_delta_log"
-
-    def _open(self) -> deltalake.DeltaTable:
-        """The state from the last checkpoint on; from the first entry that is there on, if that cannot be read."""
+    def _open(self) -> tuple[Path, deltalake.DeltaTable]:
+        """The state from the last checkpoint on, and where its entries are; from the first entry that is there on, if that
+        cannot be read."""
         for attempt in (1, 2):
             self._opened += 1
-            with named(self._folder):
-                self._folder.mkdir(parents=True)
+            folder = self._place / str(self._opened) / "_delta_log"
+            with named(folder):
+                folder.mkdir(parents=True)
             last = self._objects.get(f"{self._prefix}/{_LAST}") if attempt == 1 else None
             if last is not None:
-                self._write(_LAST, last)
-            copies = self._fetch(self._entries(_checkpoint(last)))
+                _write(folder / _LAST, last)
+            copies = self._fetch(self._entries(_checkpoint(last)), folder)
             try:
-                return deltalake.DeltaTable(os.fspath(self._folder.parent))
+                return folder, deltalake.DeltaTable(os.fspath(folder.parent))
             except DeltaError:
                 if attempt == 2:
                     raise
@@ -140,14 +171,14 @@ class Log:
         entries = self._objects.list(self._prefix, after=f"{self._prefix}/{after}" if after else None)
         return sorted((entry for entry in entries if _ENTRY.fullmatch(_name(entry))), key=lambda entry: entry.path)
 
-    def _fetch(self, entries: Iterable[Entry]) -> list[Path]:
+    def _fetch(self, entries: Iterable[Entry], folder: Path) -> list[Path]:
         """Copy entries to where the engine reads them; their copies in the cache."""
         copies = []
         for entry in entries:
             tag = entry.etag or f"of {entry.stored}"
             copy = self._copied(entry.path, tag, entry.size, partial(self._content, entry.path))
-            with named(self._folder):
-                shutil.copyfile(copy, self._folder / _name(entry))
+            with named(folder):
+                shutil.copyfile(copy, folder / _name(entry))
             copies.append(copy)
         return copies
 
@@ -161,9 +192,10 @@ class Log:
         """The copy of an entry in the cache. In another pool at the same place, an entry of this name is another one."""
         return self._cache.path(f"{self._objects.name(path)} {tag}", size, fetch)
 
-    def _write(self, name: str, content: bytes) -> None:
-        with named(self._folder):
-            (self._folder / name).write_bytes(content)
+
+def _write(place: Path, content: bytes) -> None:
+    with named(place):
+        place.write_bytes(content)
 
 
 def _name(entry: Entry) -> str:
@@ -178,5 +210,5 @@ def _checkpoint(last: bytes | None) -> str:
     """What the entries since the last checkpoint follow; nothing if there is none."""
     try:
         return "" if last is None else f"{int(json.loads(last)['version']):020}"
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return ""

@@ -50,7 +50,7 @@ __all__ = [
     "Range",
     "Reader",
     "Stored",
-    "copy_pack",
+    "pack_of",
     "pack_path",
     "write_pack",
 ]
@@ -430,24 +430,13 @@ def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> lis
     """
     objects = Objects(url, options)
     worker = _Worker(Reader(objects))
-    return _packed(objects, (_store(job, worker) for job in jobs))
-
-
-def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
-    """Copy blobs to a new pack, as they are stored.
-
-    Raises:
-        IntegrityError, PoolError: a pack is shorter than it was, or missing.
-        FileAccessError, TransferError: reading or writing fails.
-    """
-    reader = Reader(objects)
-    return _packed(objects, ((row, reader.stored(row)) for row in rows))
+    return pack_of(objects, (_store(job, worker) for job in jobs))
 
 
 _Bytes = bytes | memoryview
 
 
-def _packed(objects: Objects, items: Iterable[tuple[Stored, _Bytes]]) -> list[Stored]:
+def pack_of(objects: Objects, items: Iterable[tuple[Stored, _Bytes]]) -> list[Stored]:
     """Write a pack of what blobs are stored as; their rows, in which the pack and the places are filled in."""
     rows: list[Stored] = []
 

@@ -14,6 +14,7 @@ lock is held by anyone.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -128,6 +129,7 @@ _OPTIONAL = {
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT", id(_NUMBERS): "BIGINT[]"}
 _IMPOSSIBLE = {id(_TEXT): "''", id(_BYTES): "''::BLOB", id(_NUMBER): "-1"}
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_DIGEST = re.compile(r"/?part-[0-9a-f-]{36}\.([0-9a-f]{32})\.")  # of the engine's own files, names say nothing
 _CHECKPOINT = "50"  # commits, of a folder; `Log` makes those of buckets
 _RETRIES = 20
 _Numbers = npt.NDArray[np.int64]
@@ -278,6 +280,14 @@ class Tables:
             self._later.discard(table)
             self._again(table, partial(self._update, table))
 
+    def prove(self) -> None:
+        """Compare the copies of a bucket's files that are on this machine, for those who remove something: the disk may have
+        damaged one, and its rows would be missing."""
+        for table in _COLUMNS if self._objects.folder is None else ():
+            with self._lock, self._translated(table):
+                for path, size in _files(self._delta(table)).items():
+                    self._proved_file(table, path, size)
+
     def later(self, *tables: str) -> None:
         """Look at the newest state of these tables when a query is about them, for those that saw what they look for before."""
         self._later.update(tables)
@@ -395,18 +405,19 @@ class Tables:
 
     def _stored(self, table: str, selected: str) -> Any:
         """Store a file with the rows of a query."""
-        name = f"part-{uuid.uuid4()}.zstd.parquet"
         with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
-            file = Path(folder) / name
+            file = Path(folder) / "rows.parquet"
             try:
                 copied = f"COPY {selected} TO {_quoted(os.fspath(file))} (FORMAT parquet, COMPRESSION zstd)"
                 [(count,)] = self._database.execute(copied).fetchall()
             except duckdb.Error as error:
                 raise FileAccessError(file, of_system(error) or reason(error)) from None
-            self._objects.put(f"tables/{table}/{name}", file)
-            size = file.stat().st_size
-            if self._objects.folder is None:
-                self._cache.path(self._objects.name(f"tables/{table}/{name}"), size, file.read_bytes)
+            with named(file):
+                content = file.read_bytes()
+        name, size = f"part-{uuid.uuid4()}.{_short_sha256(content)}.zstd.parquet", len(content)
+        self._objects.put(f"tables/{table}/{name}", content)
+        if self._objects.folder is None:
+            self._cache.path(self._objects.name(f"tables/{table}/{name}"), size, lambda: content)
         now, counted = int(time.time() * 1000), json.dumps({"numRecords": count})
         return AddAction(
             path=name, size=size, partition_values={}, modification_time=now, data_change=True, stats=counted
@@ -502,7 +513,7 @@ class Tables:
         log = self._log(table)
         sizes = sorted((size, path) for path, size in _files(log.delta).items() if size < _SMALL)
         replaced = {path: size for size, path in sizes[:_MOST_REPLACED]}
-        copies = ", ".join(_quoted(os.fspath(self._local_file(table, path, size))) for path, size in replaced.items())
+        copies = ", ".join(_quoted(os.fspath(self._proved_file(table, path, size))) for path, size in replaced.items())
         columns = ", ".join(f'"{name}"' for name in _COLUMNS[table])
         added = self._stored(table, f"(SELECT {columns} FROM read_parquet([{copies}]))")
         now = time.time_ns() // 10**6
@@ -649,8 +660,9 @@ class Tables:
             columns = ", ".join(f'NULL::{_SQL[id(kind)]} AS "{name}"' for name, kind in _COLUMNS[table].items())
             columns += ", NULL::VARCHAR AS filename, NULL::BIGINT AS file_row_number"
             selected = f"SELECT {columns} WHERE false"
-        self._viewed[table] = version, files
+        self._viewed[table] = -1, files  # if this fails, the name still means another state
         self._database.execute(f"CREATE OR REPLACE VIEW {table} AS {selected}")
+        self._viewed[table] = version, files
 
     def _files(self, table: str, delta: deltalake.DeltaTable) -> list[Path]:
         """The files of a table as files that are here; those of a bucket are fetched once."""
@@ -664,6 +676,13 @@ class Tables:
     def _local_file(self, table: str, path: str, size: int) -> Path:
         """The copy of a file of a table of a bucket."""
         return self._local(f"tables/{table}/{self._file_name(table, path)}", size)
+
+    def _proved_file(self, table: str, path: str, size: int) -> Path:
+        """As `_local_file`, but a copy that is not what its name says is fetched again, and one whose name says nothing."""
+        copy = self._local_file(table, path, size)
+        if not _is_named(path, copy.read_bytes()):
+            self._cache.forget([copy])
+        return self._local_file(table, path, size)
 
     def _file_name(self, table: str, path: str) -> str:
         """The name of a file of a table, by what its log says, which anybody may have written who writes to the pool."""
@@ -679,6 +698,8 @@ class Tables:
                 raise PoolError(f"{self._objects.name(path)}: the file of a table is missing")
             if len(data) != size:
                 raise PoolError(f"{self._objects.name(path)}: expected {size} bytes, found {len(data)}")
+            if not _is_named(path, data, without=True):
+                raise PoolError(f"{self._objects.name(path)}: it is damaged; its SHA-256 is {_short_sha256(data)}...")
             return data
 
         return self._cache.path(self._objects.name(path), size, fetch)
@@ -724,6 +745,16 @@ def _files(delta: deltalake.DeltaTable) -> dict[str, int]:
     """The files of a table, and their sizes."""
     added = delta.get_add_actions(flatten=True)
     return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
+
+
+def _short_sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _is_named(path: str, content: bytes, *, without: bool = False) -> bool:
+    """Whether a file of a table has the content that its name says; `without`, if that says nothing."""
+    match = _DIGEST.search(path)
+    return without if match is None else match[1] == _short_sha256(content)
 
 
 def _added(file: Any, *, changes: bool) -> dict[str, Any]:

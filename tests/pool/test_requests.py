@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import deltalake
+import duckdb
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from blobstore.errors import PoolError
-from blobstore.pool import Pool
+from blobstore.errors import BlobStoreError, PoolError, TransferError
+from blobstore.pool import Pool, log
+from blobstore.pool.cache import FileCache
 from blobstore.storage.objects import Objects
 from tests.pool.models import write
 from tests.pool.small_store import Store, serving
@@ -171,3 +177,141 @@ def test_a_commit_whose_answer_was_lost_is_there_once(
     add(store, tmp_path, 1)
     with opened(store, tmp_path) as pool:
         assert pool.tables.query("SELECT count(*) FROM events") == [(1,)]
+
+
+def add_small(store: Store, folder: Path, number: int, cache: str = "cache") -> None:
+    with (folder / "small.bin").open("wb") as file:
+        file.write(number.to_bytes(8, "little"))
+    with opened(store, folder, cache) as pool:
+        pool.add(folder / "small.bin", f"small@{number}", executor="threads:1")
+
+
+def failing(patch: pytest.MonkeyPatch, at: int, error: Exception, *targets: tuple[Any, str]) -> list[str]:
+    """Let the call of this number of some functions fail; the calls that were made."""
+    calls: list[str] = []
+
+    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) == at:
+                raise error
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in targets:
+        patch.setattr(owner, name, wrapped(name, getattr(owner, name)))
+    return calls
+
+
+REQUESTS = (Objects, "get"), (Objects, "list")
+LOCAL = (
+    *((Path, "write_bytes"), (shutil, "copyfile"), (FileCache, "_write"), (Path, "replace")),
+    *((deltalake.DeltaTable, "update_incremental"), (deltalake.DeltaTable, "create_checkpoint")),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("targets", "error", "behind"),
+    [(REQUESTS, TransferError("refused"), 3), (LOCAL, OSError(28, "full"), 1)],
+    ids=["requests", "local"],
+)
+def test_a_look_that_failed_hides_nothing_from_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, error: Exception, behind: int
+) -> None:
+    """Whatever fails of it, of few commits that are followed, and of many after which a checkpoint is nearer."""
+    monkeypatch.setattr(log, "_EACH", 1)
+    added = 0
+    for at in itertools.count(1):
+        with opened(store, tmp_path, "one") as pool:
+            pool.versions()
+            for _ in range(behind):
+                added += 1
+                add_small(store, tmp_path, added, "other")
+            with monkeypatch.context() as patch:
+                calls = failing(patch, at, error, *targets)
+                with contextlib.suppress(BlobStoreError):
+                    assert len(pool.versions()) == added
+            assert len(pool.versions()) == added
+        if len(calls) < at:
+            break
+
+
+@pytest.mark.long
+def test_adding_says_whether_the_version_is_there(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if this machine has no room for a copy of what was just made."""
+    monkeypatch.setattr(log, "_EACH", 2)
+    opened(store, tmp_path).close()
+    for at in itertools.count(1):
+        with monkeypatch.context() as patch:
+            calls = failing(patch, at, OSError(28, "full"), *LOCAL)
+            try:
+                add_small(store, tmp_path, at)
+            except BlobStoreError as error:
+                is_there, is_known = False, "not known" not in str(error)
+            else:
+                is_there = is_known = True
+        with opened(store, tmp_path, "other") as pool:
+            found = any(one.version == str(at) for one in pool.versions())
+            assert found == is_there or not is_known, (at, calls)
+        if len(calls) < at:
+            assert is_there
+            break
+
+
+def test_another_pool_at_the_same_place_while_one_is_open(store: Store, tmp_path: Path) -> None:
+    """Nothing is read from what was there, and nothing is written as if it were still there."""
+    add(store, tmp_path, 1)
+    for others in (1, 2):
+        with opened(store, tmp_path) as pool:
+            assert len(pool.versions()) == 1
+            store.objects.clear()
+            for number in range(others):
+                add(store, tmp_path, 2 + number, "other")
+            there = dict(store.objects)
+            for work in (pool.versions, pool.gc, lambda: pool.drop("m1@1"), lambda: add_to(pool, tmp_path)):
+                with pytest.raises(PoolError, match="another table by now"):
+                    work()
+            assert store.objects == there
+        store.objects.clear()
+        add(store, tmp_path, 1)
+
+
+def add_to(pool: Pool, folder: Path) -> None:
+    pool.add(write(folder / "again.safetensors", tuned(7)), "again@1")
+
+
+def without_rows(copy: Path, folder: Path) -> bytes:
+    """A file of a table that lost its rows and has as many bytes, as a damaged disk may give it."""
+    empty = folder / "empty.parquet"
+    duckdb.read_parquet(str(copy)).filter("false").write_parquet(str(empty))
+    made = empty.read_bytes()
+    return made[:4] + bytes(copy.stat().st_size - len(made)) + made[4:]
+
+
+def test_damaged_copies_lose_nothing(store: Store, tmp_path: Path) -> None:
+    """Neither does a collection free what their rows would name, nor are they what files of tables are made one of."""
+    opened(store, tmp_path).close()
+    for number in range(17):
+        add_small(store, tmp_path, number)
+    before = dict(store.objects)
+    for work in (
+        lambda pool: pool.gc(grace=0, keep=0),
+        lambda pool: pool.tables.tidy(),
+        lambda pool: add_to(pool, tmp_path),
+    ):
+        store.objects.clear()
+        store.objects.update(before)
+        with opened(store, tmp_path) as pool:
+            pool.verify()
+        for copy in (tmp_path / "cache").iterdir():
+            if copy.read_bytes().startswith(b"PAR1") and copy.stat().st_size > 2000:
+                copy.write_bytes(without_rows(copy, tmp_path))
+        with opened(store, tmp_path) as pool:
+            work(pool)
+        with opened(store, tmp_path, "sound") as pool:
+            assert {str(number) for number in range(17)} <= {one.version for one in pool.versions()}
+            assert pool.verify() == []
