@@ -60,6 +60,8 @@ def remove_unused(pool: Pool, noted: Mapping[str, int], keep: float) -> list[Rou
     published meanwhile may need what is gone (see `mending`)."""
     rounds = [Round(pool, noted, keep)]
     while rounds[-1].changed:
+        # since when is what the last round found: it may have led devices elsewhere just now
+        noted = {digest: since for digest, since in rounds[-1].unused.items() if digest in noted}
         rounds.append(Round(pool, noted, keep))
     return rounds
 
@@ -97,6 +99,7 @@ class Round:
         indexes = _indexes(self._objects, versions, there)
         newest = {version.name: version for version in indexes}
         self._dropped: set[str] = set()
+        self.unused: dict[str, int] = {}
         needed = dict(self._renewed(indexes, there))
         for name, listed in there.items():
             if LATEST in listed:
@@ -145,7 +148,6 @@ class Round:
     def _remove(self, needed: Container[str], noted: Mapping[str, int], keep: float) -> set[str]:
         """Remove objects that were unused for long, and note others; the digests of those that were found."""
         now = time.time()
-        unused: dict[str, int] = {}
         found: set[str] = set()
         for entry in self._objects.list(FILES):
             digest = entry.path.rpartition("/")[2]
@@ -158,9 +160,9 @@ class Round:
                 self._objects.delete(entry.path)
                 self.removed, self.freed = self.removed + 1, self.freed + entry.size
             else:
-                unused[digest] = since
-        _note(self._objects, unused)
-        self.waiting = len(unused)
+                self.unused[digest] = since
+        _note(self._objects, self.unused)
+        self.waiting = len(self.unused)
         return found
 
 

@@ -8,6 +8,7 @@ the pool has every content anyway.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections import defaultdict
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blobstore.core.codec.blobs import check_encoding, decode, encode
+from blobstore.core.codec.blobs import DecodeError, check_encoding, decode, encode
 from blobstore.core.codec.choosing import best_difference, best_planes
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
@@ -32,7 +33,7 @@ from blobstore.releases.index.parts import Part, Parts
 from blobstore.releases.index.ways import Way, Ways
 from blobstore.storage.objects import Objects
 
-__all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_release", "store_forms"]
+__all__ = ["Form", "Forms", "Packs", "forms_of", "numbered", "parts_of_release", "proven", "store_forms"]
 
 _MOST_OBJECTS = 16
 """A new device fetches from so many objects at most; above that, contents of the smallest ones are brought together."""
@@ -252,19 +253,19 @@ class Forms:
         for digest, form in list(steps.items()):
             if form.object in few or known[form.base or ""].object in few:
                 del steps[digest]
-        copied = [(digest, form) for digest, form in there.items() if form.object in few]
+        copied = [(self._contents[digest], form) for digest, form in there.items() if form.object in few]
         lacking = [content for digest, content in self._contents.items() if digest not in {**there, **steps}]
         encoded: Iterator[_Encoded] = itertools.chain(
-            ((digest, form.encoding, self._stored(form), None) for digest, form in copied),
-            ((content.digest, *_planes(content), None) for content in lacking),
+            (self._copied(content, form) for content, form in copied), map(_planes, lacking)
         )
         return {**there, **dict(self._write(encoded))}
 
-    def _stored(self, form: Form) -> memoryview:
+    def _copied(self, content: _Content, form: Form) -> _Encoded:
+        """A whole form as another object has it, or made anew if that is gone or damaged."""
         data = self._objects.read(form.object.path, form.at, form.stored)
-        if data is None or len(data) != form.stored:
-            raise PoolError(f"{self._objects.name(form.object.path)}: this object is missing, or shorter than it was")
-        return data
+        if data is not None and _gives(content.digest, content.size, form.encoding, data, None):
+            return content.digest, form.encoding, data, None
+        return _planes(content)
 
     # ------------------------------------------------------------------------------------------------- differences
 
@@ -397,28 +398,49 @@ def _had_before(content: _Content, release: Released, named: Mapping[tuple[str, 
     return next((base for base in possible if base is not None and sizes[base] == content.size), None)
 
 
-def _planes(content: _Content) -> tuple[str, bytes]:
-    encoding, _ = best_planes(content.view(), content.dtype)
-    return encoding, _proven(content, encoding, None)
+def _planes(content: _Content) -> _Encoded:
+    data = content.view()
+    encoding, _ = best_planes(data, content.dtype)
+    return content.digest, encoding, proven(str(content.path), content.digest, data, encoding), None
 
 
 def _difference(content: _Content, base: str, blobs: Blobs) -> tuple[str, bytes] | None:
     """A content as the difference to another one; None if that saves nothing."""
     other = blobs.read(bytes.fromhex(base))
-    encoding, share = best_difference(content.view(), content.dtype, other)
-    return None if encoding == "raw" or share >= _WORTH else (encoding, _proven(content, encoding, other))
-
-
-def _proven(content: _Content, encoding: str, base: memoryview | None) -> bytes:
-    """What is stored for a content, decoded again and compared."""
     data = content.view()
+    encoding, share = best_difference(data, content.dtype, other)
+    if encoding == "raw" or share >= _WORTH:
+        return None
+    return encoding, proven(str(content.path), content.digest, data, encoding, other)
+
+
+def proven(where: str, digest: str, data: memoryview, encoding: str, base: memoryview | None = None) -> bytes:
+    """What is stored for a content, after it gave that content again.
+
+    Args:
+        where: the data are, for the error.
+        digest: of the content.
+        data: its bytes, unless they changed.
+        encoding, base: how it is stored.
+
+    Raises:
+        DataChangedError: the data are not the content any more.
+    """
     stored = b"".join(encode(data, encoding, base))
-    at = 0
-    for piece in decode(encoding, len(data), memoryview(stored), base):
-        if piece != data[at : at + len(piece)]:
-            raise DataChangedError(f"{content.path}: the file changed while it was published")
-        at += len(piece)
+    if not _gives(digest, len(data), encoding, memoryview(stored), base):
+        raise DataChangedError(f"{where}: the file changed while it was published")
     return stored
+
+
+def _gives(digest: str, size: int, encoding: str, stored: memoryview, base: memoryview | None) -> bool:
+    """Whether a form is that of a content."""
+    hasher = hashlib.sha256()
+    try:
+        for piece in decode(encoding, size, stored, base):
+            hasher.update(piece)
+    except DecodeError:
+        return False
+    return hasher.hexdigest() == digest
 
 
 def numbered(

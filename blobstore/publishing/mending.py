@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from blobstore.core.codec.blobs import check_encoding, encode
+from blobstore.core.codec.blobs import check_encoding
 from blobstore.core.codec.choosing import best_planes
 from blobstore.core.errors import InvalidFileError, PoolError
 from blobstore.core.memory.digest import sha256
@@ -26,7 +26,7 @@ from blobstore.pool.contents import Blobs
 from blobstore.pool.packs import Stored
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.versions import Version
-from blobstore.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, store_forms
+from blobstore.publishing.forms import Form, Packs, forms_of, numbered, parts_of_release, proven, store_forms
 from blobstore.publishing.released import Released, read_index, read_released, store_pieces
 from blobstore.releases.index.index import File, Index, Object, encode_json
 from blobstore.releases.index.parts import Parts
@@ -110,7 +110,7 @@ class Renewal:
         def encoded(digest: str) -> tuple[str, str, bytes, None]:
             data = blobs.read(bytes.fromhex(digest))
             encoding, _ = best_planes(data, rows[bytes.fromhex(digest)].dtype)
-            return digest, encoding, b"".join(encode(data, encoding, None)), None
+            return digest, encoding, proven(self._objects.url, digest, data, encoding), None
 
         return store_forms(self._objects, map(encoded, digests))
 

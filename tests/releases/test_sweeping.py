@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore.core.codec.blobs import check_encoding
-from blobstore.errors import PoolError, ReleaseError
+from blobstore.core.codec.blobs import check_encoding, decode, encode
+from blobstore.errors import DataChangedError, PoolError, ReleaseError
 from blobstore.pool import Pool
-from blobstore.publishing import beside
+from blobstore.publishing import beside, forms
 from blobstore.publishing import publish as publishing
 from blobstore.releases import gc, publish, pull, sweep
+from blobstore.releases.index.index import Object
 from blobstore.storage.objects import Objects
 from tests.releases.models import NOW, Weights, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
@@ -237,17 +240,57 @@ def test_a_folder_stays_small_without_a_sweep(tmp_path: Path) -> None:
 
 def test_a_device_on_its_way_to_an_older_release(releases: Path, tmp_path: Path) -> None:
     """What its list leads to stays for a day after a newer release is published, even if a release of another name that led
-    there, too, let go of it long ago (F2, F3)."""
+    there, too, let go of it long ago, and something else goes, so that all releases are looked at again (F2, F3)."""
     old = read_ways(releases / "a/4")["objects"]
-    for number in (5, 6):
+    for number in (5, 6, 7):
         noted = {sha256: 0 for sha256, _, *where in old if where != ["packs"]}
         assert noted
+        if number > 5:
+            (releases / "files" / ("f" * 64)).write_bytes(b"nothing needs it")
+            noted["f" * 64] = 0
         (releases / "releases.json").write_text(json.dumps({"unused": noted}))
         a_day_later(releases)
         publish(inputs(tmp_path / "in", version(number), files=1), releases, name="a", version=str(number))
         there = {path.name for folder in ("files", "packs") for path in (releases / folder).rglob("*")}
         assert {sha256 for sha256, *_ in old} <= there
         old = read_ways(releases / f"a/{number}")["objects"]
+
+
+def test_a_file_that_changes_while_it_is_published(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What devices would fetch is compared with what the release says, and not with the file as it is by then."""
+    real = publishing._Publisher.finish
+
+    def meanwhile(publisher: Any, *arguments: Any) -> Any:
+        path = max((tmp_path / "in").iterdir(), key=lambda one: one.stat().st_size)
+        with path.open("r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            file.write(b"\x5a" * 1000)
+        return real(publisher, *arguments)
+
+    inputs(tmp_path / "in", {"own": version(4)["own"] + np.float32(1e-6)}, files=1)
+    monkeypatch.setattr(publishing._Publisher, "finish", meanwhile)
+    with pytest.raises(DataChangedError, match="changed while it was published"):
+        publish(tmp_path / "in", releases, name="a", version="5")
+    assert not (releases / "a/5/index.json").exists()
+
+
+def test_damage_is_not_copied(tmp_path: Path) -> None:
+    """Of a form that is brought together with others, what an earlier release has may be damaged or gone."""
+    data = np.arange(5000, dtype="<f4").tobytes()
+    (tmp_path / "file").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    content = forms._Content(digest, tmp_path / "file", 0, len(data), "float", ())
+    maker: Any = object.__new__(forms.Forms)
+    sound = b"".join(encode(memoryview(data), "planes:4"))
+    for there in (None, sound, sound[:-1], b"x" + sound[1:], sound[:-9] + bytes(9)):
+        maker._objects = SimpleNamespace(read=lambda *_, there=there: None if there is None else memoryview(there))
+        form = forms.Form("planes:4", Object("0" * 64, len(sound)), 0, len(sound))
+        named, encoding, stored, base = maker._copied(content, form)
+        assert (named, base) == (digest, None)
+        room = memoryview(bytearray(len(data)))
+        assert b"".join(map(bytes, decode(encoding, len(data), memoryview(stored), None, room))) == data
 
 
 class KilledError(BaseException):
