@@ -55,6 +55,11 @@ class KeptBases:
         self._seen = {digest: last for digest, last in self._seen.items() if last >= self._version - 2}
         self._kept = {digest: base for digest, base in self._kept.items() if base.last >= self._version - 2}
 
+    def forget(self) -> None:
+        """Keep none of those that were decoded until now."""
+        self._seen.clear()
+        self._kept.clear()
+
     def get(self, digest: bytes, size: int) -> KeptBase | None:
         """A base that is kept, or is from now on; None if its chunks are to be decoded for this use alone."""
         base = self._kept.get(digest)

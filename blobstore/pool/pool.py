@@ -361,7 +361,7 @@ class Pool:
             PoolError: there is no such version, or executor, or it died.
         """
         check_progress(progress)
-        self._bases = KeptBases()  # of those that were kept, nothing would be read
+        self._bases.forget()  # of those that are kept, nothing would be read
         versions = [self._find(reference)] if reference is not None else self.versions()
         done, total = 0, sum(version.size for version in versions)
         problems: list[tuple[str, str]] = []
