@@ -448,7 +448,7 @@ def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("suffix", ["ptd", "pt"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_a_tensor_is_does_not_come_from_another_one(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject
