@@ -38,7 +38,7 @@ wide 48 (\w+_)?intermediate_size (\w+_)?ffn_dim (\w+_)?mlp_dim d_ff ffn_hidden_s
 positions 64 max_(\w+_)?position_embeddings n_positions max_(source|target)_positions n_ctx (max_)?context_length max_seq_len
 image 32 image_size
 width 32 (\w+_)?hidden_size d_model n_embd (\w+_)?dim (\w+_)?hidden_dim (\w+_)?embed(ding)?(_dim|_size|_proj_dim) (\w+_)?projection_dim
-width 32 model_dim classifier_proj_size word_embed_proj_dim output_dim codebook_size decoder_(embed|hidden)\w*_(dim|size)
+width 32 adapter_input_size model_dim classifier_proj_size word_embed_proj_dim output_dim codebook_size decoder_(embed|hidden)\w*_(dim|size)
 frames 4 num_frames
 """
 _NUMBERS = [
@@ -50,7 +50,7 @@ _NUMBERS = [
 _SECONDS = 10
 """Of processor time for all attempts."""
 
-_OPTIONAL = {"num_key_value_heads", "head_dim"}
+_OPTIONAL = {"num_key_value_heads", "head_dim", "num_experts_per_tok", "vocab_size"}
 """Fields that get a number, too, if they have none."""
 
 _CHANGES: list[dict[str, int]] = [
