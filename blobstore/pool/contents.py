@@ -372,7 +372,8 @@ def _pieces(
             raise InvalidFileError(
                 name, f"the part of {part.size} bytes at {part.offset} does not fit the file in the pool"
             )
-        yield _ZEROS[: part.offset - end]
+        if part.offset > end:
+            yield _ZEROS[: part.offset - end]
         end = part.offset
         for chunk in next(contents):
             yield chunk
