@@ -223,12 +223,15 @@ def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]
         which: the condition under which a blob is of a kind, and further ones.
         kinds: as it has them.
     """
-    columns = f"{tables.place(BLOBS)}, b.time, coalesce(b.signature, 0)"
-    text = f"SELECT k.{'abcd'[len(kinds[0])]}, {columns} FROM blobs b JOIN kinds k ON {which}" if kinds else ""
-    of, *rest = tables.numbers(text, kinds=[(*kind, at) for at, kind in enumerate(kinds)]) if kinds else [np.empty(0)]
+    if not kinds:
+        return
+    text = f"SELECT k.{'abcd'[len(kinds[0])]}, {tables.place(BLOBS)}, b.time, coalesce(b.signature, 0) FROM blobs b"
+    of, *columns = tables.numbers(
+        f"{text} JOIN kinds k ON {which}", kinds=[(*kind, at) for at, kind in enumerate(kinds)]
+    )
     order = np.argsort(of, kind="stable")
-    for own in np.split(order, np.searchsorted(of[order], np.arange(1, len(kinds))))[: len(kinds)]:
-        yield [column[own] for column in rest]
+    for own in np.split(order, np.searchsorted(of[order], np.arange(1, len(kinds)))):
+        yield [column[own] for column in columns]
 
 
 def _newest(times: _Column, most: int) -> npt.NDArray[np.bool_]:
