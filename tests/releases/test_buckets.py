@@ -13,7 +13,7 @@ import pytest
 
 from blobstore.errors import ReleaseError, TransferError
 from blobstore.pool import Pool
-from blobstore.publishing import sweep as sweeping
+from blobstore.publishing import beside
 from blobstore.publishing.publish import _Publisher
 from blobstore.releases import publish, pull, sweep
 from tests.pool import places
@@ -82,7 +82,7 @@ def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatc
     assert pull(f"{bucket.url}/a/1", tmp_path / "other").version == "1"
 
 
-@pytest.mark.parametrize("before", ["_listed", "read_index", "whole_release", "_read_unused"])
+@pytest.mark.parametrize("before", ["_listed", "read_index", "whole_release"])
 @pytest.mark.parametrize("dropped", ["no", "the newest", "all"])
 def test_a_release_that_appears_during_a_sweep_stays(
     before: str, dropped: str, bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,16 +93,16 @@ def test_a_release_that_appears_during_a_sweep_stays(
     with Pool(bucket.url) as pool:
         for version in {"no": (), "the newest": ("2",), "all": ("1", "2")}[dropped]:
             pool.drop(f"a@{version}")
-    real = getattr(sweeping, before)
+    real = getattr(beside, before)
 
     def between(*arguments: Any) -> Any:
-        monkeypatch.setattr(sweeping, before, real)
+        monkeypatch.setattr(beside, before, real)
         publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
         return real(*arguments)
 
-    monkeypatch.setattr(sweeping, before, between)
+    monkeypatch.setattr(beside, before, between)
     assert sweep(bucket.url).withdrawn == {"no": 0, "the newest": 1, "all": 2}[dropped]
-    if getattr(sweeping, before) is not real:  # nothing was left to look at
+    if getattr(beside, before) is not real:  # nothing was left to look at
         publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
     assert pull(f"{bucket.url}/a/3", tmp_path / "device").version == "3"
     assert pull(f"{bucket.url}/a/latest", tmp_path / "newest").version == "3"
@@ -119,14 +119,14 @@ def test_an_object_that_is_stored_again_during_a_sweep_stays(
         assert sweep(bucket.url).waiting > 0
         unused = json.loads(pool.objects.get("releases.json") or b"")["unused"]
         pool.objects.put("releases.json", json.dumps({"unused": dict.fromkeys(unused, 0)}).encode())
-    real = sweeping._Round._remove
+    real = beside.Round._remove
 
     def between(*arguments: Any) -> Any:
-        monkeypatch.setattr(sweeping._Round, "_remove", real)
+        monkeypatch.setattr(beside.Round, "_remove", real)
         publish(tmp_path / "in", bucket.url, name="a", version="3")
         return real(*arguments)
 
-    monkeypatch.setattr(sweeping._Round, "_remove", between)
+    monkeypatch.setattr(beside.Round, "_remove", between)
     sweep(bucket.url, keep=60)
     pull(f"{bucket.url}/a/3", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), weights(seed=2))
