@@ -284,34 +284,36 @@ def add_to(pool: Pool, folder: Path) -> None:
     pool.add(write(folder / "again.safetensors", tuned(7)), "again@1")
 
 
-def without_rows(copy: Path, folder: Path) -> bytes:
-    """A file of a table that lost its rows and has as many bytes, as a damaged disk may give it."""
-    empty = folder / "empty.parquet"
-    duckdb.read_parquet(str(copy)).filter("false").write_parquet(str(empty))
-    made = empty.read_bytes()
-    return made[:4] + bytes(copy.stat().st_size - len(made)) + made[4:]
+def lose_rows(cache: Path, folder: Path) -> int:
+    """Let copies of files of tables lose their rows and keep their bytes, as a damaged disk may; how many did."""
+    lost = 0
+    for copy in cache.iterdir():
+        content = copy.read_bytes()
+        if not content.startswith(b"PAR1") or "add" in (rows := duckdb.read_parquet(str(copy))).columns:
+            continue
+        rows.filter("false").write_parquet(str(folder / "empty.parquet"), compression="zstd")
+        empty = (folder / "empty.parquet").read_bytes()
+        if len(empty) <= len(content):
+            copy.write_bytes(empty[:4] + bytes(len(content) - len(empty)) + empty[4:])
+            lost += 1
+    return lost
 
 
+@pytest.mark.long
 def test_damaged_copies_lose_nothing(store: Store, tmp_path: Path) -> None:
-    """Neither does a collection free what their rows would name, nor are they what files of tables are made one of."""
+    """Neither do collections free what their rows would name, nor are they what files of tables are made one of."""
     opened(store, tmp_path).close()
-    for number in range(17):
+    for number in range(16):
         add_small(store, tmp_path, number)
     before = dict(store.objects)
-    for work in (
-        lambda pool: pool.gc(grace=0, keep=0),
-        lambda pool: pool.tables.tidy(),
-        lambda pool: add_to(pool, tmp_path),
-    ):
+    for work in (lambda pool: [pool.gc(grace=0, keep=0) for _ in "12"], lambda pool: add_to(pool, tmp_path)):
         store.objects.clear()
         store.objects.update(before)
         with opened(store, tmp_path) as pool:
-            pool.verify()
-        for copy in (tmp_path / "cache").iterdir():
-            if copy.read_bytes().startswith(b"PAR1") and copy.stat().st_size > 2000:
-                copy.write_bytes(without_rows(copy, tmp_path))
+            assert pool.verify() == []
+        assert lose_rows(tmp_path / "cache", tmp_path) > 16
         with opened(store, tmp_path) as pool:
             work(pool)
         with opened(store, tmp_path, "sound") as pool:
-            assert {str(number) for number in range(17)} <= {one.version for one in pool.versions()}
+            assert {str(number) for number in range(16)} <= {one.version for one in pool.versions()}
             assert pool.verify() == []
