@@ -50,7 +50,7 @@ _NUMBERS = [
 _SECONDS = 10
 """Of processor time for all attempts."""
 
-_OPTIONAL = {"num_key_value_heads", "head_dim", "num_experts_per_tok", "vocab_size"}
+_OPTIONAL = {"head_dim", "n_routed_experts", "num_experts_per_tok", "num_key_value_heads", "pad_token_id", "vocab_size"}
 """Fields that get a number, too, if they have none."""
 
 _CHANGES: list[dict[str, int]] = [
