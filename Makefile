@@ -169,7 +169,7 @@ RUNTIME_SOURCES := $(shell find runtime_bindings \( -name '*.cpp' -o -name '*.c'
 $(VENV)/.runtime: $(VENV)/.weights
 $(VENV)/.demo-runtime: $(VENV)/.demo
 $(VENV)/.runtime $(VENV)/.demo-runtime: $(RUNTIME_SOURCES)
-	@echo "Building the native runtime: about half a minute ..."
+	@echo "Building the native runtime: about two minutes ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --no-deps \
 	  --no-build-isolation -C build-dir=$(BUILD) ./runtime_bindings
 	@touch $@
