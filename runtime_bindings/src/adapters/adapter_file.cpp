@@ -340,7 +340,7 @@ double check_scale(double number, const char* what) {
 std::string number_text(double number) {
   std::string text;
   for (int digits = 1; digits <= 17; ++digits) {
-    std::ostringstream stream;
+    std::ostringstream stream(std::ios_base::out); // that without arguments is newer than manylinux_2_28
     stream.imbue(std::locale::classic());
     stream.precision(digits);
     stream << number;
