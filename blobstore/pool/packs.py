@@ -322,9 +322,8 @@ class Reader:
             there = self._objects.read(path, first, more)
             if there is None:
                 return None
-            while len(self._maps) >= _MAPS:  # other threads read, too
-                self._maps.pop(next(iter(self._maps)), None)
-            self._maps[path, first] = there
+            kept = list(self._maps.items())[1 - _MAPS :]
+            self._maps = dict([*kept, ((path, first), there)])  # a new one, because other threads read, too
         return there[start - first :][:length]
 
     def _decoded(
