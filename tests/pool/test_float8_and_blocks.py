@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -190,3 +191,21 @@ def test_blocks_have_no_bits_that_processors_choose(kind: str, values: Weights) 
             beyond = [127 if one > 0 else -128 for one in values] if np.isinf(inverse) else []
         numbers = np.frombuffer(made[2:], np.int8).tolist()
         assert all(one == 0 or found == expected for one, found, expected in zip(values, numbers, beyond, strict=False))
+
+
+def test_tensors_that_overlap_come_back(tmp_path: Path) -> None:
+    """Of the second one, what is left is no whole number of blocks, whatever its type says."""
+    tensors = weights()
+    path = write_gguf(tmp_path / "blocks.gguf", tensors, "q8_0")
+    size = 96 * 256 // 32 * 34
+    data = bytearray(path.read_bytes())
+    place = data.index(struct.pack("<Q", size))
+    data[place : place + 8] = struct.pack("<Q", size - 32)
+    path.write_bytes(data[:-32])
+    weights_of_whole_blocks = np.concatenate([*tensors.values()]).ravel()[: (size - 32) // 34 * 32]
+    save_file({"w": torch.from_numpy(weights_of_whole_blocks)}, tmp_path / "wide.safetensors")
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add([tmp_path / "wide.safetensors"], "m@1")
+        pool.add([path], "m@2")
+        pool.get("m@2", tmp_path / "out")
+    assert (tmp_path / "out/blocks.gguf").read_bytes() == path.read_bytes()

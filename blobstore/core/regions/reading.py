@@ -333,10 +333,12 @@ def _cover(source: RegionSource, drafts: Iterable[_Draft], structure: int) -> li
                 home.methods += draft.methods
                 home.exact += draft.own if (start, stop) == (home.start, home.stop) else ()
             continue
-        layout, recorded, exact = (draft.layout, draft.recorded, draft.own) if start >= position else (None, "", [])
-        start, names = max(start, position), ([*draft.keys], [*draft.methods])
-        kept.append(_Draft(draft.kind, start, stop, *names, layout, draft.dtype, recorded, exact))
-        starts.append(start)
+        names = [*draft.keys], [*draft.methods]
+        if start < position:  # a part of it has neither its type nor its digest
+            kept.append(_Draft(draft.kind, position, stop, *names))
+        else:
+            kept.append(_Draft(draft.kind, start, stop, *names, draft.layout, draft.dtype, draft.recorded, draft.own))
+        starts.append(max(start, position))
         position = stop
     regions: list[Region] = []
     position = 0
