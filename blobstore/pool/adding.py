@@ -34,7 +34,7 @@ from blobstore.pool.overlaps import find_overlaps, take_apart
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.pieces import Pieces, pieces_of
 from blobstore.pool.relations import stored_rows, with_bases
-from blobstore.pool.scan import FileRange, NamedTensor, ScannedFile, ScannedPart, scan
+from blobstore.pool.scan import FileRange, PartTensor, ScannedFile, ScannedPart, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
 from blobstore.pool.versions import Version, live_versions
 from blobstore.storage.objects import Objects
@@ -168,7 +168,7 @@ def _part_rows(identity: str, name: str, version: str, scanned: Sequence[Scanned
     for file in scanned:
         for part in file.parts:
             place = identity, name, version, file.name, part.source.start, part.size
-            for tensor in part.tensors or (NamedTensor("", part.dtype, part.shape, part.order),):
+            for tensor in part.tensors or (PartTensor("", part.dtype, part.shape, part.order),):
                 yield (*place, *tensor, part.digest, begun)
 
 

@@ -18,7 +18,7 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import DataChangedError, PoolError
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.relations import stored_rows
-from blobstore.pool.scan import FileRange, NamedTensor, ScannedFile, ScannedPart
+from blobstore.pool.scan import FileRange, PartTensor, ScannedFile, ScannedPart
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import described_files
 from blobstore.storage.objects import PARALLEL, Objects
@@ -135,7 +135,7 @@ def _parts(tables: Tables, identity: str, file: str) -> tuple[ScannedPart, ...]:
     )
     parts = []
     for (start, size, digest), own in itertools.groupby(rows, lambda row: row[:3]):
-        tensors = [NamedTensor(*row[3:]) for row in own]
+        tensors = [PartTensor(*row[3:]) for row in own]
         named = tuple(tensor for tensor in tensors if tensor.name)
         parts.append(ScannedPart(FileRange("", start, start + size), digest, named, *tensors[0][1:], b"", b""))
     return tuple(parts)

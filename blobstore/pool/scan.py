@@ -29,7 +29,7 @@ __all__ = [
     "SEED",
     "SKETCHED",
     "FileRange",
-    "NamedTensor",
+    "PartTensor",
     "ScannedFile",
     "ScannedPart",
     "checked",
@@ -76,7 +76,7 @@ class FileRange:
         return view
 
 
-class NamedTensor(NamedTuple):
+class PartTensor(NamedTuple):
     """A tensor as the table of parts has it. Equal bytes may be several, each with its own type and shape."""
 
     name: str
@@ -100,7 +100,7 @@ class ScannedPart:
 
     source: FileRange
     digest: bytes
-    tensors: tuple[NamedTensor, ...]
+    tensors: tuple[PartTensor, ...]
     dtype: str
     shape: str
     order: str
@@ -189,7 +189,7 @@ def _part(path: str, region: Region, view: memoryview, digest: bytes, check: byt
         FileRange(path, region.start, region.stop),
         digest,
         tuple(
-            NamedTensor(key, *_described(layout, region.dtype))
+            PartTensor(key, *_described(layout, region.dtype))
             for key, layout in region.exact
             if is_named and _is_text(key)
         ),

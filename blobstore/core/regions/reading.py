@@ -93,6 +93,13 @@ class _Draft:
         """Its keys, each with its layout."""
         return [(key, self.layout) for key in self.keys]
 
+    def within(self, start: int, stop: int) -> _Draft:
+        """What is left of it; a part has neither its type nor its digest."""
+        keys, methods = [*self.keys], [*self.methods]
+        if self.start < start:
+            return _Draft(self.kind, start, stop, keys, methods)
+        return _Draft(self.kind, self.start, stop, keys, methods, self.layout, self.dtype, self.recorded, self.own)
+
 
 def _ptd(source: RegionSource) -> tuple[list[Region], int]:
     source.fill(0, _HEAD)
@@ -333,12 +340,8 @@ def _cover(source: RegionSource, drafts: Iterable[_Draft], structure: int) -> li
                 home.methods += draft.methods
                 home.exact += draft.own if (start, stop) == (home.start, home.stop) else ()
             continue
-        names = [*draft.keys], [*draft.methods]
-        if start < position:  # a part of it has neither its type nor its digest
-            kept.append(_Draft(draft.kind, position, stop, *names))
-        else:
-            kept.append(_Draft(draft.kind, start, stop, *names, draft.layout, draft.dtype, draft.recorded, draft.own))
-        starts.append(max(start, position))
+        kept.append(draft.within(position, stop))
+        starts.append(kept[-1].start)
         position = stop
     regions: list[Region] = []
     position = 0
