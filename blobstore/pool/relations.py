@@ -79,17 +79,18 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
     """
     wanted, places = {short_key(digest) for digest in digests}, [np.empty(0, np.int64)]
     seen: set[int] = set()
-    while wanted and len(places) <= _CHAIN:
-        found, bases = tables.numbers(
-            f"SELECT {tables.place(BLOBS)}, coalesce(b.base_key, b.key) FROM blobs b SEMI JOIN wanted w ON b.key = w.a",
-            wanted=[(key,) for key in wanted],
-        )
-        places.append(found)
-        seen |= wanted
-        wanted = set(bases.tolist()) - seen
-    condition = is_unmarked(tables) if unmarked else "true"
-    rows = map(Stored.read, tables.at(BLOBS, BLOB_COLUMNS, np.concatenate(places), condition))
-    return sorted(rows, key=lambda row: (row.pack not in gone, -row.length, row.pack))
+    with tables.still():
+        while wanted and len(places) <= _CHAIN:
+            found, bases = tables.numbers(
+                f"SELECT {tables.place(BLOBS)}, coalesce(b.base_key, b.key) FROM blobs b SEMI JOIN wanted w ON b.key = w.a",
+                wanted=[(key,) for key in wanted],
+            )
+            places.append(found)
+            seen |= wanted
+            wanted = set(bases.tolist()) - seen
+        condition = is_unmarked(tables) if unmarked else "true"
+        rows = tables.at(BLOBS, BLOB_COLUMNS, np.concatenate(places), condition)
+    return sorted(map(Stored.read, rows), key=lambda row: (row.pack not in gone, -row.length, row.pack))
 
 
 def with_bases(
@@ -188,31 +189,34 @@ def _rank(part: ScannedPart) -> int:
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
     """The newest blobs that are whole from which blobs of these types and sizes may follow, and the newest differences."""
-    alike, is_near = "b.dtype = k.a AND b.size = k.b", "b.base_key IS NOT NULL AND b.length > 0"
-    chosen = [
-        places[_newest(times, most)]
-        for which, most in (("b.base_key IS NULL", _SOURCES), (is_near, _NEAR_SOURCES))
-        for places, times, _ in _of_kinds(tables, f"{alike} WHERE {which}", list(base_kinds(parts)))
-    ]
-    return _sketched(tables, np.concatenate(chosen)) if chosen else []
+    with tables.still():
+        alike, is_near = "b.dtype = k.a AND b.size = k.b", "b.base_key IS NOT NULL AND b.length > 0"
+        chosen = [
+            places[_newest(times, most)]
+            for which, most in (("b.base_key IS NULL", _SOURCES), (is_near, _NEAR_SOURCES))
+            for places, times, _ in _of_kinds(tables, f"{alike} WHERE {which}", list(base_kinds(parts)))
+        ]
+        return _sketched(tables, np.concatenate(chosen)) if chosen else []
 
 
 def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
     """Of each kind the newest blobs that are whole, and however old they are, those like one of the parts."""
-    wanted: dict[_Kind, set[int]] = defaultdict(set)
-    for part in parts:
-        own = signature(part.dtype, part.sketch)
-        for kind in _kinds(part):
-            wanted[kind].add(own)
-    whole = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE b.base_key IS NULL"
-    stored = zip(_of_kinds(tables, whole, list(wanted)), wanted.values(), strict=True)
-    chosen = [
-        places[_newest(times, _NEWEST) | _alike(times, signatures, own)] for (places, times, signatures), own in stored
-    ]
-    found: dict[_Kind, list[Candidate]] = defaultdict(list)
-    for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
-        found[one.dtype, one.shape, one.size].append(one)
-    return found
+    with tables.still():
+        wanted: dict[_Kind, set[int]] = defaultdict(set)
+        for part in parts:
+            own = signature(part.dtype, part.sketch)
+            for kind in _kinds(part):
+                wanted[kind].add(own)
+        whole = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE b.base_key IS NULL"
+        stored = zip(_of_kinds(tables, whole, list(wanted)), wanted.values(), strict=True)
+        chosen = [
+            places[_newest(times, _NEWEST) | _alike(times, signatures, own)]
+            for (places, times, signatures), own in stored
+        ]
+        found: dict[_Kind, list[Candidate]] = defaultdict(list)
+        for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
+            found[one.dtype, one.shape, one.size].append(one)
+        return found
 
 
 def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]) -> Iterator[Sequence[_Column]]:
@@ -274,18 +278,19 @@ def _sketched(tables: Tables, places: _Column) -> list[Candidate]:
 
 def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
     """The sketches of the newest differences against bases, the oldest first; for each base and type."""
-    found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
-    if wanted := [(short_key(digest),) for digest in bases]:
-        newest = f"""
-            SELECT {tables.place(BLOBS)} FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
-            QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
-        """
-        is_sketched = "b.near_sketch IS NOT NULL AND b.base IS NOT NULL"
-        [places] = tables.numbers(newest, wanted=wanted)
-        rows = tables.at(BLOBS, "b.time, b.base, b.dtype, b.near_sketch", places, is_sketched)
-        for _, base, dtype, sketch in sorted(rows):
-            found[base, dtype].append(sketch)
-    return found
+    with tables.still():
+        found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
+        if wanted := [(short_key(digest),) for digest in bases]:
+            newest = f"""
+                SELECT {tables.place(BLOBS)} FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
+                QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
+            """
+            is_sketched = "b.near_sketch IS NOT NULL AND b.base IS NOT NULL"
+            [places] = tables.numbers(newest, wanted=wanted)
+            rows = tables.at(BLOBS, "b.time, b.base, b.dtype, b.near_sketch", places, is_sketched)
+            for _, base, dtype, sketch in sorted(rows):
+                found[base, dtype].append(sketch)
+        return found
 
 
 @dataclass

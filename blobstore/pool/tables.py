@@ -290,7 +290,8 @@ class Tables:
 
     def later(self, *tables: str) -> None:
         """Look at the newest state of these tables when a query is about them, for those that saw what they look for before."""
-        self._later.update(tables)
+        with self._lock:
+            self._later.update(tables)
 
     def commits(self, *tables: str) -> tuple[int, ...]:
         """The numbers of the commits of these tables that were seen last; each commit's is one more than that before."""
@@ -320,6 +321,12 @@ class Tables:
         columns = self._asked(lambda: self._answer(text, ()).fetchnumpy(), given)
         return [np.asarray(column, np.int64) for column in columns.values()]
 
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """No other thread looks at a newer state inside of a `with` block: what `place` gave means the same for `at`."""
+        with self._lock:
+            yield
+
     def place(self, table: str) -> str:
         """In SQL, where a row `b` of a table is in the state that is seen now, as a number for `at`."""
         if table in self._later:
@@ -331,10 +338,11 @@ class Tables:
 
     def at(self, table: str, columns: str, places: _Numbers, condition: str = "true") -> list[tuple[Any, ...]]:
         """Columns of rows `b` of a table at places, where a condition holds. Of other files nothing is read."""
+        if not len(places):
+            return []
+        self._view(table)  # again, if a copy had to be fetched anew
         files = [str(file) for file in self._viewed[table][1]]
         wanted = [(files[place // _PLACES], place % _PLACES) for place in places.tolist()]
-        if not wanted:
-            return []
         named = ", ".join(_quoted(file) for file in {file for file, _ in wanted})
         return self.query(
             f"SELECT {columns} FROM {table} b SEMI JOIN places p ON b.filename = p.a AND b.file_row_number = p.b "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blobstore.errors import PoolError
 from blobstore.pool import Pool, collecting
+from blobstore.pool.relations import stored_rows
 from tests.pool import places
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.turns import Inline, Program, Turns
@@ -148,6 +151,7 @@ def test_a_version_appears_when_it_is_about_to_be_given_up(tmp_path: Path, monke
     assert versions(place) == {"old", "new"}
 
 
+@pytest.mark.long
 def test_a_version_is_given_up_when_it_is_about_to_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, turns = folder(tmp_path), Turns(monkeypatch)
     adding = turns.program(lambda: add(place, "new"))
@@ -158,6 +162,7 @@ def test_a_version_is_given_up_when_it_is_about_to_appear(tmp_path: Path, monkey
     assert versions(place) == {"old"}
 
 
+@pytest.mark.long
 def test_a_pack_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else changes the blobs; the new rows are looked at all the same."""
     place, turns = folder(tmp_path), Turns(monkeypatch)
@@ -173,6 +178,7 @@ def test_a_pack_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, mo
     assert versions(place) == {"old", "new"}
 
 
+@pytest.mark.long
 def test_rows_that_lead_nowhere_come_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever adds the same contents has not seen them, or that their pack was condemned."""
     place, turns = folder(tmp_path), Turns(monkeypatch)
@@ -216,6 +222,7 @@ def test_a_copy_is_condemned_and_deleted_before_its_rows_come(tmp_path: Path, mo
         assert not packs_of(place) & before
 
 
+@pytest.mark.long
 def test_rows_that_lead_nowhere(tmp_path: Path) -> None:
     """Whoever reads or collects takes other rows, whichever come first."""
     place, nowhere = folder(tmp_path), {"00" * 32, "ff" * 32}
@@ -288,3 +295,28 @@ def test_a_base_stays_whole_though_it_is_stored_as_a_difference_too(
         collect(place)
         assert versions(place) == {"old", "slow", "first", "base", "near"}
     assert not packs_of(place) & whole
+
+
+@pytest.mark.long
+def test_a_thread_looks_for_contents_while_another_sees_tables_that_were_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows are is asked first, and what they have then; in between, the other thread has to wait."""
+    place = folder(tmp_path)
+    for seed in (3, 4, 5):
+        write(place.parent / f"{seed}.safetensors", tensors(seed))
+        add(place, f"m{seed}", str(seed))
+    with Pool(place) as pool, Pool(place) as other, ThreadPoolExecutor(1) as threads:
+        digests = [digest for (digest,) in pool.tables.query("SELECT digest FROM blobs")]
+        other.tables.tidy(always=True)
+        numbers, looked = pool.tables.numbers, list[Future[None]]()
+
+        def interrupted(text: str, **given: Any) -> Any:
+            found = numbers(text, **given)
+            looked.append(threads.submit(pool.tables.fresh))
+            wait(looked, timeout=0.3)  # it does not end before what it would disturb
+            return found
+
+        monkeypatch.setattr(pool.tables, "numbers", interrupted)
+        assert stored_rows(pool.tables, digests).keys() == set(digests)
+        assert looked
