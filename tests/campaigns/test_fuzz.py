@@ -46,6 +46,7 @@ def test_replay_reports_every_kind_of_finding(monkeypatch):
     assert "signal 14" in replay.replay("tried", b"")
 
 
+@pytest.mark.long
 def test_minimized_input_has_the_same_finding(monkeypatch):
     monkeypatch.setitem(targets.TARGETS, "tried", lambda data: {}[1] if b"bad" in data else None)
     assert replay.minimize("tried", b"some bytes and bad ones") == b"bad"

@@ -104,6 +104,7 @@ def test_dedup_with_names_and_a_missing_data_file(run, lowered, tmp_path):
     assert "also needs a data file" in text.replace("\n", " ")
 
 
+@pytest.mark.long
 def test_names_of_the_wrong_file(run, lowered, tmp_path):
     """A program has no names; a file that names nothing is reported."""
     model = lowered.mlp(delegated=False)
@@ -125,6 +126,7 @@ def named_keys(path):
         return {key for key in data_map if not key.startswith("tensor.")}
 
 
+@pytest.mark.long
 def test_names_of_several_checkpoints(run, lowered, tmp_path):
     """All that are given count, and without any those beside the programs, as in the report (D2)."""
     models = {"x": (lowered.mlp(delegated=False), "x"), "y": (lowered.mlp(delegated=False, seed=1), "y")}
@@ -181,6 +183,7 @@ def test_unreadable_files_are_errors_of_the_library():
     assert len(found) > 30 and [place for place, checked in found.items() if checked] == []
 
 
+@pytest.mark.long
 def test_dedup_refuses(run, lowered, tmp_path):
     lowered.mlp(delegated=True).write(tmp_path, "m")
     before = (tmp_path / "m.pte").read_bytes()
@@ -274,6 +277,7 @@ def test_inspect(run, ptd, lowered, tmp_path):
     assert {blob["kind"] for blob in found[1]["blobs"]} >= {"constant", "named data"}
 
 
+@pytest.mark.long
 def test_verify(run, ptd, lowered, tmp_path):
     lowered.mlp().write(tmp_path, "mlp")
     text = run("verify", "m.ptd", "mlp.pte")

@@ -129,6 +129,7 @@ def test_weights_out_of_reach_are_named(way: str, words: list[str], lowered: Any
         cache.update_state_dict(state)  # of the programs that are loaded, none is left
 
 
+@pytest.mark.long
 def test_what_strict_refuses_may_be_left_behind(lowered: Any, tmp_path: Path) -> None:
     """An update of the other tensors by name succeeds (U1)."""
     pte = copy(lowered("some tags"), tmp_path / "a")
@@ -255,6 +256,7 @@ def test_on_a_working_copy_all_weights_follow(from_memory: bool, lowered: Any, t
     close(method(*TOKENS), seeded(Net)(*TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("from_memory", [False, True])
 @pytest.mark.parametrize(
     ("mode", "data"), [("private", "model"), ("copy", "model"), ("shared", "model"), ("private", "live")]
@@ -322,6 +324,7 @@ def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lo
     cache.update({"norm.bias": state["norm.bias"]})  # for programs that are loaded later
 
 
+@pytest.mark.long
 def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Path) -> None:
     """Delegates take their weights from the cache in every mode (U1)."""
     module = nn.Sequential(nn.Linear(8, 4)).eval()

@@ -331,6 +331,7 @@ HOSTILE_CONSTANTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", HOSTILE_CONSTANTS)
 def test_constants_that_would_meet(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are refused when they are written and read, and no process that loads them is harmed (B5)."""

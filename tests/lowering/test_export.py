@@ -135,6 +135,7 @@ def test_a_module_and_its_inputs(stock_run: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(cache[next(iter(module.state_dict()))], next(iter(module.state_dict().values())))
 
 
+@pytest.mark.long
 def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
     """So a method is called as its module is (U1)."""
 
@@ -170,6 +171,7 @@ def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
         method(query, scale.double())
 
 
+@pytest.mark.long
 def test_a_number_among_the_inputs_has_no_name(tmp_path: Path) -> None:
     """ExecuTorch has a place for the names of tensors only; the message counts instead."""
 
@@ -186,6 +188,7 @@ def test_a_number_among_the_inputs_has_no_name(tmp_path: Path) -> None:
         method(torch.ones(2), times=3)
 
 
+@pytest.mark.long
 def test_an_input_with_the_name_of_a_buffer_has_none(tmp_path: Path) -> None:
     """ExecuTorch looks tensors up by name, and would find the input where the buffer was meant."""
 
@@ -254,6 +257,7 @@ def test_two_models_in_one_folder(tmp_path: Path) -> None:
     close(both(x), models["b"](x))
 
 
+@pytest.mark.long
 def test_gradients_are_not_recorded() -> None:
     """A module with parameters that require gradients is exported as it runs on a device, and stays as it was."""
     module = seeded(nets.MLP)
@@ -261,6 +265,7 @@ def test_gradients_are_not_recorded() -> None:
     assert all(parameter.requires_grad for parameter in module.parameters()) and torch.is_grad_enabled()
 
 
+@pytest.mark.long
 def test_lowering_is_quiet(recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture) -> None:
     """Neither a warning nor a log message of the libraries reaches the caller."""
     lower({"forward": (seeded(nets.MLP), inputs(3, 16))})

@@ -102,6 +102,7 @@ def test_one_readable_key_a_parameter(live: Live) -> None:
         assert layout == "" or (len(layout) == 16 and int(layout, 16) >= 0)
 
 
+@pytest.mark.long
 def test_the_delegate_keeps_all_of_its_weights_in_the_program(tmp_path: Path) -> None:
     """What the program uses itself is known by its name in its data file all the same (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, tag={"shift": "model"}.get)
@@ -111,6 +112,7 @@ def test_the_delegate_keeps_all_of_its_weights_in_the_program(tmp_path: Path) ->
     live.check()
 
 
+@pytest.mark.long
 def test_what_did_not_change_is_not_initialized_again(tmp_path: Path) -> None:
     """Only delegates whose blobs change are initialized (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)

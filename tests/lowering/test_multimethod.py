@@ -158,6 +158,7 @@ def test_the_backends_own_sharing_stays(tmp_path: Path) -> None:
         cache.update({"weight": WEIGHT})
 
 
+@pytest.mark.long
 def test_without_sharing_of_its_own_weights_change_by_name(tmp_path: Path) -> None:
     """The weight leaves both payloads, as if the backend had no function for several methods (R1, U1)."""
     saved("SharesNothing", tmp_path)

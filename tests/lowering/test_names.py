@@ -89,6 +89,7 @@ class Scaled(nn.Module):
         return self.linear(nn.functional.linear(x, self.weight * self.factor))
 
 
+@pytest.mark.long
 def test_tensors_that_were_computed_ahead_are_refused(tmp_path: Path) -> None:
     """Weights of which the program has only a product would not change (U1)."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass

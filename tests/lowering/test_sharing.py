@@ -211,6 +211,7 @@ def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
     assert packed.keys() >= {"conv.weight", "conv.bias"}
 
 
+@pytest.mark.long
 def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
     """Packed weights, and slopes that are read in place, stay together (B3)."""
     live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)

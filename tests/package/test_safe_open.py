@@ -106,6 +106,7 @@ def slices(files: Path) -> Iterator[Any]:
     yield {key: made(key) for key in ("cube", "scalar", "empty", "long")}
 
 
+@pytest.mark.long
 @given(key=st.sampled_from(["cube", "scalar", "empty", "long"]), index=indices)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_slices_are_those_of_safetensors(slices: Any, key: str, index: Any) -> None:

@@ -135,6 +135,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", CALLABLES, ids=str)
 def test_wrong_kinds_of_arguments(
     one: PublicCallable, models: Path, lowered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

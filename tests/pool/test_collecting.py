@@ -195,6 +195,7 @@ def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.Monk
     assert winners == {"other"} | after_the_commit
 
 
+@pytest.mark.long
 def test_what_is_dropped_is_freed(worlds: Worlds) -> None:
     world = worlds.new()
     full = world.place.stored_bytes()
@@ -210,6 +211,7 @@ def test_what_is_dropped_is_freed(worlds: Worlds) -> None:
     assert world.place.stored_bytes() == 0
 
 
+@pytest.mark.long
 def test_a_base_stays_as_long_as_something_is_stored_against_it(where: Place, tmp_path: Path) -> None:
     base = halves(tensors())
     for number, model in enumerate((base, tuned(base, 1), tuned(base, 2))):
@@ -329,6 +331,7 @@ def rows_of(where: Place) -> list[tuple[str, int, int]]:
         ]
 
 
+@pytest.mark.long
 def test_two_that_tidy_at_once_do_not_double_rows(
     where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +360,7 @@ def test_two_that_tidy_at_once_do_not_double_rows(
         assert len(pool.versions()) == 6
 
 
+@pytest.mark.long
 def test_versions_in_a_row_leave_few_files(where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are tidied by how many files they have, not by time; but not beside one that began and is not done."""
     path = write(tmp_path / "a.safetensors", tensors())

@@ -193,6 +193,7 @@ def disk(pool: Path, nbytes: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_full_disk_is_freed_by_dropping(tmp_path: Path) -> None:
     """By `drop` and `gc`, which write, too; what is added leaves the room that they need."""
     random = np.random.default_rng(0)
@@ -217,6 +218,7 @@ def test_a_full_disk_is_freed_by_dropping(tmp_path: Path) -> None:
         assert [version.version for version in pool.versions() if version.name == "m"] == ["2"]
 
 
+@pytest.mark.long
 def test_a_pack_that_cannot_be_copied_to_a_full_disk_waits(tmp_path: Path) -> None:
     """Others that nothing needs are freed; nothing is lost."""
     random = np.random.default_rng(0)

@@ -78,6 +78,7 @@ def test_equal_contents_are_stored_once_under_any_name(pool: Pool, where: Place,
         np.testing.assert_array_equal(opened.numpy(name), values)
 
 
+@pytest.mark.long
 def test_a_fine_tune_takes_what_it_changed(pool: Pool, where: Place, tmp_path: Path) -> None:
     """Against the nearest blob of any name, one step deep."""
     base = halves(tensors())
@@ -99,6 +100,7 @@ def test_a_fine_tune_takes_what_it_changed(pool: Pool, where: Place, tmp_path: P
     assert pool.why("unrelated@1", "tuned/2@1").near == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("executor", "ahead"), [("threads:1", 0), ("threads:2", 20_000_000)])
 def test_reading_takes_the_memory_of_some_chunks(executor: str, ahead: int, tmp_path: Path) -> None:
     """Of a tensor that is many of them: whole, as a difference, and in a narrower type. Threads hold some more."""
@@ -393,6 +395,7 @@ def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place,
     assert not (tmp_path / "stolen").exists()
 
 
+@pytest.mark.long
 def test_processes_do_the_work(pool: Pool, tmp_path: Path) -> None:
     """Any executor of `concurrent.futures`: what it runs and returns can be pickled."""
     folder = tmp_path / "model"

@@ -64,6 +64,7 @@ def wholes(encodings: dict[str, tuple[int, int, int]]) -> int:
     return sum(number for encoding, (number, _, _) in encodings.items() if encoding.startswith("planes"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @settings(max_examples=3)
 @given(seed=st.integers(0, 1000))

@@ -136,6 +136,7 @@ def forms() -> dict[str, tuple[Array, Array, int]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", forms())
 def test_folded_weights_take_a_factor_for_each_channel(tmp_path: Path, form: str) -> None:
     weight, made, channels = forms()[form]

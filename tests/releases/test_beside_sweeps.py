@@ -164,6 +164,7 @@ def test_what_is_stored_again_is_not_removed_meanwhile(
     check(releases, "3", tmp_path)
 
 
+@pytest.mark.long
 def test_no_release_leads_to_a_pack_that_will_go(releases: Path, tmp_path: Path) -> None:
     """Once a sweep ended, whatever is only in condemned packs is not needed any more."""
     shared = weights(seed=2, layers=2, size=64)

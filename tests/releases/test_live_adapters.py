@@ -132,6 +132,7 @@ def test_both_in_one_commit(opened: Release, shop: Shop) -> None:
     assert same(held(opened), {**wanted, "m.lora_b": wanted["m.lora_b"] * np.float32(2)})
 
 
+@pytest.mark.long
 def test_a_newer_adapter_on_the_same_foundation(opened: Release, shop: Shop) -> None:
     """It is taken if the caller wants the release's; what fits stays otherwise."""
     load_adapter(opened.cache, opened.path / "left.ptd")
@@ -221,6 +222,7 @@ def test_layers_above_the_release(opened: Release, shop: Shop) -> None:
         load_adapter(layer, opened.path / "left.ptd")
 
 
+@pytest.mark.long
 def test_requests_above_the_release(shop: Shop) -> None:
     """They are compared again when they begin, so nothing is refused for their sake; `unfit` has their names."""
     mine = shop.own("mine.ptd")
@@ -271,6 +273,7 @@ def seeds_in(cache: BlobCache) -> tuple[int, int | None]:
     return foundations[foundation], adapters[b] if np.frombuffer(b, np.float32).any() else None
 
 
+@pytest.mark.long
 def test_loads_and_follows_at_the_same_time(shop: Shop, tmp_path: Path) -> None:
     """At no moment is an adapter above a foundation that it was not made for."""
     own = {}

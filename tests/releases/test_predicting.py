@@ -14,6 +14,7 @@ from tests.releases.models import inputs, weights
 from tests.releases.server import serving
 
 
+@pytest.mark.long
 def test_publishing_predicts_what_devices_fetch(tmp_path: Path) -> None:
     """Also of many files of which some are equal: a device fetches those once (F1)."""
     generator = np.random.default_rng(0)

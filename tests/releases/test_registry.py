@@ -92,6 +92,7 @@ def test_push_and_pull(registry: str, tmp_path: Path) -> None:
         pull(f"{registry}/team/a:nothing", device)
 
 
+@pytest.mark.long
 @needs_registry
 def test_a_poll_of_a_registry(registry: str, tmp_path: Path) -> None:
     """The manifest of a tag is not sent again; without a password, 300 bytes go over the wire, both ways (F2)."""
@@ -114,6 +115,7 @@ def test_a_poll_of_a_registry(registry: str, tmp_path: Path) -> None:
         assert pull(place, device).stale == "1"
 
 
+@pytest.mark.long
 @needs_registry
 def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed upload begins at the border of a chunk (F2)."""
@@ -171,6 +173,7 @@ def test_what_is_wrong_with_credentials_is_said(registry: str, tmp_path: Path, m
         pull(f"{registry}/a:1", tmp_path / "device")
 
 
+@pytest.mark.long
 def test_an_image_layout(tmp_path: Path) -> None:
     """A folder that other tools for OCI read and write (F2)."""
     releases = published(tmp_path)
@@ -196,6 +199,7 @@ def test_an_image_layout(tmp_path: Path) -> None:
         push(str(tmp_path / "folder"), releases / "a/1")
 
 
+@pytest.mark.long
 def test_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that is unsigned, or signed by another key, or changed, is refused (F4)."""
     private, public, _ = keys(tmp_path, "one", password=b"pass")

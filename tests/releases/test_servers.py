@@ -126,6 +126,7 @@ with Release.open(sys.argv[3]) as release:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
 def test_a_folder_that_is_read_only(server: Server, releases: Path, tmp_path: Path) -> None:
     """It can be opened, and its release is current; another one cannot be pulled into it, and it stays as it was (F3)."""

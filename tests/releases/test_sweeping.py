@@ -72,6 +72,7 @@ def test_forms_of_older_releases_go(releases: Path, tmp_path: Path) -> None:
         assert same(found(tmp_path / str(number) / "current"), version(number))
 
 
+@pytest.mark.long
 def test_differences_for_the_newest_release_stay(releases: Path, tmp_path: Path) -> None:
     """A device with one of those before it fetches no more than before (F2)."""
     fetched = {}
@@ -112,6 +113,7 @@ def test_a_dropped_release_is_withdrawn(releases: Path, tmp_path: Path) -> None:
     assert nbytes(releases) == 0
 
 
+@pytest.mark.long
 def test_a_version_that_was_dropped_can_be_published_again(releases: Path, tmp_path: Path) -> None:
     with Pool(releases) as pool:
         pool.drop("a@4")
@@ -142,6 +144,7 @@ def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), {key: value.astype(np.float16) for key, value in wide.items()})
 
 
+@pytest.mark.long
 def test_contents_that_the_pool_has_in_another_layout(tmp_path: Path) -> None:
     """The same: a release leads devices to bytes that they can read, whatever its own earlier version has under the name (R1)."""
     first = weights(layers=2, size=96)
@@ -176,6 +179,7 @@ def test_a_pool_with_releases_is_collected_with_them(releases: Path, tmp_path: P
         sweep(releases)
 
 
+@pytest.mark.long
 def test_a_device_with_an_old_list_of_ways_looks_again(releases: Path, tmp_path: Path) -> None:
     """What it led to was removed meanwhile; the list of now is asked for past caches (F2)."""
     stale = (releases / "a/4/ways.json.zst").read_bytes()

@@ -165,6 +165,7 @@ def imports(module: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+@pytest.mark.long
 def test_one_module_imports_internals() -> None:
     """Everything else uses the public API, or that module (X1)."""
     folder = Path(blobstore.__file__).parent

@@ -187,6 +187,7 @@ def test_a_tensor_is_of_one_generation(watched: Watched) -> None:
     assert np.array_equal(tensor.numpy(), before) and not array.any() and not watched.blobs.torch(key).any()
 
 
+@pytest.mark.long
 def test_a_training_program_trains_a_copy(tmp_path: Path) -> None:
     """Its parameters are there to be written to; the cache gets what it learned when it is published."""
     joint = training_nets.xor(external=True)

@@ -125,6 +125,7 @@ def test_weights_of_two_methods_are_one(tmp_path):
         assert torch.equal(program[name](*lowered.inputs(name))[0], before[name])
 
 
+@pytest.mark.long
 def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
     """Updates of one adapter do not reach the other; updates of the foundation reach both (D2)."""
     lowered = models.adapters()

@@ -264,6 +264,7 @@ def test_embedded_constants_without_strict(tmp_path: Path) -> None:
     close(Program(path, cache).method()(x), nets.Scores(model)(x))
 
 
+@pytest.mark.long
 def test_nothing_to_publish_to(tmp_path: Path) -> None:
     """A cache with none of the tensors is an error even without `strict`."""
     training = nets.xor().load(tmp_path / "train")

@@ -379,6 +379,7 @@ def test_optimizers_that_fail_or_are_none_change_nothing(tmp_path: Path) -> None
         assert same(before, state(training))
 
 
+@pytest.mark.long
 def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
     """An optimizer that runs the program itself works under the lock."""
     joint = nets.lora()

@@ -82,6 +82,7 @@ def test_both_make_the_same_bytes_and_read_them(draw: st.DataObject, encoding: s
         assert decoded(module, stored, encoding, len(data), other) == data.tobytes()
 
 
+@pytest.mark.long
 @given(st.data(), st.sampled_from(ENCODINGS))
 @settings(max_examples=300)
 def test_the_same_damage_is_refused(draw: st.DataObject, encoding: str) -> None:

@@ -185,6 +185,7 @@ def test_a_checkpoint_with_a_prefix_is_one_line(tmp_path: Path) -> None:
     assert "and 380 others; unexpected 'x'" in str(found.value) and len(str(found.value)) < 600
 
 
+@pytest.mark.long
 def test_what_load_does_not_take_is_said_what_takes_it(tmp_path: Path) -> None:
     """`load` takes keys, as they are in data files; a checkpoint has names, perhaps with a prefix."""
     model = torch.nn.Linear(8, 2).eval()

@@ -192,6 +192,7 @@ def test_a_damaged_shard_is_named(index):
         blobstore.open_any(index)
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

@@ -137,6 +137,7 @@ print(blobstore.open_any({str(tmp_path / "x.pt")!r})["w"].tolist(), len(blobstor
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_there_as_safetensors_costs_a_hundredth(tmp_path: Path) -> None:
     """And comes back to the byte; what torch wrote before 1.6 and compressed members do so, too."""
     values = {f"layers.{i}.weight": torch.randn(200, 500, generator=torch.manual_seed(i)) for i in range(12)}

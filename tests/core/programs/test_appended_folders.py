@@ -50,6 +50,7 @@ def test_each_program_computes_the_same_with_the_files_that_it_takes(lowered, fo
         np.testing.assert_array_equal(output, expected.numpy())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_a_program_without_one_of_its_files(lowered, tmp_path, delegated):
     """The error names the file beside it that has the missing keys, and no other; with both it runs (D1)."""

@@ -96,6 +96,7 @@ def test_what_a_replaced_program_took_stays_until_it_is_pruned(lowered, check, t
     assert keys(fresh.data_files[0]) == keys(tmp_path / "out" / "shared.ptd")
 
 
+@pytest.mark.long
 def test_a_name_whose_program_is_replaced_gets_new_bytes(lowered, stock_run, tmp_path):
     """The result lists the key (D2)."""
     old, new = lowered.mlp(external=True, seed=1), lowered.mlp(external=True, seed=2)
@@ -123,6 +124,7 @@ def test_a_name_that_another_program_still_takes_is_a_conflict(lowered, tmp_path
     assert snapshot(tmp_path / "out") == before
 
 
+@pytest.mark.long
 def test_a_delegates_key_that_another_program_still_takes_is_a_conflict(lowered, tmp_path):
     """Only the payload of the old program's delegate shows that it takes the key (R1)."""
     model = lowered.mlp(delegated=True)
@@ -233,6 +235,7 @@ def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
         torch.testing.assert_close(found, model.eager())
 
 
+@pytest.mark.long
 def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
     """If an old program takes other bytes by the name, the new tensor gets a key made of its content (R1)."""
     models = {name: lowered.mlp(seed=seed) for name, seed in (("a", 1), ("b", 2))}
@@ -328,6 +331,7 @@ def test_two_processes_at_once(lowered, check, tmp_path):
 # Inputs
 
 
+@pytest.mark.long
 def test_folders_keep_their_structure(lowered, check, tmp_path):
     """A program keeps its place below the folder that was given (B1)."""
     models = {"v1/model": lowered.mlp(seed=1), "v2/model": lowered.mlp(seed=2), "top": lowered.mlp(seed=3)}

@@ -67,6 +67,7 @@ def whole(report: Report) -> Report:
     return report
 
 
+@pytest.mark.long
 def test_processes_find_what_threads_find(zoo: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
         assert blobstore.report([zoo], executor=executor) == whole(blobstore.report([zoo]))

@@ -123,6 +123,7 @@ def test_flatc_decodes_the_golden_file(tmp_path):
     assert manifest["metadata"] == [{"key": "a", "value": ""}, {"key": "made by", "value": "a test"}]
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(strategies.keys, st.none() | strategies.layouts()), unique_by=lambda row: row[0], max_size=8),
     st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), min_size=1, max_size=5),

@@ -57,6 +57,7 @@ def test_one_kind_moved(check_same_outputs, name, kind):
     assert all(item.kind != kind for item in read_program(target).movable())
 
 
+@pytest.mark.long
 def test_one_layout_of_a_shared_buffer_moved(check_same_outputs):
     model = programs.two_layouts()
     for rank in (1, 2, 4):
@@ -74,6 +75,7 @@ def test_rewritten_twice(check_same_outputs, slim):
     assert {item.kind for item in first} | {item.kind for item in second} == {"constant", "named_data"}
 
 
+@pytest.mark.long
 def test_named_state_is_still_found_by_its_name(slim, module_runner):
     model = programs.named_counter()
     target, ptd, moves = slim(model.pte)
