@@ -65,6 +65,9 @@ def main() -> None:
         for name in (*MODULES, *BY_NAME)
         if name == named or name.startswith(f"{named}_")
     ]
+    if lacking := [name for name in chosen or MODULES if arguments.page and page_of(arguments.page, name) is None]:
+        pages = ", ".join(map(str, arguments.page))
+        parser.error(f"{pages}: expected marks such as <!-- {lacking[0]} -->, once, for {', '.join(lacking)}")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians\n")
     met = True
     for name in chosen or MODULES:
@@ -93,17 +96,20 @@ def table(module: object, folder: Path) -> Iterator[tuple[str, bool]]:
         yield f"| {work} | {row.figure} | {row.bar} | {verdict} |", row.met
 
 
+def page_of(pages: Iterable[Path], name: str) -> Path | None:
+    """The page that has the marks of a table, once."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    marks = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    return next((page for page, text in texts.items() if all(text.count(mark) == 1 for mark in marks)), None)
+
+
 def put(pages: Iterable[Path], name: str, text: str) -> None:
     """Replace what stands between the marks `<!-- name -->` and `<!-- /name -->` of one of the pages, if there are any."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    olds = {page: page.read_text(encoding="utf-8") for page in pages}
-    for page, old in olds.items():
-        if old.count(begin) == 1 and old.count(end) == 1:
-            before, rest = old.split(begin)
-            page.write_text(before + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
-            return
-    if olds:
-        sys.exit(f"{', '.join(map(str, olds))}: expected one {begin.strip()} and one {end}")
+    page = page_of(pages, name)
+    if page is not None:
+        before, rest = page.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")
+        after = rest.split(f"<!-- /{name} -->")[1]
+        page.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
