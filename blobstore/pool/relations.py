@@ -77,6 +77,8 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
     Their places are looked up first, by short keys: reading all digests of a large pool takes several times as long as the
     keys, and as what lies at a few places.
     """
+    if not digests:
+        return []
     wanted, places = {short_key(digest) for digest in digests}, [np.empty(0, np.int64)]
     seen: set[int] = set()
     with tables.still():
@@ -157,11 +159,11 @@ class _Choice:
     def job(self, part: ScannedPart) -> Job:
         """How to store a blob."""
         found = self._short[part.digest]
-        if (
-            kind := _kind(part)
-        ) not in self._new_sets:  # wide ones come before the narrow ones of which they may be bases
+        kind = _kind(part)
+        if kind not in self._new_sets:  # wide ones come before the narrow ones of which they may be bases
             self._new_sets[kind] = _set(part, self._new)
-        if (among := self._new_sets[kind]).bases:
+        among = self._new_sets[kind]
+        if among.bases:
             found = found.joined(_short(part, among))
         derived = self._derivations.find(part) if found.is_far else []
         if derived and (QUANT in derived[0].steps or derived[0].share < found.share):
