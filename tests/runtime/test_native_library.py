@@ -175,6 +175,14 @@ def test_what_is_installed_knows_nothing_of_the_machine_that_built_it(prefix):
     assert {path: search_paths(path) - {"$ORIGIN", "$ORIGIN/lib"} for path in built} == {path: set() for path in built}
 
 
+@pytest.mark.long
+def test_the_face_for_java_does_not_take_the_sources_where_a_library_is_named(tmp_path):
+    if reason := native_build.missing_java():
+        pytest.skip(reason)
+    with pytest.raises(AssertionError, match="blobstore"):
+        native_build.configure(JAVA, tmp_path / "build", f"-Dblobstore_DIR={tmp_path}")
+
+
 @pytest.mark.native
 def test_the_face_for_java_takes_the_sources_beside_it():
     """Where no library is installed; it installs two files, which know nothing of this machine, either (X2, N4)."""
