@@ -59,6 +59,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.modules) - {*MODULES, *BY_NAME}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if missing := [str(page) for page in arguments.page if not page.is_file()]:
+        parser.error(f"no page: {', '.join(missing)}")
     chosen = [
         name
         for named in arguments.modules
