@@ -162,8 +162,7 @@ class _Choice:
         kind = _kind(part)
         if kind not in self._new_sets:  # wide ones come before the narrow ones of which they may be bases
             self._new_sets[kind] = _set(part, self._new)
-        among = self._new_sets[kind]
-        if among.bases:
+        if (among := self._new_sets[kind]).bases:
             found = found.joined(_short(part, among))
         derived = self._derivations.find(part) if found.is_far else []
         if derived and (QUANT in derived[0].steps or derived[0].share < found.share):
