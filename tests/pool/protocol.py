@@ -5,7 +5,7 @@ is thinking. An actor is a generator of steps, which is sent what each step foun
 comes, so kills are among the orders. `adding` and `collecting` in `blobstore.pool` have the same steps in the same order.
 
 What is decided by more than the order is left out: any pack may be condemned at any time for whatever reason, and no time
-is waited for. Each actor can be told to go without one of the rules.
+is waited for. All actors can be told to go without one of the rules.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ Next = tuple[Callable[..., "Steps"], tuple[Any, ...]] | None
 """How an actor goes on when its steps end, remembering nothing else; None if that is all."""
 
 Steps = Generator[Step, Any, Next]
+"""What an actor does, by the rules but one, which is its first argument."""
 
 Actor = tuple[Callable[..., Steps], tuple[Any, ...], tuple[Any, ...]]
-"""A generator, its arguments, and what it was sent."""
+"""A generator, its other arguments, and what it was sent."""
 
 
 # ------------------------------------------------------------------------------------------------------------ steps
@@ -115,13 +116,13 @@ def condemn_any(world: World) -> list[tuple[World, Any]]:
 # ----------------------------------------------------------------------------------------------------------- actors
 
 
-def adder(version: str, content: str, base: str, without: str) -> Steps:
+def adder(without: str, version: str, content: str, base: str = "") -> Steps:
     if without != PARTS_FIRST:
         yield append("parts", (version, content))
-    return look_up, (version, content, base, without, 0)
+    return look_up, (version, content, base, 0)
 
 
-def look_up(version: str, content: str, base: str, without: str, turn: int) -> Steps:
+def look_up(without: str, version: str, content: str, base: str, turn: int) -> Steps:
     marks = (yield Read("marks")) if without == ADDER_MARKS_LAST else frozenset()
     blobs = yield Read("blobs")
     if without not in {ADDER_MARKS, ADDER_MARKS_LAST}:
@@ -129,46 +130,46 @@ def look_up(version: str, content: str, base: str, without: str, turn: int) -> S
     usable = {row for row in blobs if row.pack not in marks}
     there = {row.content for row in usable} if without == ADDER_BASES else readable(usable)
     if content in there or (turn and without == ADDER_AGAIN):
-        return appear, (version, content, without)
+        return appear, (version, content)
     row = Row(content, f"{version}.{turn}", base if base in bases_among(usable) else "")
-    return store, (row, (version, content, base, without, turn + 1))
+    return store, (row, (version, content, base, turn + 1))
 
 
-def store(row: Row, then: tuple[Any, ...]) -> Steps:
+def store(_without: str, row: Row, then: tuple[Any, ...]) -> Steps:
     yield append("packs", row.pack)
     yield append("blobs", row)
     return look_up, then
 
 
-def appear(version: str, content: str, without: str) -> Steps:
+def appear(without: str, version: str, content: str) -> Steps:
     if without == PARTS_FIRST:
         yield append("parts", (version, content))
     yield append("events", (version, "add")) if without == ENDS_ONCE else end(version, "add")
     return None
 
 
-def dropper(version: str) -> Steps:
+def dropper(_without: str, version: str) -> Steps:
     yield append("events", (version, "drop"))
     return None
 
 
-def giving_up(version: str) -> Steps:
+def giving_up(_without: str, version: str) -> Steps:
     if (yield end(version, "abandon")):
         yield delete("parts", lambda row: row[0] == version)
     return None
 
 
-def condemning() -> Steps:
+def condemning(_without: str) -> Steps:
     yield condemn_any
     return None
 
 
-def collector(name: str, without: str) -> Steps:
+def collector(_without: str, name: str) -> Steps:
     yield condemn_any
-    return emptying, (name, without, 0)
+    return emptying, (name,)
 
 
-def emptying(name: str, without: str, turn: int = 0) -> Steps:
+def emptying(without: str, name: str, turn: int = 0) -> Steps:
     noted = yield Read("marks")
     marks = (yield Read("marks")) if without == COLLECTOR_MARKS_LAST else frozenset()
     blobs, parts, events = (yield Read("blobs")), (yield Read("parts")), (yield Read("events"))
@@ -178,22 +179,22 @@ def emptying(name: str, without: str, turn: int = 0) -> Steps:
     needed = {content for version, content in parts if version not in ended}
     stranded = frozenset(row for row in kept(blobs, marks, needed, without) if row.pack in marks)
     if stranded and not (turn and without == COLLECTOR_AGAIN):
-        return copying, (stranded, name, without, turn)
+        return copying, (stranded, name, turn)
     leaving = (marks if without == NOTED_BEFORE else noted) & {row.pack for row in blobs}
-    return forgetting, (leaving, without)
+    return forgetting, (leaving,)
 
 
-def copying(stranded: frozenset[Row], name: str, without: str, turn: int) -> Steps:
+def copying(_without: str, stranded: frozenset[Row], name: str, turn: int) -> Steps:
     pack = f"{name}.{turn}"
     if not (yield copy(stranded, pack)):
         return None  # it begins anew; so may another one
     yield append("blobs", *(row._replace(pack=pack) for row in stranded))
-    return emptying, (name, without, turn + 1)
+    return emptying, (name, turn + 1)
 
 
-def forgetting(packs: frozenset[str], without: str) -> Steps:
+def forgetting(_without: str, packs: frozenset[str]) -> Steps:
     yield delete("blobs", lambda row: row.pack in packs)
-    return sweeping, (without,)
+    return sweeping, ()
 
 
 def sweeping(without: str) -> Steps:
@@ -206,7 +207,7 @@ def sweeping(without: str) -> Steps:
     return None
 
 
-def reader(version: str, without: str) -> Steps:
+def reader(without: str, version: str) -> Steps:
     """It says of a version that it is lost if it finds it and not what it needs, and it is still there."""
     events = frozenset() if without == EVENTS_FIRST else (yield Read("events"))
     parts, blobs = (yield Read("parts")), (yield Read("blobs"))
@@ -293,10 +294,10 @@ def lost(world: World) -> bool:
     )
 
 
-def pending(actor: Actor) -> Step | Next:
+def pending(actor: Actor, without: str) -> Step | Next:
     """The next step of an actor, or how it goes on without one."""
     function, arguments, sent = actor
-    steps = function(*arguments)
+    steps = function(without, *arguments)
     try:
         step = next(steps)
         for found in sent:
@@ -312,15 +313,17 @@ class Search:
 
     Args:
         world: at the beginning.
-        actors: generators and their arguments.
+        actors: generators, each with its arguments.
+        without: the rule that nobody keeps.
     """
 
-    def __init__(self, world: World, actors: Iterable[tuple[Callable[..., Steps], tuple[Any, ...]]]) -> None:
+    def __init__(self, world: World, actors: Iterable[tuple[Any, ...]], without: str = "") -> None:
+        self._without = without
         self._values: list[Any] = [None]
         self._numbers: dict[Any, int] = {None: 0}
         self._steps: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._looks: dict[int, tuple[str, set[str]]] = {}
-        self._first = (self._number(world), *(self._actor((*actor, ())) for actor in actors))
+        self._first = (self._number(world), *(self._actor((function, tuple(given), ())) for function, *given in actors))
 
     def run(self) -> list[str] | None:
         """The steps to a lost version, as one order has them; None if there is none."""
@@ -347,7 +350,7 @@ class Search:
 
     def _actor(self, actor: Actor | None) -> int:
         """The number of an actor at its next step; 0 if there is none."""
-        while actor is not None and not callable(step := pending(actor)):
+        while actor is not None and not callable(step := pending(actor, self._without)):
             actor = (*step, ()) if step else None
         return self._number(actor)
 
@@ -356,7 +359,7 @@ class Search:
             function, arguments, sent = self._values[actor]
             self._steps[actor, world] = [
                 (self._number(changed), self._actor((function, arguments, (*sent, found))))
-                for changed, found in pending(self._values[actor])(self._values[world])  # type: ignore[misc,operator]
+                for changed, found in pending(self._values[actor], self._without)(self._values[world])  # type: ignore[misc,operator]
             ]
         return self._steps[actor, world]
 
@@ -372,7 +375,7 @@ class Search:
     def _look(self, actor: int) -> tuple[str, set[str]]:
         """The table that an actor reads next, if it does, and those that it may still change."""
         if actor not in self._looks:
-            step = pending(self._values[actor])
+            step = pending(self._values[actor], self._without)
             self._looks[actor] = step.table if isinstance(step, Read) else "", CHANGED[self._values[actor][0]]
         return self._looks[actor]
 
