@@ -128,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted).groups()  # type: ignore[union-attr]
         if not first:
             return 206, whole[-int(last) :]
+        if int(first) >= len(whole):
+            return 416, b"<Error><Code>InvalidRange</Code></Error>"
         shift = 1 if "ranges" in store.broken else 0
         return 206, whole[int(first) + shift : (int(last) + 1 if last else len(whole)) + shift]
 

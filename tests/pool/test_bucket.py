@@ -15,10 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from blobstore.cli.app import app
-from blobstore.errors import BlobStoreError, IntegrityError, PoolError, TransferError
+from blobstore.errors import BlobStoreError, PoolError, TransferError
 from blobstore.pool import Pool
-from blobstore.pool.tables import BLOBS, PARTS
-from blobstore.storage.objects import REQUEST, Objects
+from blobstore.storage.objects import REQUEST
 from tests.pool import places
 from tests.pool.gateway import Gateway
 from tests.pool.models import halves, tensors, tuned, write
@@ -123,50 +122,21 @@ def added(place: Place, paths: list[Path], references: list[list[str]]) -> list[
     return outputs
 
 
-def test_processes_add_different_versions_at_once(where: Place, tmp_path: Path) -> None:
-    """None is lost, and the pool itself is made once. The copies of table files are shared."""
+def test_processes_add_at_once(where: Place, tmp_path: Path) -> None:
+    """Nothing of what each adds is lost, and of what both add, each is added once and an error for the other one. The pool
+    itself is made once, and the copies of table files are shared."""
     base = halves(tensors())
-    paths = [write(tmp_path / f"{n}.safetensors", tuned(base, n)) for n in range(2)]
-    references = [[f"{name}@{version}" for version in range(4)] for name in "ab"]
-    assert added(where, paths, references) == references
+    paths = [write(tmp_path / f"{n}" / "m.safetensors", tuned(base, n)) for n in range(2)]
+    both = [f"m@{version}" for version in range(5)]
+    own = [[f"{name}@{version}" for version in range(4)] for name in "ab"]
+    outputs = added(where, paths, [[*names, *both] for names in own])
+    assert sorted(itertools.chain(*outputs)) == sorted(itertools.chain(both, *own))
     with where.open() as pool:
-        assert sorted(f"{one.name}@{one.version}" for one in pool.versions()) == sorted(itertools.chain(*references))
+        assert len(pool.versions()) == 13
         assert pool.verify() == []
-
-
-def test_processes_add_the_same_versions_at_once(where: Place, tmp_path: Path) -> None:
-    """Of each exactly one is added, and every other one is an error."""
-    paths = [write(tmp_path / f"{n}" / "m.safetensors", tensors(n)) for n in range(2)]
-    names = [f"m@{version}" for version in range(5)]
-    where.open(create=True).close()
-    outputs = added(where, paths, [names, names])
-    assert sorted(outputs[0] + outputs[1]) == names
-    with where.open() as pool:
-        assert [one.version for one in pool.versions()] == list("01234")
-        assert pool.verify() == []
-        for process, output in enumerate(outputs):
+        for path, output in zip(paths, outputs, strict=True):
             for name in output:
-                assert b"".join(map(bytes, pool.cat(name, "m.safetensors"))) == paths[process].read_bytes()
-
-
-def test_rows_that_are_there_twice_change_nothing(where: Place, tmp_path: Path) -> None:
-    """The rows of a commit whose answer was lost are committed again."""
-    path = write(tmp_path / "a.safetensors", tensors())
-    with where.open(create=True) as pool:
-        pool.add(path, "m@1")
-        for table in (PARTS, BLOBS):
-            columns = "* EXCLUDE (filename, file_row_number)"
-            pool.tables.append(table, pool.tables.query(f"SELECT {columns} FROM {table}"))  # noqa: S608
-        before = where.stored_bytes()
-        assert set(pool.open("m@1")) == set(tensors())
-        assert pool.verify() == []
-        assert pool.stats().contents_bytes == path.stat().st_size
-        pool.add(write(tmp_path / "b.safetensors", tensors(5)), "m@2")
-        pool.drop("m@2")
-        for _ in range(2):
-            pool.gc(grace=0, keep=0)
-        assert pool.verify() == []
-        assert where.stored_bytes() == before
+                assert b"".join(map(bytes, pool.cat(name, "m.safetensors"))) == path.read_bytes()
 
 
 # -------------------------------------------------------------------------------------------------------- ranges
@@ -231,32 +201,6 @@ def test_no_request_is_larger_than_the_limit(place: Place, proxy: Proxy, tmp_pat
         assert len(read) < 4 + 12 + 2 + 2
         assert sum(one.sent for one in read) < path.stat().st_size + (1 << 20)
         np.testing.assert_array_equal(pool.open("m@1").numpy("a"), model["a"])
-
-
-def test_a_range_may_end_behind_the_object(filled: Place) -> None:
-    """Whatever an index says, no more memory is taken than the object has bytes."""
-    objects = Objects(filled.url, filled.options)
-    path = filled.packs()[0]
-    content = filled.read(path)
-    for start, length in ((10, len(content)), (10, 1 << 50), (len(content), 10), (len(content), 1 << 50), (0, 0)):
-        read = objects.read(path, start, length)
-        assert read is not None and bytes(read) == content[start : start + length]
-    assert objects.read("packs/none", 0, 10) is None
-    assert objects.read("packs/none", 0, 1 << 50) is None
-
-
-def test_a_reader_goes_on_when_a_collection_moves_what_it_reads(place: Place, tmp_path: Path) -> None:
-    model = {f"{n}": np.random.default_rng(n).integers(0, 256, 100_000, np.uint8) for n in range(3)}
-    write(tmp_path / "both" / "small.safetensors", model)
-    write(tmp_path / "both" / "large.safetensors", {"x": np.random.default_rng(9).integers(0, 256, 1 << 20, np.uint8)})
-    with place.open(create=True) as pool:
-        pool.add(tmp_path / "both", "both@1")
-        pool.add(tmp_path / "both" / "small.safetensors", "small@1")
-        reader = place.open().open("small@1")
-        pool.drop("both@1")
-        for _ in range(3):
-            pool.gc(grace=0, keep=0)
-        assert {key: bytes(data) for key, data in reader.views()} == {key: v.tobytes() for key, v in model.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- errors
@@ -392,13 +336,3 @@ def test_a_conflict_is_not_taken_for_success(filled: Place, proxy: Proxy, tmp_pa
         refused(filled, "409 Conflict", lambda: pool.add(path, "new@1"))
     with filled.open() as pool:
         assert pool.verify() == [] and len(pool.versions()) == 1
-
-
-def test_bytes_that_change_on_the_way_are_an_error(filled: Place) -> None:
-    for pack in filled.packs():
-        data = bytearray(filled.read(pack))
-        for at in range(100, len(data), 50):
-            data[at] ^= 1
-        filled.write(pack, bytes(data))
-    with filled.open() as pool, pytest.raises(IntegrityError, match="packs/"):
-        list(pool.open("m@1").views())

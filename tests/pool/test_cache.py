@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.errors import PoolError
 from blobstore.pool.cache import FileCache
-from tests.pool import places
-from tests.pool.gateway import Gateway
-from tests.pool.models import tensors, write
-from tests.pool.proxy import proxying
 
 
 def test_a_file_is_fetched_once(tmp_path: Path) -> None:
@@ -83,39 +78,3 @@ def test_a_folder_that_cannot_be_used_is_replaced(tmp_path: Path, monkeypatch: p
     assert not any(path.is_relative_to(folder) for path in paths)
     cache.close()
     assert not any(path.exists() for path in paths)
-
-
-@pytest.mark.long
-def test_a_pool_uses_copies(gateway: Gateway, tmp_path: Path) -> None:
-    """A second process reads no file of a table again; damaged and removed copies are replaced."""
-    place = places.bucket(gateway, tmp_path / "cache")
-    with place.open(create=True) as pool:
-        pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
-        assert pool.verify() == []
-    with proxying(gateway.url) as proxy:
-        place.open(aws_endpoint=proxy.url).verify()
-        assert not any(request.path.endswith(".parquet") for request in proxy.log)
-    copies = list(place.cache.iterdir())
-    assert sum(copy.read_bytes().startswith(b"PAR1") for copy in copies) == 3  # the others are of logs
-    for damage in (lambda copy: copy.unlink(), lambda copy: copy.write_bytes(bytes(copy.stat().st_size))):
-        with place.open() as pool:
-            assert pool.verify() == []
-            for copy in list(place.cache.iterdir()):
-                damage(copy)
-            assert [version.name for version in pool.versions()] == ["m"]
-        with place.open() as pool:
-            assert pool.verify() == []
-
-
-@pytest.mark.long
-def test_damaged_table_files_are_one_error(gateway: Gateway, tmp_path: Path) -> None:
-    place = places.bucket(gateway, tmp_path / "cache")
-    with place.open(create=True) as pool:
-        pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
-    for path in place.paths("tables"):
-        if path.endswith(".parquet"):
-            place.write(path, bytes(len(place.read(path))))
-    place.cache = tmp_path / "other"
-    with pytest.raises(PoolError, match="it is damaged") as caught:
-        place.open().versions()
-    assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +22,12 @@ from blobstore.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.pool import Pool, PoolDataMap, collecting
 from blobstore.pool.tables import Tables
 from blobstore.storage.objects import Objects
+from tests.helpers.between import KilledError, between, die
 from tests.pool.models import halves, tensors, tuned, write
 from tests.pool.places import Place
 from tests.pool.worlds import NEVER, World, Worlds
 
 STEPS = [(Tables, "append"), (Tables, "delete"), (Tables, "fresh"), (Objects, "place"), (Objects, "delete")]
-
-
-class Killed(BaseException):
-    """The process ends."""
-
-
-@contextlib.contextmanager
-def between(monkeypatch: pytest.MonkeyPatch, at: int, event: Callable[[], None]) -> Iterator[list[str]]:
-    """Let something happen before step number `at` of what is done inside; the steps that were made."""
-    made: list[str] = []
-    inside = False
-
-    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Any, *arguments: Any, **options: Any) -> Any:
-            nonlocal inside
-            if not inside:
-                made.append(name)
-                if len(made) - 1 == at:
-                    inside = True
-                    try:
-                        event()
-                    finally:
-                        inside = False
-            return function(self, *arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patched:
-        for owner, name in STEPS:
-            patched.setattr(owner, name, wrapped(name, getattr(owner, name)))
-        yield made
-
-
-def die() -> None:
-    raise Killed
-
-
-def steps_of(worlds: Worlds, monkeypatch: pytest.MonkeyPatch, run: Callable[[World], None]) -> list[int]:
-    """The steps of what is done in a world; in a bucket, where each takes long, some of them."""
-    with between(monkeypatch, -1, die) as made:
-        run(worlds.new())
-    steps = list(range(len(made)))
-    return steps if worlds.gateway is None else steps[:: max(len(steps) // 5, 1)]
 
 
 @pytest.fixture
@@ -81,73 +39,81 @@ ADDED = "gone+child"
 """Its contents are there, but unused, and one of them is to be stored against a base that is unused."""
 
 
+def add(world: World) -> None:
+    world.add(ADDED)
+
+
+def collect(world: World) -> None:
+    world.collect()
+
+
+def collect_twice(world: World) -> None:
+    """The first marks, the second deletes."""
+    world.collect()
+    world.collect()
+
+
+def steps_of(worlds: Worlds, work: Callable[[World], None]) -> list[int]:
+    """The steps of what is done in a world; in a bucket, where each takes long, some of them."""
+    with between(STEPS, -1, die) as made:
+        work(worlds.new())
+    steps = list(range(len(made)))
+    return steps if worlds.gateway is None else steps[:: max(len(steps) // 5, 1)]
+
+
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("grace", [NEVER, 0.0])
-def test_a_collection_between_any_two_steps_of_adding(
-    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, grace: float
+@pytest.mark.parametrize(("work", "event"), [(add, collect), (add, collect_twice), (collect, add)])
+def test_others_between_any_two_steps(
+    worlds: Worlds, work: Callable[[World], None], event: Callable[[World], None]
 ) -> None:
-    """The version is whole, or with a collection that gives up everything that was begun, not there and adding an error."""
-    outcomes = set()
-    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED)):
+    """A version is whole, whenever others collect, and whenever it is added while they do."""
+    for at in steps_of(worlds, work):
         world = worlds.new()
-        with between(monkeypatch, at, lambda world=world: world.collect(grace)):
+        with between(STEPS, at, lambda world=world: event(world)):
+            work(world)
+        world.check()
+        assert f"{ADDED}@2" in world.versions()
+        collect_twice(world)
+        world.check()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_was_begun_is_given_up_between_any_two_steps_of_adding(worlds: Worlds) -> None:
+    """The version is whole, or not there and adding an error."""
+    outcomes = set()
+    for at in steps_of(worlds, add):
+        world = worlds.new()
+        with between(STEPS, at, lambda world=world: world.collect(grace=0.0)):
             try:
-                world.add(ADDED)
+                add(world)
                 outcomes.add("added")
                 assert f"{ADDED}@2" in world.versions()
             except (PoolError, FileAccessError) as error:  # or its temporary file is gone
-                assert grace == 0 and ("gave it up" in str(error) or "No such file" in str(error))
+                assert "gave it up" in str(error) or "No such file" in str(error)
                 outcomes.add("given up")
                 assert f"{ADDED}@2" not in world.versions()
         world.check()
-        world.collect()
-        world.collect()
+        collect_twice(world)
         world.check()
-    assert outcomes == ({"added"} if grace else {"added", "given up"})
+    assert outcomes == {"added", "given up"}
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first marks, the second deletes."""
-    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED))[::2]:
+@pytest.mark.parametrize("work", [add, collect])
+def test_a_process_dies_at_any_step(worlds: Worlds, work: Callable[[World], None]) -> None:
+    """The version is there or not, and can be added then; later collections leave nothing of it."""
+    for at in steps_of(worlds, work):
         world = worlds.new()
-
-        def twice(world: World = world) -> None:
-            world.collect()
-            world.collect()
-
-        with between(monkeypatch, at, twice):
-            world.add(ADDED)
-        world.check()
-        assert f"{ADDED}@2" in world.versions()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):
-        world = worlds.new()
-        with between(monkeypatch, at, lambda world=world: world.add(ADDED)):
-            world.collect()
-        world.check()
-        assert f"{ADDED}@2" in world.versions()
-        world.collect()
-        world.check()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version is there or not; later collections leave nothing of it, and it can be added again."""
-    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED)):
-        world = worlds.new()
-        with between(monkeypatch, at, die), pytest.raises(Killed):
-            world.add(ADDED)
+        with between(STEPS, at, die), pytest.raises(KilledError):
+            work(world)
         world.check()
         if f"{ADDED}@2" not in world.versions():
-            world.add(ADDED)
+            add(world)
+        world.check()
+        collect(world)
         world.check()
         with world.place.open() as pool:
             for version in world.versions():
@@ -157,37 +123,23 @@ def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch
         assert world.place.stored_bytes() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.long
-def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):
-        world = worlds.new()
-        with between(monkeypatch, at, die), pytest.raises(Killed):
-            world.collect()
-        world.check()
-        world.add(ADDED)
-        world.check()
-        world.collect()
-        world.check()
-
-
-@pytest.mark.long
-def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_version_twice_at_once(worlds: Worlds) -> None:
     """One is added, the other is an error, at whatever step the other comes."""
     winners = set()
-    for at in steps_of(worlds, monkeypatch, lambda world: world.add("child")):
+    for at in steps_of(worlds, lambda world: world.add("child")):
         world = worlds.new()
         done: list[str] = []
 
-        def add(who: str, world: World = world, done: list[str] = done) -> None:
+        def add_as(who: str, world: World = world, done: list[str] = done) -> None:
             try:
                 world.add("child")
                 done.append(who)
             except PoolError as error:
                 assert "is in the pool already" in str(error)
 
-        with between(monkeypatch, at, lambda add=add: add("other")):
-            add("first")
+        with between(STEPS, at, lambda add_as=add_as: add_as("other")):
+            add_as("first")
         assert len(done) == 1
         winners.update(done)
         world.check()
@@ -209,25 +161,6 @@ def test_what_is_dropped_is_freed(worlds: Worlds) -> None:
         waiting = pool.gc(keep=0)
         assert waiting.packs >= 1 and waiting.freed > 0
     assert world.place.stored_bytes() == 0
-
-
-@pytest.mark.long
-def test_a_base_stays_as_long_as_something_is_stored_against_it(where: Place, tmp_path: Path) -> None:
-    base = halves(tensors())
-    for number, model in enumerate((base, tuned(base, 1), tuned(base, 2))):
-        write(tmp_path / f"{number}.safetensors", model)
-    with where.open(create=True) as pool:
-        for number in range(3):
-            pool.add(tmp_path / f"{number}.safetensors", f"m@{number}")
-        pool.drop("m@0")
-        for _ in range(2):
-            pool.gc(grace=0, keep=0)
-        assert pool.verify() == []
-        pool.drop("m@1")
-        pool.drop("m@2")
-        for _ in range(2):
-            pool.gc(grace=0, keep=0)
-    assert where.stored_bytes() == 0
 
 
 def test_a_mostly_unused_pack_is_written_anew(where: Place, tmp_path: Path) -> None:
@@ -306,10 +239,10 @@ def test_what_is_dropped_and_added_again_while_a_pack_is_emptied(
                 other.add(tmp_path / "b", "b@2")
             append(self, table, rows, once)
             if condemns and dies:
-                raise Killed
+                raise KilledError
 
         again: list[int] = []
-        with monkeypatch.context() as patched, contextlib.suppress(Killed):
+        with monkeypatch.context() as patched, contextlib.suppress(KilledError):
             patched.setattr(collecting, "_give_up", then_drop)
             patched.setattr(Tables, "append", after_adding)
             collector.gc(grace=NEVER, keep=0)
@@ -404,15 +337,26 @@ def test_who_looks_after_old_commits_were_removed_sees_the_newest(tmp_path: Path
         assert pool.verify() == []
 
 
-def test_an_event_that_is_there_twice_counts_once(where: Place, tmp_path: Path) -> None:
-    write(tmp_path / "a.safetensors", tensors())
+def test_rows_that_are_there_twice_change_nothing(where: Place, tmp_path: Path) -> None:
+    """The rows of a commit whose answer was lost are committed again."""
+    path = write(tmp_path / "a.safetensors", tensors())
     with where.open(create=True) as pool:
-        pool.add(tmp_path / "a.safetensors", "m@1")
-        rows = pool.tables.query("SELECT id, kind, name, version, time, files FROM events")
-        pool.tables.append("events", rows)
+        pool.add(path, "m@1")
+        for table in ("events", "parts", "blobs"):
+            columns = "* EXCLUDE (filename, file_row_number)"
+            pool.tables.append(table, pool.tables.query(f"SELECT {columns} FROM {table}"))  # noqa: S608
         pool.tables.fresh()
-        assert len(pool.versions()) == 1
-        assert pool.stats().versions == 1
+        before = where.stored_bytes()
+        assert len(pool.versions()) == pool.stats().versions == 1
+        assert set(pool.open("m@1")) == set(tensors())
+        assert pool.verify() == []
+        assert pool.stats().contents_bytes == path.stat().st_size
+        pool.add(write(tmp_path / "b.safetensors", tensors(5)), "m@2")
+        pool.drop("m@2")
+        for _ in range(2):
+            pool.gc(grace=0, keep=0)
+        assert pool.verify() == []
+        assert where.stored_bytes() == before
         pool.drop("m@1")
         assert pool.versions() == []
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -35,18 +39,30 @@ def come_back(pool: Pool, reference: str, model: Path, out: Path) -> bool:
     return all((out / file.name).read_bytes() == file.read_bytes() for file in model.iterdir())
 
 
-def test_threads(where: Place, model: Path, tmp_path: Path) -> None:
-    with where.open(create=True) as pool:
-        pool.add(model, "m@1", executor="threads:2")
-        assert come_back(pool, "m@1", model, tmp_path / "out")
+EXECUTORS: dict[str, Callable[[pytest.FixtureRequest], contextlib.AbstractContextManager[str | Executor]]] = {
+    "threads": lambda _: contextlib.nullcontext("threads:2"),
+    "processes": lambda _: contextlib.nullcontext("processes:2"),
+    "of concurrent.futures": lambda _: ProcessPoolExecutor(2, mp_context=get_context("spawn")),
+    "a cluster": lambda request: contextlib.nullcontext(request.getfixturevalue("cluster")),
+}
 
 
-@pytest.mark.long
-def test_processes(where: Place, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "threads",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("processes", "of concurrent.futures")),
+        pytest.param("a cluster", marks=pytest.mark.slow),
+    ],
+)
+def test_any_workers_add(where: Place, model: Path, tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
+    """What they run and return can be pickled."""
     with where.open(create=True) as pool:
-        pool.add(model, "m@1", executor="processes:2")
+        with EXECUTORS[kind](request) as executor:
+            added = pool.add(model, "m@1", executor=executor)
+        assert pickle.loads(pickle.dumps(added)) == added  # noqa: S301 - it was made here
         assert come_back(pool, "m@1", model, tmp_path / "out")
-        assert pool.verify(executor="processes:1") == []
+        assert pool.verify(executor="processes:1" if kind == "processes" else None) == []
 
 
 def die() -> None:
@@ -93,13 +109,6 @@ def cluster() -> Iterator[str]:
 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as started:
         yield started.scheduler_address.replace("tcp://", "dask://")
-
-
-@pytest.mark.slow
-def test_a_cluster_adds(where: Place, cluster: str, model: Path, tmp_path: Path) -> None:
-    with where.open(create=True) as pool:
-        pool.add(model, "m@1", executor=cluster)
-        assert come_back(pool, "m@1", model, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -128,21 +128,6 @@ def test_of_a_tune_a_difference_remains(tmp_path: Path) -> None:
         assert restored.read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "gguf:q8_1",
-        "gguf:",
-        "float8:float8e4m3fn:1",
-        "float8:float8e4m3fn:1:0",
-        "float8:half:1:1",
-        "float8:float8e5m2:x:1",
-    ],
-)
-def test_steps_that_are_none(step: str) -> None:
-    assert split_steps(step) == ((), step)
-
-
 @pytest.mark.parametrize("step", ["gguf:q4_1", "float8:float8e4m3fn:/:96"])
 @pytest.mark.parametrize("nbytes", [0, 3, 4, 100, 4 * 33, 4 * 96])
 def test_sizes_that_do_not_fit(step: str, nbytes: int) -> None:

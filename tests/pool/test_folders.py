@@ -359,22 +359,6 @@ def test_reading_writes_nothing(shared: Path, tmp_path: Path) -> None:
     assert contents(shared) == before
 
 
-def test_who_writes_tables_decides_what_a_version_is(shared: Path, tmp_path: Path) -> None:
-    """As the pages on security say: a name is worth what those are who may write there; the bytes are those of the tables."""
-    with Pool(shared) as pool:
-        [(identity, files)] = pool.tables.query("SELECT id, files FROM events WHERE version = '1'")
-        [victim] = [version for version in pool.versions() if version.version == "2"]
-        pool.tables.append("events", [(victim.id, "drop", "open", "2", 0, "[]")])
-        pool.tables.append("events", [("7" * 32, "add", "open", "2", 0, files)])
-        columns = 'name, version, file, "offset", size, tensor, dtype, shape, "order", digest, begun'
-        parts = pool.tables.query(f"SELECT {columns} FROM parts WHERE id = ?", identity)  # noqa: S608
-        pool.tables.append("parts", [("7" * 32, *row) for row in parts])
-    with Pool(shared) as pool:
-        [one], [two] = pool.get("open@1", tmp_path / "1"), pool.get("open@2", tmp_path / "2")
-        assert one.read_bytes() == two.read_bytes()
-        assert [digest for _, _, digest in pool.versions()[-1].files] == [hashlib.sha256(two.read_bytes()).hexdigest()]
-
-
 @pytest.mark.long
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     """They are added and come back, those of before replaced, with fewer descriptors than there are files."""

@@ -274,14 +274,20 @@ def test_a_file_of_a_table_lies_beside_the_others(clean: Path, tmp_path: Path, p
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"format": 7}', '{"format": "blobstore.pool.2"}', DEEP, "\0", "\ud800"]
+    ("text", "message"),
+    [
+        *((text, "") for text in ("", "{", '{"format": 7}', DEEP, "\0", "\ud800")),
+        ("[]", "describes no pool"),
+        ('{"format": "blobstore.pool.2"}', r"expected the format blobstore\.pool\.1, found 'blobstore\.pool\.2'"),
+    ],
 )
-def test_a_description_that_is_none(clean: Path, tmp_path: Path, text: str) -> None:
+def test_a_description_that_is_none(clean: Path, tmp_path: Path, text: str, message: str) -> None:
     place = tmp_path / "pool"
     shutil.copytree(clean / "pool", place)
     (place / "pool.json").write_text(text, errors="surrogatepass")
-    with pytest.raises(BlobStoreError, match=r"pool\.json"):
-        Pool(place)
+    for create in (False, True):
+        with pytest.raises(BlobStoreError, match=rf"pool\.json.*{message}"):
+            Pool(place, create=create)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"unused": ' + DEEP, "{}", '{"unused": {"x": 1e400}}', '{"unused": [1]}'])

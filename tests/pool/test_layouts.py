@@ -25,8 +25,8 @@ from blobstore.errors import IntegrityError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
 from blobstore.pool.layouts import Layout, layout_size, layouts, parse_layout, rearrange
-from blobstore.pool.packs import Stored
 from tests.pool.models import write
+from tests.pool.rows import change_rows
 
 Array = npt.NDArray[Any]
 
@@ -148,6 +148,11 @@ _LAYOUT = "layout:4,6:1,0"
         *("layout:٤,6:1,0", "cast", "cast:", "cast:float", "widen:float", "widen:double", "cast:half:", "raw"),
         *("scale", "scale:", "scale:0", "scale:-1", "scale:4:4", "scale:1e3", "scale:٤"),
         *("quant", "quant:127:0:n", "quant:127:32:x", "quant:3:32:n", "quant:255e:32:n", "quant:127:32:n:"),
+        *("mask", "mask:2", "mask:8:z", "mask:2:*", "mask:2:+", "mask:2:z:7"),
+        *("prune:4:z", "prune:4:z:-1", "prune:4:z:07", "prune:4:z:1e3", "prune:4:s:9999999999999"),
+        *("gguf:q8_1", "gguf:", "float8:float8e4m3fn:1", "float8:float8e4m3fn:1:0", "float8:half:1:1"),
+        *("float8:float8e5m2:x:1", "slice", "slice:0:1:1", "slice:0:0:1:1", "slice:0:2:1:1", "slice:-1:1:1:1"),
+        *("slice:01:1:1:1", "slice:0:1:1:0", "slice:0:1:1:1:1", "slice:1e1:1:1:1"),
     ],
 )
 def test_other_steps_are_not_known(step: str) -> None:
@@ -415,12 +420,7 @@ def test_a_damaged_shape_is_no_reason_to_fail(tmp_path: Path, shape: str) -> Non
     weight = convolution()
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
-        (row,) = pool.tables.query(
-            'SELECT digest, size, dtype, shape, encoding, base, pack, "offset", length, time, "check", sketch FROM blobs '
-            "WHERE dtype = 'float'"
-        )
-        pool.tables.delete("blobs", "dtype = 'float'")
-        pool.tables.append("blobs", [Stored(*row)._replace(shape=shape).row()])
+        change_rows(pool, "dtype = 'float'", lambda row: {"shape": shape})
         program = opaque(tmp_path / "program.ptd", {"constant": last(weight), "numbers": rows_int8(weight).tobytes()})
         pool.add(program, "program@1")
         assert back(pool, "program@1", program, tmp_path / "out")
@@ -442,11 +442,7 @@ def test_a_damaged_recipe_is_one_error(tmp_path: Path, encoding: str, error: typ
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
         pool.add(opaque(tmp_path / "program.ptd", {"constant": last(weight)}), "program@1")
-        ((digest, base, pack, size),) = pool.tables.query(
-            "SELECT digest, base, pack, size FROM blobs WHERE encoding LIKE 'layout%'"
-        )
-        pool.tables.delete("blobs", "encoding LIKE 'layout%'")
-        pool.tables.append("blobs", [Stored(digest, size, "", "", encoding, base, pack, 0, 0, 0).row()])
+        change_rows(pool, "encoding LIKE 'layout%'", lambda row: {"encoding": encoding})
         with pytest.raises(error, match=message):
             pool.get("program@1", tmp_path / "out")
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from blobstore.errors import DataChangedError
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
-from blobstore.pool.packs import Stored
 from blobstore.pool.pieces import pieces_of, row_length
 from blobstore.pool.scan import scan, scan_parts
 from blobstore.pool.slices import Slice, parse_slice
 from tests.pool.models import Tensors, write
+from tests.pool.rows import change_rows
 from tests.pool.test_layouts import bytes_of
 
 Array = npt.NDArray[Any]
@@ -266,14 +266,6 @@ def test_a_slice_is_that_of_numpy(rows: int, columns: int, data: st.DataObject) 
     assert made_size(part.stop - 1, (part.recipe,)) is None
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["", ":0:1:1", ":0:0:1:1", ":0:2:1:1", ":-1:1:1:1", ":01:1:1:1", ":0:1:1:0", ":0:1:1:1:1", ":1e1:1:1:1"],
-)
-def test_other_recipes_are_none(recipe: str) -> None:
-    assert parse_slice(f"slice{recipe}") is None
-
-
 @given(st.sampled_from([(64, 192), (3, 64, 256), (64, 30, 3, 3), (20_000,), (70, 100)]), st.integers(0, 3))
 def test_a_dense_tensor_has_the_pieces_of_what_it_is_made_of(shape: tuple[int, ...], seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
@@ -308,16 +300,10 @@ def test_pieces_that_somebody_made_up_lead_to_no_other_bytes(tmp_path: Path, key
     path = save(tmp_path / "made.safetensors", made)
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(save(tmp_path / "model.safetensors", model), "m@1")
-        columns = ", ".join(f'"{name}"' for name in Stored._fields)
-        rows = pool.tables.query(f"SELECT {columns} FROM blobs")  # noqa: S608 - names of columns
-        pool.tables.delete("blobs", "true")
-        changed = [Stored(*row) for row in rows]
-        pool.tables.append(
-            "blobs",
-            [
-                row._replace(piece_keys=keys(row.piece_keys or []), piece_places=places(row.piece_places or [])).row()
-                for row in changed
-            ],
+        change_rows(
+            pool,
+            "true",
+            lambda row: {"piece_keys": keys(row.piece_keys or []), "piece_places": places(row.piece_places or [])},
         )
         pool.add(path, "m@2")
         check(pool, "m@2", path, made, tmp_path / "out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size, split_steps
 from blobstore.pool.pruned import find_pruning, prune
 from blobstore.pool.tables import Tables
+from tests.helpers.between import between
 from tests.pool.test_layouts import back, bytes_of
 
 pruning: Any = _prune
@@ -122,26 +122,6 @@ def test_what_is_not_pruned_is_no_mask() -> None:
     assert find_pruning(raw(half)[:-4], raw(weight), "float") is None
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "mask",
-        "mask:2",
-        "mask:8:z",
-        "mask:2:*",
-        "mask:2:+",
-        "mask:2:z:7",
-        "prune:4:z",
-        "prune:4:z:-1",
-        "prune:4:z:07",
-        "prune:4:z:1e3",
-        "prune:4:s:9999999999999",
-    ],
-)
-def test_other_steps_are_not_known(step: str) -> None:
-    assert split_steps(step) == ((), step)
-
-
 def test_steps_from_hostile_tables() -> None:
     """Of odd sizes, with masks that are too short, two that need stored bytes, and thresholds beyond the type."""
     base = raw(weights("float32"))
@@ -171,9 +151,7 @@ def test_a_step_that_no_table_can_have_is_not_stored(tmp_path: Path, monkeypatch
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_adding", [True, False], ids=["added", "collected"])
-def test_a_base_of_a_base_while_it_is_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_adding: bool
-) -> None:
+def test_a_base_of_a_base_while_it_is_collected(tmp_path: Path, is_adding: bool) -> None:
     """A pruned fine-tune is added while all that it may follow from is dropped and collected, or the other way round: one
     before each change of a table that the other makes. It comes out to the bit, also after further collections (P4)."""
     weight = weights("bfloat16")
@@ -196,11 +174,11 @@ def test_a_base_of_a_base_while_it_is_collected(
     steps = depths = 0
     while True:
         place = tmp_path / f"pool-{steps}"
-        with Pool(place, create=True) as pool, Pool(place) as other, monkeypatch.context() as patch:
+        with Pool(place, create=True) as pool, Pool(place) as other:
             pool.add(paths["base"], "m@base")
             pool.add(paths["tuned"], "m@tuned")
-            reached = interrupted(patch, pool, steps, partial(second, other))
-            first(pool)
+            with between([(Tables, "append"), (Tables, "delete")], steps, partial(second, other)) as reached:
+                first(pool)
         if len(reached) <= steps:
             break
         with Pool(place) as pool:
@@ -212,20 +190,3 @@ def test_a_base_of_a_base_while_it_is_collected(
         steps += 1
     assert steps > 3
     assert depths > 0
-
-
-def interrupted(patch: pytest.MonkeyPatch, pool: Pool, step: int, other: Callable[[], object]) -> list[str]:
-    """Let something else happen before a pool changes a table for the so-manieth time; what it changed."""
-    reached: list[str] = []
-    for name in ("append", "delete"):
-        real = getattr(Tables, name)
-
-        def change(self: Tables, table: str, *args: Any, real: Any = real, **more: Any) -> object:
-            if self is pool.tables:
-                reached.append(table)
-                if len(reached) - 1 == step:
-                    other()
-            return real(self, table, *args, **more)
-
-        patch.setattr(Tables, name, change)
-    return reached

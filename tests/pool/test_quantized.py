@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
-from blobstore.pool.packs import Stored
 from blobstore.pool.quantized import find_rule, quantize, quantized_size
 from tests.pool.places import Place
+from tests.pool.rows import change_rows
 
 _ROWS, _COLUMNS = 96, 256
 
@@ -205,11 +205,6 @@ def test_a_recipe_that_does_not_fit_its_base_is_an_error(tmp_path: Path) -> None
     with Pool(tmp_path / "pool", create=True) as pool:
         add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
         add(pool, tmp_path / "q.safetensors", "q", {"weight": FORMS["int8, rows"]})
-        ((digest, base, pack, size),) = pool.tables.query(
-            "SELECT digest, base, pack, size FROM blobs WHERE encoding LIKE 'quant%'"
-        )
-        pool.tables.delete("blobs", "encoding LIKE 'quant%'")
-        row = Stored(digest, size, "char", "", "quant:127:1000:n", base, pack, 0, 0, 0)
-        pool.tables.append("blobs", [row.row()])
+        change_rows(pool, "encoding LIKE 'quant%'", lambda row: {"encoding": "quant:127:1000:n"})
         with pytest.raises(IntegrityError, match="a base of another size"):
             pool.get("m@q", tmp_path / "out")

@@ -21,6 +21,7 @@ from blobstore.errors import BlobStoreError, PoolError, TransferError
 from blobstore.pool import Pool, log
 from blobstore.pool.cache import FileCache
 from blobstore.storage.objects import Objects
+from tests.helpers.between import between
 from tests.pool.models import write
 from tests.pool.small_store import Store, serving
 
@@ -151,16 +152,33 @@ def test_another_pool_at_the_same_place(store: Store, tmp_path: Path) -> None:
         assert pool.verify() == []
 
 
-def test_a_damaged_copy_of_an_entry(store: Store, tmp_path: Path) -> None:
-    """It is fetched again."""
+def test_copies_of_tables(store: Store, tmp_path: Path) -> None:
+    """A second process reads no file of a table again; damaged and removed copies are replaced."""
     add(store, tmp_path, 1)
     with opened(store, tmp_path) as pool:
-        pool.versions()
-    for copy in (tmp_path / "cache").iterdir():
-        if copy.read_bytes().startswith(b"{"):
-            copy.write_bytes(b"?" * copy.stat().st_size)
+        assert pool.verify() == []
+    store.log.clear()
     with opened(store, tmp_path) as pool:
-        assert [one.version for one in pool.versions()] == ["1"]
+        assert pool.verify() == []
+    assert not any(name.endswith(".parquet") for _, name in store.log)
+    for damage in (lambda copy: copy.unlink(), lambda copy: copy.write_bytes(bytes(copy.stat().st_size))):
+        with opened(store, tmp_path) as pool:
+            assert pool.verify() == []
+            for copy in list((tmp_path / "cache").iterdir()):
+                damage(copy)
+            assert [one.version for one in pool.versions()] == ["1"]
+        with opened(store, tmp_path) as pool:
+            assert pool.verify() == []
+
+
+def test_damaged_files_of_tables_are_one_error(store: Store, tmp_path: Path) -> None:
+    add(store, tmp_path, 1)
+    for name, content in list(store.objects.items()):
+        if name.endswith(".parquet"):
+            store.objects[name] = bytes(len(content))
+    with pytest.raises(PoolError, match="it is damaged") as caught, opened(store, tmp_path, "other") as pool:
+        pool.versions()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_commit_whose_answer_was_lost_is_there_once(
@@ -186,22 +204,8 @@ def add_small(store: Store, folder: Path, number: int, cache: str = "cache") -> 
         pool.add(folder / "small.bin", f"small@{number}", executor="threads:1")
 
 
-def failing(patch: pytest.MonkeyPatch, at: int, error: Exception, *targets: tuple[Any, str]) -> list[str]:
-    """Let the call of this number of some functions fail; the calls that were made."""
-    calls: list[str] = []
-
-    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            calls.append(name)
-            if len(calls) == at:
-                raise error
-            return function(*arguments, **options)
-
-        return call
-
-    for owner, name in targets:
-        patch.setattr(owner, name, wrapped(name, getattr(owner, name)))
-    return calls
+def fail(error: Exception) -> None:
+    raise error
 
 
 REQUESTS = (Objects, "get"), (Objects, "list")
@@ -223,18 +227,16 @@ def test_a_look_that_failed_hides_nothing_from_the_next(
     """Whatever fails of it, of few commits that are followed, and of many after which a checkpoint is nearer."""
     monkeypatch.setattr(log, "_EACH", 1)
     added = 0
-    for at in itertools.count(1):
+    for at in itertools.count():
         with opened(store, tmp_path, "one") as pool:
             pool.versions()
             for _ in range(behind):
                 added += 1
                 add_small(store, tmp_path, added, "other")
-            with monkeypatch.context() as patch:
-                calls = failing(patch, at, error, *targets)
-                with contextlib.suppress(BlobStoreError):
-                    assert len(pool.versions()) == added
+            with between(targets, at, lambda: fail(error)) as calls, contextlib.suppress(BlobStoreError):
+                assert len(pool.versions()) == added
             assert len(pool.versions()) == added
-        if len(calls) < at:
+        if len(calls) <= at:
             break
 
 
@@ -245,9 +247,8 @@ def test_adding_says_whether_the_version_is_there(
     """Also if this machine has no room for a copy of what was just made."""
     monkeypatch.setattr(log, "_EACH", 2)
     opened(store, tmp_path).close()
-    for at in itertools.count(1):
-        with monkeypatch.context() as patch:
-            calls = failing(patch, at, OSError(28, "full"), *LOCAL)
+    for at in itertools.count():
+        with between(LOCAL, at, lambda: fail(OSError(28, "full"))) as calls:
             try:
                 add_small(store, tmp_path, at)
             except BlobStoreError as error:
@@ -257,7 +258,7 @@ def test_adding_says_whether_the_version_is_there(
         with opened(store, tmp_path, "other") as pool:
             found = any(one.version == str(at) for one in pool.versions())
             assert found == is_there or not is_known, (at, calls)
-        if len(calls) < at:
+        if len(calls) <= at:
             assert is_there
             break
 

@@ -17,9 +17,9 @@ from blobstore.core.codec.elements import cast
 from blobstore.errors import IntegrityError
 from blobstore.pool import Pool
 from blobstore.pool.derived import derive, made_size
-from blobstore.pool.packs import Stored
 from blobstore.pool.scaled import factors_size, find_factors, scale
 from tests.pool.models import write
+from tests.pool.rows import change_rows
 from tests.pool.test_layouts import back, bytes_of, moved, normal, opaque, stored
 
 Array = npt.NDArray[Any]
@@ -171,16 +171,12 @@ def test_factors_that_are_gone_are_one_error(tmp_path: Path) -> None:
     with Pool(tmp_path / "pool", create=True) as pool:
         pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
         pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
-        ((*row, length),) = pool.tables.query(
-            "SELECT digest, size, dtype, shape, encoding, base, pack, \"offset\", length FROM blobs WHERE encoding LIKE 'scale%'"
-        )
-        for damaged in (0, length - 4):
-            pool.tables.delete("blobs", "encoding LIKE 'scale%'")
-            pool.tables.append("blobs", [Stored(*row, damaged, 0).row()])
-            with pytest.raises(IntegrityError, match="a base of another size"):
+        length = 4 * 64
+        for values, message in (
+            ({"length": 0}, "a base of another size"),
+            ({"length": length - 4}, "a base of another size"),
+            ({"length": length, "offset": 64}, "are damaged"),  # other factors
+        ):
+            change_rows(pool, "encoding LIKE 'scale%'", lambda row, values=values: values)
+            with pytest.raises(IntegrityError, match=message):
                 pool.get("program@1", tmp_path / "out")
-        pool.tables.delete("blobs", "encoding LIKE 'scale%'")
-        row[7] += 4  # other factors
-        pool.tables.append("blobs", [Stored(*row, length, 0).row()])
-        with pytest.raises(IntegrityError):
-            pool.get("program@1", tmp_path / "out")

@@ -80,80 +80,52 @@ def tried(world: World, proxy: Proxy, fault: Fault, work: Callable[[], None]) ->
     return None
 
 
+Work = Callable[..., None]
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_request_of_adding_fails(
-    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str
+@pytest.mark.parametrize("work", [add, collect])
+def test_one_request_fails(
+    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str, work: Work
 ) -> None:
-    """An error means that the version is not there, and none that it is; then it can be added."""
+    """An error of adding means that the version is not there, and none that it is. Every version stays whole; then it can be
+    added, and another collection does the rest."""
     outcomes = set()
-    for number in requests(worlds, proxy, through, add, every, fault):
+    cleared = worlds.new()
+    for _ in range(2):
+        collect(cleared)
+    for number in requests(worlds, proxy, through, work, every, fault):
         world = worlds.new()
-        error = tried(world, proxy, once(number, fault), lambda world=world: add(world, **through))
+        error = tried(world, proxy, once(number, fault), lambda world=world: work(world, **through))
         outcomes.add(str(error) if error else "")
-        assert (f"{ADDED}@2" in world.versions()) == (error is None), (number, error)
         world.check()
-        if error is not None:
-            add(world)
+        if work is add:
+            assert (f"{ADDED}@2" in world.versions()) == (error is None), (number, error)
+        if work is collect or error is not None:
+            work(world)
             world.check()
+        assert work is add or world.place.stored_bytes() == cleared.place.stored_bytes()
     if fault not in {"403", "409", "412"}:
         assert outcomes == {""}, "no single failure of the network or of the store is an error"
 
 
 @pytest.mark.parametrize("fault", ["403", "503", "reset", "lost"])
-def test_the_store_is_gone_in_the_middle_of_adding(
-    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str
+@pytest.mark.parametrize("work", [add, collect])
+def test_the_store_is_gone_in_the_middle(
+    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str, work: Work
 ) -> None:
-    """An error. The version is not there, or whole, and then the error says that this is not known."""
+    """An error. A version that was added is not there, or whole, and then the error says that this is not known."""
     through["max_retries"] = "0"
-    for number in requests(worlds, proxy, through, add, every, fault):
+    for number in requests(worlds, proxy, through, work, every, fault):
         world = worlds.new()
-        error = tried(world, proxy, onwards(number, fault), lambda world=world: add(world, **through))
+        error = tried(world, proxy, onwards(number, fault), lambda world=world: work(world, **through))
         there = f"{ADDED}@2" in world.versions()
         assert not there or error is None or "it is not known whether" in str(error)
         world.check()
         if not there:
-            assert error is not None
+            assert work is collect or error is not None
             add(world)
             world.check()
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_request_of_a_collection_fails(
-    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str
-) -> None:
-    """Every version stays whole, and another collection does the rest."""
-    outcomes, left = set(), least(worlds)
-    for number in requests(worlds, proxy, through, collect, every, fault):
-        world = worlds.new()
-        error = tried(world, proxy, once(number, fault), lambda world=world: collect(world, **through))
-        outcomes.add(str(error) if error else "")
-        world.check()
-        collect(world)
-        world.check()
-        assert world.place.stored_bytes() == left
-    if fault not in {"403", "409", "412"}:
-        assert outcomes == {""}
-
-
-def least(worlds: Worlds) -> int:
-    """What a collection leaves."""
-    world = worlds.new()
-    collect(world)
-    collect(world)
-    return world.place.stored_bytes()
-
-
-@pytest.mark.parametrize("fault", ["503", "lost"])
-def test_the_store_is_gone_in_the_middle_of_a_collection(
-    worlds: Worlds, proxy: Proxy, through: dict[str, str], every: int, fault: str
-) -> None:
-    through["max_retries"] = "0"
-    for number in requests(worlds, proxy, through, collect, every, fault):
-        world = worlds.new()
-        tried(world, proxy, onwards(number, fault), lambda world=world: collect(world, **through))
-        world.check()
-        add(world)
-        world.check()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
