@@ -21,6 +21,7 @@ from blobstore.publishing import publish as publishing
 from blobstore.releases import publish, pull, push, sweep
 from blobstore.releases.sources.oci_layout import LayoutTarget
 from blobstore.storage.objects import Objects
+from tests.helpers.between import between
 from tests.releases.models import found, inputs, published_once, same, weights
 
 KEEP = 3600.0
@@ -54,35 +55,11 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "exclusive", lambda root: contextlib.nullcontext())
 
 
-class Pauses:
-    """Lets something happen before a request of the work that follows.
+REQUESTS = [(Objects, name) for name in ("get", "entry", "put", "create", "place", "list", "delete")]
 
-    Args:
-        patch: for the requests.
-        before: the number of the request.
-        then: what happens.
 
-    Attributes:
-        requests: how many there were.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch, before: int, then: Callable[[], object]) -> None:
-        self.requests = 0
-        self._before, self._then, self._busy = before, then, False
-        for name in ("get", "entry", "put", "create", "place", "list", "delete"):
-            patch.setattr(Objects, name, self._paused(getattr(Objects, name)))
-
-    def _paused(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def request(objects: Objects, *arguments: Any, **options: Any) -> Any:
-            if not self._busy and not any(str(one).startswith(("tables/", "packs")) for one in arguments):
-                if self.requests == self._before:
-                    self._busy = True
-                    self._then()
-                    self._busy = False
-                self.requests += 1
-            return real(objects, *arguments, **options)
-
-        return request
+def is_of_releases(_: Objects, *arguments: object) -> bool:
+    return not any(str(one).startswith(("tables/", "packs")) for one in arguments)
 
 
 def check(releases: Path, version: str, folder: Path, *, plain: bool = True) -> None:
@@ -107,10 +84,9 @@ def each_pause(folder: Path, work: Callable[[Path], object], then: Callable[[Pat
     for moment in range(1000):
         copy = folder / "copies" / str(moment)
         shutil.copytree(folder / "releases", copy, copy_function=shutil.copy2)
-        with pytest.MonkeyPatch.context() as patch:
-            pauses = Pauses(patch, moment, lambda copy=copy: then(copy))
+        with between(REQUESTS, moment, lambda copy=copy: then(copy), is_of_releases) as made:
             work(copy)
-        if pauses.requests <= moment:
+        if len(made) <= moment:
             return moment
         check(copy, "3", folder / "devices" / str(moment))
     raise AssertionError("there is no end")
@@ -149,16 +125,12 @@ def test_what_is_stored_again_is_not_removed_meanwhile(
     for path in (releases / "files").iterdir():
         if path.name in old:
             path.unlink()  # or the publisher would leave whole files as they are
-    listed = Objects.list
 
-    def again(objects: Objects, prefix: str) -> Any:
-        if prefix == "files":
-            monkeypatch.setattr(Objects, "list", listed)
-            publish(tmp_path / "in", releases, name="a", version="3", plain=True)
-        return listed(objects, prefix)
+    def publish_again() -> None:
+        publish(tmp_path / "in", releases, name="a", version="3", plain=True)
 
-    monkeypatch.setattr(Objects, "list", again)
-    sweep(releases, keep=KEEP)
+    with between([(Objects, "list")], 0, publish_again, lambda _, prefix: prefix == "files"):
+        sweep(releases, keep=KEEP)
     stored_again = {path.name for path in (releases / "files").iterdir()} & old
     assert stored_again and not stored_again & {path.rpartition("/")[2] for path in removed}
     check(releases, "3", tmp_path)
@@ -213,22 +185,18 @@ def test_two_publishers_of_one_version(
     before: str, releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index that was there first stays, with a list of ways of its own; the other publisher is told."""
-    done = []
 
-    def first(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def request(objects: Objects, path: str, *arguments: Any, **options: Any) -> Any:
-            if path.endswith(before) and not done:
-                done.append(None)
-                monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time()) + 60))
-                done[0] = publish(tmp_path / "in", releases, name="a", version="3", plain=True)
-            return real(objects, path, *arguments, **options)
-
-        return request
-
-    for name in ("put", "create"):
-        monkeypatch.setattr(Objects, name, first(name, getattr(Objects, name)))
-    with pytest.raises(ReleaseError, match="at the same time"):
+    def first() -> None:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time()) + 60))
         publish(tmp_path / "in", releases, name="a", version="3", plain=True)
+
+    steps = [(Objects, "put"), (Objects, "create")]
+    with (
+        between(steps, 0, first, lambda _, path, *rest: path.endswith(before)) as made,
+        pytest.raises(ReleaseError, match="at the same time"),
+    ):
+        publish(tmp_path / "in", releases, name="a", version="3", plain=True)
+    assert made
     check(releases, "3", tmp_path)
     check(releases, "latest", tmp_path)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import obstore
 import pytest
@@ -16,6 +16,7 @@ from blobstore.pool import Pool
 from blobstore.publishing import beside
 from blobstore.publishing.publish import _Publisher
 from blobstore.releases import publish, pull, sweep
+from tests.helpers.between import between
 from tests.pool import places
 from tests.pool.conftest import gateway  # noqa: F401 - a fixture
 from tests.releases.models import found, inputs, same, weights
@@ -68,16 +69,13 @@ def test_from_a_bucket_to_a_device(bucket: places.Place, tmp_path: Path) -> None
 
 def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that began later ends first; the newest release is the latest one all the same."""
-    real = _Publisher._write
 
-    def write(self: _Publisher, *arguments: Any) -> None:
-        monkeypatch.setattr(_Publisher, "_write", real)
+    def other() -> None:
         monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time()) + 60))
         publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="2")
-        real(self, *arguments)
 
-    monkeypatch.setattr(_Publisher, "_write", write)
-    publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version="1")
+    with between([(_Publisher, "_write")], 0, other):
+        publish(inputs(tmp_path / "in", weights()), bucket.url, name="a", version="1")
     assert pull(f"{bucket.url}/a/latest", tmp_path / "device").version == "2"
     assert pull(f"{bucket.url}/a/1", tmp_path / "other").version == "1"
 
@@ -85,7 +83,7 @@ def test_two_publishers_at_once(bucket: places.Place, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("before", ["_listed", "read_index", "whole_release"])
 @pytest.mark.parametrize("dropped", ["no", "the newest", "all"])
 def test_a_release_that_appears_during_a_sweep_stays(
-    before: str, dropped: str, bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str, dropped: str, bucket: places.Place, tmp_path: Path
 ) -> None:
     """Nothing is locked. It is the latest one, too, if the one before it is withdrawn (F3)."""
     for version in ("1", "2"):
@@ -93,24 +91,19 @@ def test_a_release_that_appears_during_a_sweep_stays(
     with Pool(bucket.url) as pool:
         for version in {"no": (), "the newest": ("2",), "all": ("1", "2")}[dropped]:
             pool.drop(f"a@{version}")
-    real = getattr(beside, before)
 
-    def between(*arguments: Any) -> Any:
-        monkeypatch.setattr(beside, before, real)
+    def publish_another() -> None:
         publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
-        return real(*arguments)
 
-    monkeypatch.setattr(beside, before, between)
-    assert sweep(bucket.url).withdrawn == {"no": 0, "the newest": 1, "all": 2}[dropped]
-    if getattr(beside, before) is not real:  # nothing was left to look at
-        publish(inputs(tmp_path / "in", weights(seed=1)), bucket.url, name="a", version="3")
+    with between([(beside, before)], 0, publish_another) as made:
+        assert sweep(bucket.url).withdrawn == {"no": 0, "the newest": 1, "all": 2}[dropped]
+    if not made:  # nothing was left to look at
+        publish_another()
     assert pull(f"{bucket.url}/a/3", tmp_path / "device").version == "3"
     assert pull(f"{bucket.url}/a/latest", tmp_path / "newest").version == "3"
 
 
-def test_an_object_that_is_stored_again_during_a_sweep_stays(
-    bucket: places.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_is_stored_again_during_a_sweep_stays(bucket: places.Place, tmp_path: Path) -> None:
     """It was unused for long, and now belongs to a release that the sweep did not see (F3)."""
     for version in ("1", "2"):
         publish(inputs(tmp_path / "in", weights(seed=int(version))), bucket.url, name="a", version=version)
@@ -119,15 +112,9 @@ def test_an_object_that_is_stored_again_during_a_sweep_stays(
         assert sweep(bucket.url).waiting > 0
         unused = json.loads(pool.objects.get("releases.json") or b"")["unused"]
         pool.objects.put("releases.json", json.dumps({"unused": dict.fromkeys(unused, 0)}).encode())
-    real = beside.Round._remove
-
-    def between(*arguments: Any) -> Any:
-        monkeypatch.setattr(beside.Round, "_remove", real)
-        publish(tmp_path / "in", bucket.url, name="a", version="3")
-        return real(*arguments)
-
-    monkeypatch.setattr(beside.Round, "_remove", between)
-    sweep(bucket.url, keep=60)
+    event = partial(publish, tmp_path / "in", bucket.url, name="a", version="3")
+    with between([(beside.Round, "_remove")], 0, event):
+        sweep(bucket.url, keep=60)
     pull(f"{bucket.url}/a/3", tmp_path / "device")
     assert same(found(tmp_path / "device/current"), weights(seed=2))
 

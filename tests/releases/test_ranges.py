@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,75 +237,51 @@ def test_nginx_sends_several_ranges(scattered: tuple[Path, Any], tmp_path: Path)
     assert done.requests < 20
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("refusal", [200, 400, 416, 431])
-def test_a_server_without_several_ranges(
-    scattered: tuple[Path, Any], tmp_path: Path, ranges: bool, refusal: int
-) -> None:
-    """It is asked for one at a time, or for all bytes; each of the threads may find that out for itself, once."""
-    releases, tensors = scattered
-    with serving(releases) as server:
-        server.parts, server.ranges = False, ranges
-        refused = []
+def answering(server: Server, releases: Path, answer: Any) -> list[str]:
+    """Let requests for several ranges have another answer; the ranges of each."""
+    several: list[str] = []
 
-        def fault(handler: Any, times: int) -> bool:
-            several = "," in handler.headers.get("Range", "")
-            refused.extend([1] * several)
-            if several and refusal != 200:
-                handler.answer(refusal)
-                return True
+    def fault(handler: Any, times: int) -> bool:
+        asked = handler.headers.get("Range", "")
+        if "," not in asked:
             return False
+        several.append(asked)
+        return answer(handler, (releases / handler.path[1:]).read_bytes(), asked) is not False
 
-        server.fault = fault
-        update(server, tmp_path / "device", tensors)
-        assert 1 <= len(refused) <= 6
-
-
-LIES = {
-    "the first range alone": lambda ranges, data: (206, data[slice(*ranges[0])], ranges[0], ""),
-    "one range of all": lambda ranges, data: (
-        206,
-        data[ranges[0][0] : ranges[-1][1]],
-        (ranges[0][0], ranges[-1][1]),
-        "",
-    ),
-    "some of the ranges": lambda ranges, data: (
-        206,
-        encoded(data, header(ranges[: len(ranges) // 2])),
-        None,
-        "multipart/byteranges; boundary=between",
-    ),
-    "the ranges backwards": lambda ranges, data: (
-        206,
-        encoded(data, header(ranges[::-1])),
-        None,
-        "multipart/byteranges; boundary=between",
-    ),
-}
+    server.fault = fault
+    return several
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_servers_that_send_other_ranges(scattered: tuple[Path, Any], tmp_path: Path, lie: Any) -> None:
-    """As RFC 9110 allows it; what is lacking is asked for again."""
-    releases, tensors = scattered
-    with serving(releases) as server:
+def status(number: int) -> Any:
+    """Answer with this status; with 200 as for any file."""
+    return lambda handler, data, asked: False if number == 200 else handler.answer(number)
 
-        def fault(handler: Any, times: int) -> bool:
-            asked = handler.headers.get("Range", "")
-            if "," not in asked:
-                return False
-            ranges = [tuple(map(int, one.split("-"))) for one in asked.removeprefix("bytes=").split(",")]
-            data = (releases / handler.path[1:]).read_bytes()
-            status, body, only, kind = lie([(start, stop + 1) for start, stop in ranges], data)
-            headers = {"Content-Type": kind}
-            if only is not None:
-                headers = {"Content-Range": f"bytes {only[0]}-{only[1] - 1}/{len(data)}"}
-            handler.answer(status, body, headers)
-            return True
 
-        server.fault = fault
-        update(server, tmp_path / "device", tensors)
+def multipart(body: bytes) -> Any:
+    """Answer with this body."""
+    return lambda handler, data, asked: handler.answer(
+        206, body, {"Content-Type": "multipart/byteranges; boundary=between"}
+    )
+
+
+def single(first: int, last: int) -> Any:
+    """Answer with one range, from the beginning of one to the end of another one."""
+
+    def answer(handler: Any, data: bytes, asked: str) -> None:
+        start, stop = ranges_of(asked)[first][0], ranges_of(asked)[last][1]
+        handler.answer(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+    return answer
+
+
+def ranges_of(asked: str) -> list[tuple[int, int]]:
+    pairs = (map(int, one.split("-")) for one in asked.removeprefix("bytes=").split(","))
+    return [(start, last + 1) for start, last in pairs]
+
+
+def chosen(choose: Callable[[list[tuple[int, int]]], list[tuple[int, int]]]) -> Any:
+    """Answer with some of the ranges, or in another order."""
+    return lambda handler, data, asked: multipart(encoded(data, header(choose(ranges_of(asked)))))(handler, data, asked)
 
 
 def closing(handler: Any, data: bytes, asked: str) -> None:
@@ -324,16 +300,36 @@ def halfway(handler: Any, data: bytes, asked: str) -> None:
     handler.close_connection = True
 
 
-def multipart(body: bytes) -> Any:
-    """Answer with this body."""
-    return lambda handler, data, asked: handler.answer(
-        206, body, {"Content-Type": "multipart/byteranges; boundary=between"}
-    )
+@pytest.mark.long
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("refusal", [200, 400, 416, 431])
+def test_a_server_without_several_ranges(
+    scattered: tuple[Path, Any], tmp_path: Path, ranges: bool, refusal: int
+) -> None:
+    """It is asked for one at a time, or for all bytes; each of the threads may find that out for itself, once."""
+    releases, tensors = scattered
+    with serving(releases) as server:
+        server.parts, server.ranges = False, ranges
+        refused = answering(server, releases, status(refusal))
+        update(server, tmp_path / "device", tensors)
+        assert 1 <= len(refused) <= 6
 
 
-def status(number: int) -> Any:
-    """Answer with this status."""
-    return lambda handler, data, asked: handler.answer(number)
+LIES = {
+    "the first range alone": single(0, 0),
+    "one range of all": single(0, -1),
+    "some of the ranges": chosen(lambda ranges: ranges[: len(ranges) // 2]),
+    "the ranges backwards": chosen(lambda ranges: ranges[::-1]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_servers_that_send_other_ranges(scattered: tuple[Path, Any], tmp_path: Path, lie: Any) -> None:
+    """As RFC 9110 allows it; what is lacking is asked for again."""
+    releases, tensors = scattered
+    with serving(releases) as server:
+        answering(server, releases, lie)
+        update(server, tmp_path / "device", tensors)
 
 
 FAILURES = {
@@ -355,17 +351,7 @@ def test_a_server_that_fails_at_several_ranges_is_asked_for_single_ones(
     releases, tensors = scattered
     waits: list[float] = []
     with serving(releases) as server:
-        several = []
-
-        def fault(handler: Any, times: int) -> bool:
-            asked = handler.headers.get("Range", "")
-            if "," not in asked:
-                return False
-            several.append(asked)
-            failure(handler, (releases / handler.path[1:]).read_bytes(), asked)
-            return True
-
-        server.fault = fault
+        several = answering(server, releases, failure)
         pull(f"{server.url}/{FIRST}", tmp_path / "device", patience=NOW)
         pull(f"{server.url}/{SECOND}", tmp_path / "device", patience=Patience(pause=waits.append))
         assert same(found(tmp_path / "device/current"), tensors)

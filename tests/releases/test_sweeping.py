@@ -25,6 +25,7 @@ from blobstore.publishing import publish as publishing
 from blobstore.releases import gc, publish, pull, sweep
 from blobstore.releases.index.index import Object
 from blobstore.storage.objects import Objects
+from tests.helpers.between import KilledError, between, die
 from tests.releases.models import NOW, Weights, found, inputs, published_once, read_ways, same, weights
 from tests.releases.server import serving
 
@@ -126,33 +127,21 @@ def test_a_version_that_was_dropped_can_be_published_again(releases: Path, tmp_p
 
 
 @pytest.mark.long
-def test_contents_that_the_pool_has_as_recipes(tmp_path: Path) -> None:
-    """Devices do not know these; older releases keep what they can read (R1)."""
-    wide = weights(layers=2)
-    narrow = {key: value.astype(np.float16) for key, value in wide.items()}
-    publish(inputs(tmp_path / "in", wide, files=1), tmp_path / "releases", name="wide", version="1")
-    for version in ("1", "2"):
-        done = publish(inputs(tmp_path / "in", narrow, files=1), tmp_path / "releases", name="narrow", version=version)
-        narrow = {key: value * 2 for key, value in narrow.items()}
-        if version == "1":
-            assert done.new_bytes > 0
-    with Pool(tmp_path / "releases") as pool:
-        assert any(encoding == "cast:half" for encoding in pool.stats().encodings)
-    for _ in range(3):
-        sweep(tmp_path / "releases", keep=0)
-    pull(tmp_path / "releases/narrow/1", tmp_path / "device")
-    assert same(found(tmp_path / "device/current"), {key: value.astype(np.float16) for key, value in wide.items()})
-
-
-@pytest.mark.long
-def test_contents_that_the_pool_has_in_another_layout(tmp_path: Path) -> None:
-    """The same: a release leads devices to bytes that they can read, whatever its own earlier version has under the name (R1)."""
+@pytest.mark.parametrize(
+    ("recipe", "derive"),
+    [("cast:half", lambda value: value.astype(np.float16)), ("layout:", lambda value: np.ascontiguousarray(value.T))],
+)
+def test_contents_that_the_pool_has_as_recipes(
+    tmp_path: Path, recipe: str, derive: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Devices do not know these: a release leads them to bytes that they can read, whatever its earlier version has (R1)."""
     first = weights(layers=2, size=96)
-    second = {key: np.ascontiguousarray(value.T) for key, value in first.items()}
+    second = {key: derive(value) for key, value in first.items()}
     for version, model in (("1", first), ("2", second)):
-        publish(inputs(tmp_path / "in", model, files=1), tmp_path / "releases", name="a", version=version)
+        done = publish(inputs(tmp_path / "in", model, files=1), tmp_path / "releases", name="a", version=version)
+        assert done.new_bytes > 0
     with Pool(tmp_path / "releases") as pool:
-        assert any(encoding.startswith("layout:") for encoding in pool.stats().encodings)
+        assert any(encoding.startswith(recipe) for encoding in pool.stats().encodings)
     for _ in range(3):
         for version, model in (("1", first), ("2", second)):
             ways = read_ways(tmp_path / "releases/a" / version)["ways"]
@@ -297,10 +286,6 @@ def test_damage_is_not_copied(tmp_path: Path) -> None:
         assert b"".join(map(bytes, decode(encoding, len(data), memoryview(stored), None, room))) == data
 
 
-class KilledError(BaseException):
-    """A process ends here."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("due", [False, True])
 def test_a_publisher_that_is_killed_while_it_lets_go(
@@ -328,27 +313,18 @@ def test_a_publisher_that_is_killed_while_it_lets_go(
 
 def published_until(copy: Path, moment: int, monkeypatch: pytest.MonkeyPatch, files: Path) -> bool:
     """Publish version 5, and die at a change after the release is there; whether there was none at this moment."""
-    real, changes = beside.let_go, []
-
-    def dying(change: Callable[..., None]) -> Callable[..., None]:
-        def changed(objects: Objects, path: str, *arguments: Any, **options: Any) -> None:
-            changes.append(path)
-            if len(changes) > moment:
-                raise KilledError
-            change(objects, path, *arguments, **options)
-
-        return changed
+    real, begun = beside.let_go, list[int]()
 
     def let_go(*arguments: Any) -> None:
-        for name in ("put", "delete"):
-            patch.setattr(Objects, name, dying(getattr(Objects, name)))
+        begun.append(1)
         real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(publishing, "let_go", let_go)
-        with contextlib.suppress(KilledError):
+        changes = [(Objects, "put"), (Objects, "delete")]
+        with between(changes, moment, die, lambda *_: begun) as made, contextlib.suppress(KilledError):
             publish(files, copy, name="a", version="5")
-    return len(changes) <= moment
+    return len(made) <= moment
 
 
 @pytest.mark.slow
