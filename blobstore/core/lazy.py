@@ -7,24 +7,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def lazily(package: str, home: Mapping[str, str], name: str) -> object:
+def lazily(
+    package: str, home: Mapping[str, Iterable[str]], name: str, *, needs: str = "", extra: str = "", why: str = ""
+) -> object:
     """What the `__getattr__` of a package returns; later uses find it in the package itself.
 
     Args:
         package: its name.
-        home: for each name, the module below the package that defines it; a dot at its front leads to a neighbour of the
-            package.
+        home: for each module below the package the names that it defines; a dot at the front of a module leads to a
+            neighbour of the package.
         name: the one that is looked up.
+        needs: what the names are for, if that needs the supported torch and executorch.
+        extra: what installs the packages that these modules import.
+        why: the beginning of the message if one of these is missing.
 
     Raises:
         AttributeError: the package has no such name.
+        MissingDependencyError: a package that the name needs is not installed, or has another version.
     """
     import sys
     from importlib import import_module
 
-    if name not in home:
+    module = next((module for module, names in home.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{home[name]}", package), name)
+    if needs:
+        from blobstore.core.requirements import check_lowering
+
+        check_lowering(needs)
+    try:
+        value = getattr(import_module(f".{module}", package), name)
+    except ImportError as error:
+        from blobstore.core.distribution import install
+        from blobstore.core.errors import MissingDependencyError
+
+        if not extra or isinstance(error, MissingDependencyError):
+            raise
+        raise MissingDependencyError(f"{why}: {install(extra)} ({error})") from error
     setattr(sys.modules[package], name, value)
     return value
 

@@ -6,13 +6,9 @@ Importing this package needs neither torch nor executorch. Both are imported whe
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError
-from blobstore.core.lazy import usable
-from blobstore.core.requirements import check_lowering
+from blobstore.core.lazy import lazily, usable
 
 if TYPE_CHECKING:
     from blobstore.llm.export import export_llm
@@ -20,22 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation", "Runners", "RunnersStats", "Stop", "export_llm"]
 
+_RUNNERS = {"runners": ("Conversation", "Runners", "RunnersStats", "Stop")}
+_EXPORT = {"export": ("export_llm",)}
+
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name != "export_llm":
-            return getattr(importlib.import_module(f"{__name__}.runners"), name)
-        check_lowering("export_llm")
-        try:
-            module = importlib.import_module(f"{__name__}.export")
-        except MissingDependencyError:
-            raise
-        except ImportError as error:
-            raise MissingDependencyError(f"exporting language models needs more packages: {install('llm')}") from error
-        return getattr(module, name)
+            return lazily(__name__, _RUNNERS, name)
+        why = "exporting language models needs more packages"
+        return lazily(__name__, _EXPORT, name, needs="export_llm", extra="llm", why=why)
 
 
 def __dir__() -> list[str]:

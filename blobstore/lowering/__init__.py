@@ -5,13 +5,9 @@ Importing this package needs neither torch nor executorch. Both are imported whe
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError
-from blobstore.core.lazy import usable
-from blobstore.core.requirements import check_lowering
+from blobstore.core.lazy import lazily, usable
 
 if TYPE_CHECKING:
     from blobstore.lowering.export import lower, quiet
@@ -31,30 +27,20 @@ __all__ = [
     "to_named_data",
 ]
 
-_MODULES = {
-    "LoweredProgram": "lowered",
-    "lower": "export",
-    "quiet": "export",
-    "restore_names": "pt2e",
-    "to_named_data": "named_data",
+_HOME = {
+    "export": ("lower", "quiet"),
+    "lowered": ("LoweredProgram",),
+    "named_data": ("to_named_data",),
+    "plugin": ("BlobStoreBackend", "BlobStorePartitioner", "register_inner"),
+    "pt2e": ("restore_names",),
 }
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        check_lowering()
-        try:
-            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugin')}")
-        except MissingDependencyError:
-            raise
-        except ImportError as error:  # it is there, but something that it needs is not
-            raise MissingDependencyError(
-                f"lowering needs all of executorch: {install('executorch')} ({error})"
-            ) from error
-        return getattr(module, name)
+        why = "lowering needs all of executorch"
+        return lazily(__name__, _HOME, name, needs="lowering", extra="executorch", why=why)
 
 
 def __dir__() -> list[str]:

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Added", "Collected", "Pool", "PoolDataMap", "PoolStats", "Shared", "Version"]
 
 _HOME = {
-    "Added": "adding",
-    "Collected": "collecting",
-    "Pool": "pool",
-    "PoolDataMap": "contents",
-    "PoolStats": "pool",
-    "Shared": "pool",
-    "Version": "versions",
+    "adding": ("Added",),
+    "collecting": ("Collected",),
+    "contents": ("PoolDataMap",),
+    "pool": ("Pool", "PoolStats", "Shared"),
+    "versions": ("Version",),
 }
 
 

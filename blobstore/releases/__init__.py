@@ -40,20 +40,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "File": "index.index",
-    "Followed": "device.live",
-    "Patience": "sources.patience",
-    "Published": ".publishing.publish",
-    "Pulled": "device.pull",
-    "Pushed": ".publishing.push",
-    "Release": "device.live",
-    "Removed": "device.installed",
-    "Swept": ".publishing.sweep",
-    "gc": "device.pull",
-    "publish": ".publishing.publish",
-    "pull": "device.pull",
-    "push": ".publishing.push",
-    "sweep": ".publishing.sweep",
+    ".publishing.publish": ("Published", "publish"),
+    ".publishing.push": ("Pushed", "push"),
+    ".publishing.sweep": ("Swept", "sweep"),
+    "device.installed": ("Removed",),
+    "device.live": ("Followed", "Release"),
+    "device.pull": ("Pulled", "gc", "pull"),
+    "index.index": ("File",),
+    "sources.patience": ("Patience",),
 }
 
 

@@ -42,22 +42,11 @@ __all__ = [
 
 # Everything is imported when it is first used: `executorch.py`, which lowering needs, works without the native package.
 _HOME = {
-    "BlobCache": "cache",
-    "CacheStats": "cache",
-    "DelegateStats": "delegates",
-    "Method": "program",
-    "PackedFile": "packed",
-    "PackedStats": "packed",
-    "PackedStore": "packed",
-    "Program": "program",
-    "Quantized": "tensors",
-    "Transaction": "cache",
-    "Updated": "tensors",
-    "ValueInfo": "program",
-    "delegate_failure": "delegates",
-    "delegate_stats": "delegates",
-    "make_working_copy": "cache",
-    "serving": "delegates",
+    "cache": ("BlobCache", "CacheStats", "Transaction", "make_working_copy"),
+    "delegates": ("DelegateStats", "delegate_failure", "delegate_stats", "serving"),
+    "packed": ("PackedFile", "PackedStats", "PackedStore"),
+    "program": ("Method", "Program", "ValueInfo"),
+    "tensors": ("Quantized", "Updated"),
 }
 
 

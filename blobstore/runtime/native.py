@@ -77,44 +77,15 @@ def _name_openvino() -> None:
                 os.environ["OPENVINO_LIB_PATH"] = str(path)
 
 
-_ERRORS: dict[str, type[errors.BlobStoreError]] = {
-    "key_not_found": errors.KeyNotFoundError,
-    "key_conflict": errors.KeyConflictError,
-    "layout": errors.LayoutError,
-    "closed": errors.ClosedError,
-    "unsupported": errors.UnsupportedOperationError,
-    "program": errors.ProgramError,
-    "method_not_found": errors.MethodNotFoundError,
-    "input": errors.InputError,
-    "missing_backend": errors.MissingBackendError,
-    "execution": errors.ExecutionError,
-    "unsupported_data": errors.UnsupportedDataError,
-    "update": errors.UpdateError,
-    "adapter": errors.AdapterError,
-    "output_path": errors.OutputPathError,
-    "data_changed": errors.DataChangedError,
-    "training": errors.TrainingError,
-    "not_finite_loss": errors.NotFiniteLossError,
-    "invalid_key": errors.InvalidKeyError,
-    "invalid_alignment": errors.InvalidAlignmentError,
-    "release": errors.ReleaseError,
-    "trust": errors.TrustError,
-    "transfer": errors.TransferError,
-    "checkpoint": errors.CheckpointError,
-}
-
-
-def _make_error(kind: str, path: bytes, reason: bytes, number: int) -> Exception:
-    """The Python exception for a native error. The native module calls it."""
+def _make_error(name: str, path: bytes, reason: bytes, number: int) -> Exception:
+    """The Python exception of a class for a native error. The native module calls it."""
     where, why = os.fsdecode(path), decode_text(reason)
-    match kind:
-        case "invalid_file":
-            return errors.InvalidFileError(where, why)
-        case "integrity":
-            return errors.IntegrityError(where, why)
-        case "file_access":
-            return errors.FileAccessError(where, OSError(number, why))
-    return _ERRORS[kind](f"{where}: {why}" if where else why)
+    kind: type[Exception] = getattr(errors, name)
+    if issubclass(kind, errors.InvalidFileError):  # IntegrityError, too
+        return kind(where, why)
+    if kind is errors.FileAccessError:
+        return kind(where, OSError(number, why))
+    return kind(f"{where}: {why}" if where else why)
 
 
 def decode_text(text: bytes) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blobstore.core.lazy import lazily, usable
-from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
     from blobstore.training.adamw import AdamW
@@ -25,17 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["AdamW", "MeZO", "TrainingProgram", "lower_training"]
 
 _HOME = {
-    "AdamW": "adamw",
-    "MeZO": "mezo",
-    "TrainingProgram": "training_program",
-    "lower_training": "joint_export",
+    "adamw": ("AdamW",),
+    "joint_export": ("lower_training",),
+    "mezo": ("MeZO",),
+    "training_program": ("TrainingProgram",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        check_lowering("training")
-    return lazily(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name, needs="training")
 
 
 def __dir__() -> list[str]:

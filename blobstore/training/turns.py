@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from types import TracebackType
 
 from blobstore.core.errors import TrainingError
 
@@ -34,9 +33,7 @@ class Turns:
                 "here; load the program again and continue from a checkpoint"
             )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:

@@ -14,13 +14,9 @@ used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError
-from blobstore.core.lazy import usable
-from blobstore.core.requirements import check_lowering
+from blobstore.core.lazy import lazily, usable
 
 if TYPE_CHECKING:
     from blobstore.transformers.exporter import BlobStoreExporter
@@ -29,24 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BlobStoreExporter", "BlobStoreRunner", "StoredModel", "load"]
 
-_MODULES = {"BlobStoreRunner": "runner", "StoredModel": "loading", "load": "loading"}
+_HOME = {"exporter": ("BlobStoreExporter",), "loading": ("StoredModel", "load"), "runner": ("BlobStoreRunner",)}
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        check_lowering("transformers")
-        try:
-            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'exporter')}")
-        except MissingDependencyError:
-            raise
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"this needs the exporters of transformers 5.24: {install('transformers')} ({error})"
-            ) from error
-        return getattr(module, name)
+        why = "this needs the exporters of transformers 5.24"
+        return lazily(__name__, _HOME, name, needs="transformers", extra="transformers", why=why)
 
 
 def __dir__() -> list[str]:

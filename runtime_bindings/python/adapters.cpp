@@ -96,24 +96,18 @@ nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name
 
 /// What PEFT saved in a folder: alpha / r, what is known of its origin, and for each pair its module, its two keys with
 /// their tensors as `value` gives them, and its scale.
-nb::tuple read_peft(const nb::bytes& path) {
-  const std::string name = to_string(path);
-  std::optional<internal::PeftFolder> folder;
-  {
-    const WithoutInterpreter release;
-    folder.emplace(name);
-  }
+nb::tuple read_peft(const RawText& path) {
+  const auto folder = without_interpreter([&] { return internal::PeftFolder(path); });
   nb::list rows;
-  for (const internal::PeftPair& pair : folder->pairs()) {
+  for (const internal::PeftPair& pair : folder.pairs()) {
     rows.append(nb::make_tuple(pair.module, pair.a_key, to_row(pair.a), pair.b_key, to_row(pair.b), pair.scale));
   }
-  return nb::make_tuple(folder->plain_scale(), folder->origin(), rows);
+  return nb::make_tuple(folder.plain_scale(), folder.origin(), rows);
 }
 
 /// @returns the fingerprint, the number of keys, the size of the blobs, the named tensors, and what
 ///   `rotary_head_dim` gives.
-nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
-  const std::vector<std::string> names = to_strings(paths);
+nb::tuple describe_foundation(const std::vector<RawText>& paths) {
   std::string fingerprint;
   size_t keys = 0;
   uint64_t nbytes = 0;
@@ -121,7 +115,7 @@ nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
   std::optional<int64_t> head_dim;
   {
     const WithoutInterpreter release;
-    const auto files = internal::open_foundation(names);
+    const auto files = internal::open_foundation({paths.begin(), paths.end()});
     const internal::Foundation foundation(internal::pointers(files), /*strict=*/true);
     fingerprint = foundation.fingerprint();
     keys = foundation.size();
@@ -133,9 +127,9 @@ nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
 }
 
 /// What is wrong with tensors that are to become an adapter.
-nb::list adapter_problems(const nb::list& rows, const nb::bytes& path) {
+nb::list adapter_problems(const nb::list& rows, const RawText& path) {
   const PythonTensors tensors(rows);
-  return to_list(internal::adapter_problems(to_string(path), tensors.views()));
+  return to_list(internal::adapter_problems(path, tensors.views()));
 }
 
 /// @param source the path of an adapter, or rows of tensors.
@@ -151,7 +145,7 @@ std::unique_ptr<MergedAdapter> merge(
   const PythonTensors given(weights);
   const internal::MergeChoices choices{alpha, scale, {names.begin(), names.end()}, given.views(), tied};
   if (nb::isinstance<nb::bytes>(source)) {
-    const std::string path = to_string(nb::cast<nb::bytes>(source));
+    const RawText path = nb::cast<RawText>(source);
     const WithoutInterpreter release;
     return internal::merge_adapter(on_cache, path, choices);
   }
@@ -165,20 +159,15 @@ std::vector<AdapterShare> shares_of(const nb::list& rows) {
   std::vector<AdapterShare> shares;
   for (const nb::handle item : rows) {
     const nb::tuple row = nb::cast<nb::tuple>(item);
-    shares.push_back({to_string(nb::cast<nb::bytes>(row[0])), nb::cast<double>(row[1])});
+    shares.push_back({nb::cast<RawText>(row[0]), nb::cast<double>(row[1])});
   }
   return shares;
 }
 
 /// @returns the scale, and each tensor by its name.
-nb::tuple combine(const nb::list& rows, const std::optional<nb::bytes>& like) {
+nb::tuple combine(const nb::list& rows, const std::optional<RawText>& like) {
   const std::vector<AdapterShare> shares = shares_of(rows);
-  const std::string name = like ? to_string(*like) : "";
-  internal::CombinedAdapter made;
-  {
-    const WithoutInterpreter release;
-    made = internal::combine_adapters(shares, like ? &name : nullptr);
-  }
+  const auto made = without_interpreter([&] { return internal::combine_adapters(shares, like ? &*like : nullptr); });
   nb::list tensors;
   for (const auto& [key, view] : made.tensors) {
     tensors.append(nb::make_tuple(key, to_row(view)));
@@ -192,12 +181,11 @@ void add_adapters(nb::module_& module) {
   nb::class_<Adapter>(module, "Adapter")
       .def_static(
           "read",
-          [](const nb::bytes& path) {
-            const std::string name = to_string(path);
-            const WithoutInterpreter release;
-            return std::const_pointer_cast<Adapter>(Adapter::read(name)); // no function of the class changes it
+          [](const RawText& path) {
+            return std::const_pointer_cast<Adapter>(Adapter::read(path)); // no function of the class changes it
           },
-          "path"_a)
+          "path"_a,
+          nb::call_guard<WithoutInterpreter>())
       .def_prop_ro("foundation", &Adapter::foundation)
       .def_prop_ro("scale", &Adapter::scale)
       .def_prop_ro("metadata", &Adapter::metadata)
@@ -230,23 +218,18 @@ void add_adapters(nb::module_& module) {
 
   module.def(
       "foundation_fingerprint",
-      [](const std::vector<nb::bytes>& paths) {
-        const std::vector<std::string> names = to_strings(paths);
-        const WithoutInterpreter release;
-        return foundation_fingerprint(names);
-      },
-      "paths"_a);
+      [](const std::vector<RawText>& paths) { return foundation_fingerprint({paths.begin(), paths.end()}); },
+      "paths"_a,
+      nb::call_guard<WithoutInterpreter>());
   module.def("read_peft", &read_peft, "path"_a);
   module.def("describe_foundation", &describe_foundation, "paths"_a);
   module.def("adapter_problems", &adapter_problems, "tensors"_a, "path"_a);
   module.def("weight_names", &internal::weight_names, "module"_a);
   module.def(
       "load_adapter",
-      [](nb::handle tensors, const nb::bytes& path, std::optional<double> program_scale, double strength) {
+      [](nb::handle tensors, const RawText& path, std::optional<double> program_scale, double strength) {
         const CacheTensors& on_cache = tensors_on_cache(tensors);
-        const std::string name = to_string(path);
-        const WithoutInterpreter release;
-        return internal::load_adapter(on_cache, name, {program_scale, strength});
+        return without_interpreter([&] { return internal::load_adapter(on_cache, path, {program_scale, strength}); });
       },
       "tensors"_a,
       "path"_a,
@@ -256,8 +239,7 @@ void add_adapters(nb::module_& module) {
       "set_adapter_strength",
       [](nb::handle tensors, double strength) {
         const CacheTensors& on_cache = tensors_on_cache(tensors);
-        const WithoutInterpreter release;
-        return internal::set_adapter_strength(on_cache, strength);
+        return without_interpreter([&] { return internal::set_adapter_strength(on_cache, strength); });
       },
       "tensors"_a,
       "strength"_a);
@@ -276,8 +258,7 @@ void add_adapters(nb::module_& module) {
       "set_adapter_strengths",
       [](nb::handle tensors, const std::vector<double>& strengths) {
         const CacheTensors& on_cache = tensors_on_cache(tensors);
-        const WithoutInterpreter release;
-        return internal::set_adapter_strengths(on_cache, strengths);
+        return without_interpreter([&] { return internal::set_adapter_strengths(on_cache, strengths); });
       },
       "tensors"_a,
       "strengths"_a);

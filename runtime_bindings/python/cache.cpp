@@ -46,11 +46,7 @@ uint64_t update_blobs(BlobCache& cache, const nb::list& changes) {
 }
 
 nb::dict stats(const BlobCache& cache) {
-  CacheStats found;
-  {
-    const WithoutInterpreter release;
-    found = cache.stats();
-  }
+  const CacheStats found = without_interpreter([&] { return cache.stats(); });
   nb::dict out;
   out["keys"] = found.keys;
   out["mapped_bytes"] = found.mapped_bytes;
@@ -65,35 +61,32 @@ nb::dict stats(const BlobCache& cache) {
   return out;
 }
 
-/// A Reading as a context manager.
-class HeldReading {
+/// A Reading, or a CacheScope, as a context manager.
+template <typename Guard>
+class Held {
  public:
-  explicit HeldReading(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
+  explicit Held(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
   void enter() {
-    const WithoutInterpreter release;
-    reading_.emplace(*cache_);
+    if constexpr (std::is_constructible_v<Guard, BlobCache&>) {
+      guard_.emplace(*cache_);
+    } else {
+      guard_.emplace(cache_);
+    }
   }
-  void leave() {
-    const WithoutInterpreter release;
-    reading_.reset();
-  }
+  void leave() { guard_.reset(); }
 
  private:
   std::shared_ptr<BlobCache> cache_;
-  std::optional<BlobCache::Reading> reading_;
+  std::optional<Guard> guard_;
 };
 
-/// A CacheScope as a context manager.
-class HeldScope {
- public:
-  explicit HeldScope(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
-  void enter() { scope_.emplace(cache_); }
-  void leave() { scope_.reset(); }
-
- private:
-  std::shared_ptr<BlobCache> cache_;
-  std::optional<CacheScope> scope_;
-};
+template <typename Guard>
+void add_held(nb::module_& module, const char* name) {
+  nb::class_<Held<Guard>>(module, name)
+      .def(nb::init<std::shared_ptr<BlobCache>>())
+      .def("enter", &Held<Guard>::enter, nb::call_guard<WithoutInterpreter>())
+      .def("leave", &Held<Guard>::leave, nb::call_guard<WithoutInterpreter>());
+}
 
 BlobCache::Mode mode_from(const std::string& mode) {
   if (mode == "private") {
@@ -108,20 +101,19 @@ void add_cache(nb::module_& module) {
   nb::class_<BlobCache>(module, "BlobCache")
       .def_static(
           "open",
-          [](const std::vector<nb::bytes>& paths,
+          [](const std::vector<RawText>& paths,
              const std::string& mode,
              std::shared_ptr<BlobCache> base,
              std::shared_ptr<PackedStore> packed) {
-            const std::vector<std::string> names = to_strings(paths);
-            const WithoutInterpreter release;
-            return BlobCache::open(names, mode_from(mode), std::move(base), std::move(packed));
+            return BlobCache::open({paths.begin(), paths.end()}, mode_from(mode), std::move(base), std::move(packed));
           },
           "paths"_a,
           "mode"_a,
           "base"_a.none(),
-          "packed"_a.none())
+          "packed"_a.none(),
+          nb::call_guard<WithoutInterpreter>())
       .def_prop_ro("id", &BlobCache::id)
-      .def_prop_ro("name", [](const BlobCache& cache) { return to_bytes(cache.name()); })
+      .def_prop_ro("name", [](const BlobCache& cache) { return RawText(cache.name()); })
       .def_prop_ro("generation", &BlobCache::generation)
       .def_prop_ro("closed", &BlobCache::closed)
       .def("close", &BlobCache::close)
@@ -143,19 +135,15 @@ void add_cache(nb::module_& module) {
       .def("version", [](const BlobCache& cache, const std::string& key) { return cache.version(key); })
       .def(
           "recorded_digest",
-          [](const BlobCache& cache, const std::string& key) -> nb::object {
-            const auto digest = cache.recorded_digest(key);
-            return digest ? nb::object(to_bytes(*digest)) : nb::none();
+          [](const BlobCache& cache, const std::string& key) {
+            return std::optional<RawText>(cache.recorded_digest(key));
           })
       .def("update", &update_blobs, "changes"_a)
       .def(
           "load",
-          [](BlobCache& cache, const nb::bytes& path) {
-            const std::string name = to_string(path);
-            const WithoutInterpreter release;
-            return cache.load(name);
-          },
-          "path"_a)
+          [](BlobCache& cache, const RawText& path) { return cache.load(path); },
+          "path"_a,
+          nb::call_guard<WithoutInterpreter>())
       .def(
           "revert", [](BlobCache& cache) { return cache.revert(); }, nb::call_guard<WithoutInterpreter>())
       .def(
@@ -167,19 +155,12 @@ void add_cache(nb::module_& module) {
       .def("dirty", &BlobCache::dirty, nb::call_guard<WithoutInterpreter>())
       .def("verify", &BlobCache::verify, nb::call_guard<WithoutInterpreter>())
       .def("stats", &stats);
-
-  nb::class_<HeldReading>(module, "Reading")
-      .def(nb::init<std::shared_ptr<BlobCache>>())
-      .def("enter", &HeldReading::enter)
-      .def("leave", &HeldReading::leave);
+  add_held<BlobCache::Reading>(module, "Reading");
 }
 
 void add_delegates(nb::module_& module) {
   register_delegate();
-  nb::class_<HeldScope>(module, "CacheScope")
-      .def(nb::init<std::shared_ptr<BlobCache>>())
-      .def("enter", &HeldScope::enter)
-      .def("leave", &HeldScope::leave);
+  add_held<CacheScope>(module, "CacheScope");
   module.def("delegate_stats", [] {
     const DelegateStats found = delegate_stats();
     nb::dict out;
@@ -188,9 +169,9 @@ void add_delegates(nb::module_& module) {
     out["names"] = found.names;
     return out;
   });
-  module.def("take_delegate_failure", []() -> nb::object {
+  module.def("take_delegate_failure", [] {
     const auto failure = take_delegate_failure();
-    return failure ? nb::object(to_bytes(failure->reason)) : nb::none();
+    return failure ? std::optional<RawText>(failure->reason) : std::nullopt;
   });
 }
 

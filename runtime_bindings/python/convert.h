@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
@@ -37,12 +38,21 @@ struct Helpers {
 };
 Helpers& helpers();
 
-/// Paths and messages, which need not be UTF-8.
-nb::bytes to_bytes(const std::string& text);
-std::string to_string(const nb::bytes& bytes);
-std::vector<std::string> to_strings(const std::vector<nb::bytes>& list);
+/// A path or a message, which need not be UTF-8: bytes in Python.
+struct RawText : std::string {
+  RawText() = default;
+  RawText(std::string text) : std::string(std::move(text)) {}
+};
 
-nb::tuple to_tuple(const std::vector<int64_t>& numbers);
+/// The elements of a vector. Those of a type that nanobind knows.
+template <typename Element>
+nb::tuple to_tuple(const std::vector<Element>& elements) {
+  nb::list out;
+  for (const Element& element : elements) {
+    out.append(element);
+  }
+  return nb::tuple(out);
+}
 /// The generation, and a tuple of the members of each Quantized.
 nb::tuple to_tuple(const Updated& updated);
 
@@ -144,3 +154,19 @@ void add_training(nb::module_& module);
 void add_tensors(nb::module_& module);
 
 } // namespace blobstore::python
+
+template <>
+struct nanobind::detail::type_caster<blobstore::python::RawText> {
+  NB_TYPE_CASTER(blobstore::python::RawText, const_name("bytes"))
+
+  bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
+    if (!PyBytes_Check(source.ptr())) {
+      return false;
+    }
+    value.assign(PyBytes_AS_STRING(source.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(source.ptr())));
+    return true;
+  }
+  static handle from_cpp(const blobstore::python::RawText& text, rv_policy, cleanup_list*) noexcept {
+    return PyBytes_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+  }
+};

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include <executorch/runtime/core/exec_aten/exec_aten.h>
-#include <nanobind/ndarray.h>
-
 #include "interpreter.h"
 
 namespace blobstore::python {
@@ -74,28 +71,31 @@ const Torch* known_torch() {
 /// DLPack's codes of types.
 enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kFloat8E4m3fn = 10, kFloat8E5m2 = 12 };
 
+/// Scalar types by DLPack's codes and bits, those first of which nanobind makes arrays.
+constexpr struct {
+  uint8_t code, bits;
+  ScalarType scalar_type;
+} kTypes[] = {
+    {kUInt, 8, ScalarType::Byte},
+    {kInt, 8, ScalarType::Char},
+    {kInt, 16, ScalarType::Short},
+    {kInt, 32, ScalarType::Int},
+    {kInt, 64, ScalarType::Long},
+    {kFloat, 16, ScalarType::Half},
+    {kFloat, 32, ScalarType::Float},
+    {kFloat, 64, ScalarType::Double},
+    {kBool, 8, ScalarType::Bool},
+    {kBfloat, 16, ScalarType::BFloat16},
+    {kFloat8E5m2, 8, ScalarType::Float8_e5m2},
+    {kFloat8E4m3fn, 8, ScalarType::Float8_e4m3fn},
+    {kUInt, 16, ScalarType::UInt16},
+    {kUInt, 32, ScalarType::UInt32},
+    {kUInt, 64, ScalarType::UInt64},
+};
+constexpr size_t kArrayTypes = 9;
+
 /// The scalar type of DLPack's code and bits, or -1.
 int8_t type_of(nb::dlpack::dtype type) {
-  constexpr struct {
-    uint8_t code, bits;
-    ScalarType scalar_type;
-  } kTypes[] = {
-      {kUInt, 8, ScalarType::Byte},
-      {kInt, 8, ScalarType::Char},
-      {kInt, 16, ScalarType::Short},
-      {kInt, 32, ScalarType::Int},
-      {kInt, 64, ScalarType::Long},
-      {kFloat, 16, ScalarType::Half},
-      {kFloat, 32, ScalarType::Float},
-      {kFloat, 64, ScalarType::Double},
-      {kBool, 8, ScalarType::Bool},
-      {kBfloat, 16, ScalarType::BFloat16},
-      {kFloat8E5m2, 8, ScalarType::Float8_e5m2},
-      {kFloat8E4m3fn, 8, ScalarType::Float8_e4m3fn},
-      {kUInt, 16, ScalarType::UInt16},
-      {kUInt, 32, ScalarType::UInt32},
-      {kUInt, 64, ScalarType::UInt64},
-  };
   for (const auto& [code, bits, scalar_type] : kTypes) {
     if (type.code == code && type.bits == bits && type.lanes == 1) {
       return static_cast<int8_t>(scalar_type);
@@ -188,6 +188,15 @@ bool is_array(nb::handle object) {
     array = reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr());
   }
   return PyObject_TypeCheck(object.ptr(), array);
+}
+
+nb::dlpack::dtype array_type(ScalarType scalar_type) {
+  for (size_t i = 0; i < kArrayTypes; ++i) {
+    if (kTypes[i].scalar_type == scalar_type) {
+      return {kTypes[i].code, kTypes[i].bits, 1};
+    }
+  }
+  return {0, 0, 1};
 }
 
 std::optional<Dense> dense_buffer(const Py_buffer& buffer) {

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <optional>
 
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 namespace blobstore::python {
 
@@ -28,6 +30,9 @@ std::optional<Dense> dense_tensor(nanobind::handle object);
 
 /// Whether an object is an array of numpy, of a subclass too.
 bool is_array(nanobind::handle object);
+
+/// The type of an array or a tensor that has a scalar type; of 0 bits if the Python side must make it.
+nanobind::dlpack::dtype array_type(executorch::aten::ScalarType scalar_type);
 
 /// @param buffer of an object, contiguous and with its format. @returns empty if no tensor has its type or its rank.
 std::optional<Dense> dense_buffer(const Py_buffer& buffer);

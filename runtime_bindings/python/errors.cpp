@@ -7,14 +7,16 @@
 namespace blobstore::python {
 namespace {
 
-/// The name of a kind for the Python side: as in the enum, in lower case with underscores.
+/// The class of the Python side for a kind.
 const char* name_of(ErrorKind kind) {
   constexpr const char* kNames[] = {
-      "invalid_file", "integrity",        "file_access", "key_not_found",     "key_conflict", "layout",
-      "closed",       "unsupported",      "program",     "method_not_found",  "input",        "missing_backend",
-      "execution",    "unsupported_data", "update",      "adapter",           "output_path",  "data_changed",
-      "training",     "not_finite_loss",  "invalid_key", "invalid_alignment", "release",      "trust",
-      "transfer",     "checkpoint",
+      "InvalidFileError", "IntegrityError",        "FileAccessError", "KeyNotFoundError",
+      "KeyConflictError", "LayoutError",           "ClosedError",     "UnsupportedOperationError",
+      "ProgramError",     "MethodNotFoundError",   "InputError",      "MissingBackendError",
+      "ExecutionError",   "UnsupportedDataError",  "UpdateError",     "AdapterError",
+      "OutputPathError",  "DataChangedError",      "TrainingError",   "NotFiniteLossError",
+      "InvalidKeyError",  "InvalidAlignmentError", "ReleaseError",    "TrustError",
+      "TransferError",    "CheckpointError",
   };
   return kNames[static_cast<int>(kind)];
 }
@@ -25,8 +27,8 @@ nb::object to_exception(const Error& error) {
   return call_python(
       helpers().make_error,
       nb::str(name_of(error.kind())),
-      to_bytes(error.path()),
-      to_bytes(error.reason()),
+      nb::cast(RawText(error.path())),
+      nb::cast(RawText(error.reason())),
       nb::int_(error.number()));
 }
 

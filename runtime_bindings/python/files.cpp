@@ -16,27 +16,14 @@ using namespace nb::literals;
 namespace {
 
 /// The tensors of a file, as (scalar type, sizes, dim order, bytes) by name.
-nb::dict load(const nb::bytes& path) {
-  StateDict tensors;
-  const std::string name = to_string(path);
-  {
-    const WithoutInterpreter release;
-    tensors = load_state_dict(name);
-  }
+nb::dict load(const RawText& path) {
   nb::dict out;
-  for (const auto& [key, tensor] : tensors) {
-    nb::list sizes;
-    nb::list order;
-    for (const auto size : tensor->sizes()) {
-      sizes.append(size);
-    }
-    for (const auto dim : tensor->dim_order()) {
-      order.append(static_cast<int>(dim));
-    }
+  for (const auto& [key, tensor] : without_interpreter([&] { return load_state_dict(path); })) {
+    const Layout layout = layout_of(*tensor);
     out[nb::str(key.data(), key.size())] = nb::make_tuple(
-        static_cast<int>(tensor->scalar_type()),
-        nb::tuple(sizes),
-        nb::tuple(order),
+        static_cast<int>(layout.scalar_type),
+        to_tuple(layout.sizes),
+        to_tuple(layout.dim_order),
         nb::bytes(tensor->const_data_ptr(), tensor->nbytes()));
   }
   return out;
@@ -47,24 +34,19 @@ nb::dict load(const nb::bytes& path) {
 void add_files(nb::module_& module) {
   module.def(
       "save",
-      [](const BlobCache& cache, const nb::bytes& path, bool dirty_only) {
-        const std::string name = to_string(path);
-        const WithoutInterpreter release;
-        return cache.save(name, dirty_only);
-      },
+      [](const BlobCache& cache, const RawText& path, bool dirty_only) { return cache.save(path, dirty_only); },
       "cache"_a,
       "path"_a,
-      "dirty_only"_a);
+      "dirty_only"_a,
+      nb::call_guard<WithoutInterpreter>());
   module.def(
       "make_working_copy",
-      [](const std::vector<nb::bytes>& paths, const nb::bytes& target) {
-        const std::vector<std::string> names = to_strings(paths);
-        const std::string name = to_string(target);
-        const WithoutInterpreter release;
-        return make_working_copy(names, name);
+      [](const std::vector<RawText>& paths, const RawText& target) {
+        return make_working_copy({paths.begin(), paths.end()}, target);
       },
       "paths"_a,
-      "target"_a);
+      "target"_a,
+      nb::call_guard<WithoutInterpreter>());
   module.def("load_state_dict", &load, "path"_a);
 }
 

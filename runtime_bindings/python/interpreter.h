@@ -77,4 +77,11 @@ class WithoutInterpreter {
   PyThreadState* state_;
 };
 
+/// Call a function that uses no Python objects, without the lock.
+template <typename Function>
+auto without_interpreter(const Function& function) -> decltype(function()) {
+  const WithoutInterpreter release;
+  return function();
+}
+
 } // namespace blobstore::python

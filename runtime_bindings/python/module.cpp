@@ -2,6 +2,7 @@
 // it the shape that users see.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
 #include "convert.h"
 #include "interpreter.h"
@@ -10,30 +11,6 @@
 namespace blobstore::python {
 
 using namespace nb::literals;
-
-nb::bytes to_bytes(const std::string& text) {
-  return nb::bytes(text.data(), text.size());
-}
-
-std::string to_string(const nb::bytes& bytes) {
-  return std::string(bytes.c_str(), bytes.size());
-}
-
-std::vector<std::string> to_strings(const std::vector<nb::bytes>& list) {
-  std::vector<std::string> out;
-  for (const nb::bytes& bytes : list) {
-    out.push_back(to_string(bytes));
-  }
-  return out;
-}
-
-nb::tuple to_tuple(const std::vector<int64_t>& numbers) {
-  nb::list out;
-  for (const int64_t number : numbers) {
-    out.append(number);
-  }
-  return nb::tuple(out);
-}
 
 nb::object to_array(const uint8_t* data, size_t size, std::shared_ptr<const void> owner) {
   auto* pin = new std::shared_ptr<const void>(std::move(owner));
@@ -81,15 +58,7 @@ nb::object layout_object(const std::optional<Layout>& layout) {
   if (!layout) {
     return nb::none();
   }
-  nb::list sizes;
-  nb::list order;
-  for (const int32_t size : layout->sizes) {
-    sizes.append(size);
-  }
-  for (const uint8_t dim : layout->dim_order) {
-    order.append(static_cast<int>(dim));
-  }
-  return nb::make_tuple(static_cast<int>(layout->scalar_type), nb::tuple(sizes), nb::tuple(order));
+  return nb::make_tuple(static_cast<int>(layout->scalar_type), to_tuple(layout->sizes), to_tuple(layout->dim_order));
 }
 
 std::optional<Layout> layout_from(nb::handle object) {
@@ -97,15 +66,8 @@ std::optional<Layout> layout_from(nb::handle object) {
     return std::nullopt;
   }
   const nb::tuple parts = nb::cast<nb::tuple>(object);
-  Layout layout;
-  layout.scalar_type = static_cast<int8_t>(nb::cast<int>(parts[0]));
-  for (const nb::handle size : nb::cast<nb::tuple>(parts[1])) {
-    layout.sizes.push_back(nb::cast<int32_t>(size));
-  }
-  for (const nb::handle dim : nb::cast<nb::tuple>(parts[2])) {
-    layout.dim_order.push_back(static_cast<uint8_t>(nb::cast<int>(dim)));
-  }
-  return layout;
+  return Layout{
+      nb::cast<int8_t>(parts[0]), nb::cast<std::vector<int32_t>>(parts[1]), nb::cast<std::vector<uint8_t>>(parts[2])};
 }
 
 NB_MODULE(_native, module) {

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -18,13 +19,13 @@ nb::list to_list(const std::vector<PackedFile>& files) {
   for (const PackedFile& file : files) {
     rows.append(
         nb::make_tuple(
-            to_bytes(file.path),
+            RawText(file.path),
             file.size,
             file.entries,
             file.mapped,
             file.used,
             file.in_use,
-            to_bytes(file.problem),
+            RawText(file.problem),
             file.unchecked));
   }
   return rows;
@@ -35,7 +36,7 @@ nb::tuple stats_of_store(const PackedStore& store) {
   const PackedStats found = store.stats();
   nb::list reasons;
   for (const auto& [reason, count] : found.reasons) {
-    reasons.append(nb::make_tuple(to_bytes(reason), count));
+    reasons.append(nb::make_tuple(RawText(reason), count));
   }
   return nb::make_tuple(
       found.hits,
@@ -47,17 +48,12 @@ nb::tuple stats_of_store(const PackedStore& store) {
       found.verified_bytes,
       found.mapped_bytes,
       reasons,
-      found.heap_bytes ? nb::object(nb::int_(*found.heap_bytes)) : nb::none());
+      found.heap_bytes);
 }
 
 template <std::vector<PackedFile> (PackedStore::*function)() const>
 nb::list files(const PackedStore& store) {
-  std::vector<PackedFile> found;
-  {
-    const WithoutInterpreter release;
-    found = (store.*function)();
-  }
-  return to_list(found);
+  return to_list(without_interpreter([&] { return (store.*function)(); }));
 }
 
 } // namespace
@@ -66,18 +62,14 @@ void add_packed(nb::module_& module) {
   nb::class_<PackedStore>(module, "PackedStore")
       .def_static(
           "open",
-          [](const nb::bytes& folder, uint64_t limit, bool verify, uint64_t read_ahead) {
-            PackedOptions options;
-            options.limit = limit;
-            options.verify = verify;
-            options.read_ahead = read_ahead;
-            return PackedStore::open(to_string(folder), options);
+          [](const RawText& folder, uint64_t limit, bool verify, uint64_t read_ahead) {
+            return PackedStore::open(folder, {limit, verify, read_ahead});
           },
           "folder"_a,
           "limit"_a,
           "verify"_a,
           "read_ahead"_a)
-      .def_prop_ro("folder", [](const PackedStore& store) { return to_bytes(store.folder()); })
+      .def_prop_ro("folder", [](const PackedStore& store) { return RawText(store.folder()); })
       .def("stats", &stats_of_store)
       .def("list", &files<&PackedStore::list>)
       .def("verify", &files<&PackedStore::verify>)

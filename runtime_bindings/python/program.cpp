@@ -10,6 +10,7 @@
 
 #include "convert.h"
 #include "interpreter.h"
+#include "program/values.h"
 
 namespace blobstore::python {
 namespace {
@@ -17,9 +18,10 @@ namespace {
 using namespace nb::literals;
 namespace et = executorch::runtime;
 
-nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor, const std::string& name) {
+/// (kind, layout or None, name)
+nb::tuple info(const internal::ValueInfo& value, const std::string& name) {
   const auto kind = [&] {
-    switch (tag.ok() ? tag.get() : et::Tag::ListBool) {
+    switch (value.tag.value_or(et::Tag::ListBool)) {
       case et::Tag::None:
         return "none";
       case et::Tag::Tensor:
@@ -36,25 +38,21 @@ nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor, con
         return "other";
     }
   };
-  return nb::make_tuple(kind(), tensor != nullptr ? layout_object(layout_of(*tensor)) : nb::none(), name);
+  return nb::make_tuple(kind(), value.is_tensor() ? layout_object(value.layout) : nb::none(), name);
 }
 
 nb::list inputs(const et::MethodMeta& method, const std::vector<std::string>& names) {
   nb::list out;
-  for (size_t i = 0; i < method.num_inputs(); ++i) {
-    const et::Result<et::Tag> tag = method.input_tag(i);
-    const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
-    out.append(info(tag, is_tensor ? &method.input_tensor_meta(i).get() : nullptr, names[i]));
+  for (const internal::ValueInfo& value : internal::input_infos(method)) {
+    out.append(info(value, names[out.size()]));
   }
   return out;
 }
 
 nb::list outputs(const et::MethodMeta& method) {
   nb::list out;
-  for (size_t i = 0; i < method.num_outputs(); ++i) {
-    const et::Result<et::Tag> tag = method.output_tag(i);
-    const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
-    out.append(info(tag, is_tensor ? &method.output_tensor_meta(i).get() : nullptr, ""));
+  for (const internal::ValueInfo& value : internal::output_infos(method)) {
+    out.append(info(value, ""));
   }
   return out;
 }
@@ -62,12 +60,8 @@ nb::list outputs(const et::MethodMeta& method) {
 /// Run a method and return its first results.
 nb::list call_first(const std::shared_ptr<Method>& method, size_t count, const nb::args& values) {
   const Arguments arguments(values, method->meta());
-  Outputs results;
-  {
-    const WithoutInterpreter release;
-    results = method->execute(arguments.list(), {count, arguments.in_place()});
-  }
-  return to_python(results, arguments.torch());
+  const auto run = [&] { return method->execute(arguments.list(), {count, arguments.in_place()}); };
+  return to_python(without_interpreter(run), arguments.torch());
 }
 
 nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
@@ -97,14 +91,13 @@ void add_programs(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def_static(
           "load",
-          [](const nb::bytes& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
-            const std::string name = to_string(path);
-            const WithoutInterpreter release;
-            return Program::load(name, std::move(cache), std::move(packed));
+          [](const RawText& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
+            return Program::load(path, std::move(cache), std::move(packed));
           },
           "path"_a,
           "cache"_a,
-          "packed"_a.none())
+          "packed"_a.none(),
+          nb::call_guard<WithoutInterpreter>())
       .def_prop_ro("methods", &Program::methods)
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)
@@ -116,14 +109,10 @@ void add_programs(nb::module_& module) {
       .def(
           "outputs", [](const Program& program, const std::string& name) { return outputs(program.method_meta(name)); })
       .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>())
-      .def("packed_cache_path", [](const Program& program) {
-        std::string path;
-        {
-          const WithoutInterpreter release;
-          path = program.packed_cache_path();
-        }
-        return to_bytes(path);
-      });
+      .def(
+          "packed_cache_path",
+          [](const Program& program) { return RawText(program.packed_cache_path()); },
+          nb::call_guard<WithoutInterpreter>());
 }
 
 } // namespace blobstore::python

@@ -62,13 +62,10 @@ void add_requests(nb::module_& module) {
           nb::call_guard<WithoutInterpreter>())
       .def(
           "set_adapter",
-          [](RunnerQueue& queue, const std::string& name, const nb::bytes& path) {
-            const std::string file = to_string(path);
-            const WithoutInterpreter release;
-            queue.set_adapter(name, file);
-          },
+          [](RunnerQueue& queue, const std::string& name, const RawText& path) { queue.set_adapter(name, path); },
           "name"_a,
-          "path"_a)
+          "path"_a,
+          nb::call_guard<WithoutInterpreter>())
       .def("remove_adapter", &RunnerQueue::remove_adapter, "name"_a)
       .def("adapters", &RunnerQueue::adapters)
       .def("begin", &begin, "prompt"_a, "adapter"_a, "strength"_a, "conversation"_a.none(), "stop"_a.none())

@@ -3,49 +3,16 @@
 #include <nanobind/ndarray.h>
 
 #include "convert.h"
+#include "dense.h"
 #include "interpreter.h"
 
 namespace blobstore::python {
-namespace {
-
-/// The array type of a scalar type. It has 0 bits if the Python side must make the array.
-nb::dlpack::dtype array_type(int8_t scalar_type) {
-  using nb::dlpack::dtype_code;
-  const auto make = [](dtype_code code, uint8_t bits) {
-    return nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1};
-  };
-  switch (scalar_type) {
-    case 0:
-      return make(dtype_code::UInt, 8);
-    case 1:
-      return make(dtype_code::Int, 8);
-    case 2:
-      return make(dtype_code::Int, 16);
-    case 3:
-      return make(dtype_code::Int, 32);
-    case 4:
-      return make(dtype_code::Int, 64);
-    case 5:
-      return make(dtype_code::Float, 16);
-    case 6:
-      return make(dtype_code::Float, 32);
-    case 7:
-      return make(dtype_code::Float, 64);
-    case 11:
-      return make(dtype_code::Bool, 8);
-    default:
-      return nb::dlpack::dtype{0, 0, 1};
-  }
-}
-
-} // namespace
-
 nb::object to_python(const executorch::extension::TensorPtr& tensor, bool torch) {
   auto* data = static_cast<uint8_t*>(tensor->mutable_data_ptr());
   auto* held = new executorch::extension::TensorPtr(tensor);
   nb::capsule owner(
       held, [](void* pointer) noexcept { delete static_cast<executorch::extension::TensorPtr*>(pointer); });
-  const nb::dlpack::dtype type = array_type(static_cast<int8_t>(tensor->scalar_type()));
+  const nb::dlpack::dtype type = array_type(tensor->scalar_type());
   if (type.bits == 0) {
     const size_t size = tensor->nbytes();
     nb::object bytes = nb::cast(nb::ndarray<nb::numpy, uint8_t>(data, {size}, owner));

@@ -29,7 +29,7 @@ class PythonSource final : public BlobSource {
  public:
   explicit PythonSource(nb::object map) : map_(std::move(map)) {
     const nb::tuple listed = nb::cast<nb::tuple>(call_python(helpers().list_map, map_));
-    name_ = to_string(nb::cast<nb::bytes>(listed[0]));
+    name_ = nb::cast<RawText>(listed[0]);
     keys_ = nb::cast<std::vector<std::string>>(listed[1]);
     for (const std::string& key : keys_) {
       known_.emplace(key, Known());
@@ -187,7 +187,7 @@ std::string name_from(const Tensors& tensors, nb::handle name) {
   PyErr_Clear();
   const nb::str shown(name);
   const nb::bytes escaped = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(shown.ptr(), "utf-8", "backslashreplace"));
-  throw tensors.updates().unknown(to_string(escaped));
+  throw tensors.updates().unknown(nb::cast<RawText>(escaped));
 }
 
 /// A tensor or an array whose memory is used as it is; empty for other values.
@@ -399,10 +399,10 @@ void add_tensors(nb::module_& module) {
       .def(
           "mismatch",
           [](const Tensors& tensors, const std::vector<std::string>& names) {
-            return to_bytes(tensors.updates().mismatch(views_of(names)).what());
+            return RawText(tensors.updates().mismatch(views_of(names)).what());
           })
       .def("unknown", [](const Tensors& tensors, const std::string& name) {
-        return to_bytes(tensors.updates().unknown(name).what());
+        return RawText(tensors.updates().unknown(name).what());
       });
 
   module.def("lay_out", &lay_out_in_python, "record"_a, "tensors"_a, "scales"_a);

@@ -8,13 +8,10 @@
 // peft is a folder of PEFT with rank 1 and scale 0.5, whose lora_A is 3 and lora_B 4 everywhere.
 // tuned.ptd is a fine-tune whose weight is 9 everywhere, and of_tuned.ptd an adapter for it whose tensors are 2.
 
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,27 +39,16 @@ void test_exchange_in_threads(const std::string& folder) {
   const auto cache = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
   const LogicalTensors tensors(cache);
   blobstore::load_adapter(tensors, folder + "/1.ptd");
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  threads.emplace_back([&] {
-    while (!stop) {
-      const BlobCache::Reading reading(*cache);
-      const float a = first(*cache, "m.lora_a");
-      const float b = first(*cache, "m.lora_b");
-      CHECK((a == 1 || a == 2) && (b == a || b == a / 2));
-    }
+  const Repeating reads([&](int) {
+    const BlobCache::Reading reading(*cache);
+    const float a = first(*cache, "m.lora_a");
+    const float b = first(*cache, "m.lora_b");
+    CHECK((a == 1 || a == 2) && (b == a || b == a / 2));
   });
-  threads.emplace_back([&] {
-    for (int i = 0; i < 50; ++i) {
-      blobstore::set_adapter_strength(tensors, i % 2 == 0 ? 0.5 : 1);
-    }
-  });
+  const Repeating strengths([&](int n) { blobstore::set_adapter_strength(tensors, n % 2 == 0 ? 0.5 : 1); });
   for (int i = 0; i < 50; ++i) {
     blobstore::load_adapter(tensors, folder + (i % 2 == 0 ? "/1.ptd" : "/2.ptd"));
   }
-  threads.back().join();
-  stop = true;
-  threads.front().join();
 }
 
 /// No merge is lost, and undoing in reverse order restores every byte.
@@ -141,14 +127,6 @@ void test_fine_tune(const std::string& folder) {
   CHECK(blobstore::load_adapter(above, of_tuned) == 2); // a generation of the base counts, too
 }
 
-/// The bytes of a tensor as numbers.
-std::vector<float> floats(const BlobCache& cache, const char* key) {
-  const blobstore::Blob& blob = cache.at(key);
-  std::vector<float> numbers(blob.size / sizeof(float));
-  std::memcpy(numbers.data(), blob.data, blob.size);
-  return numbers;
-}
-
 /// A folder of PEFT is taken as it is: its rank is filled up with zeros, and its scale made up for.
 void test_peft_folder(const std::string& folder) {
   const std::string peft = folder + "/peft";
@@ -191,11 +169,6 @@ void test_peft_folder(const std::string& folder) {
   CHECK(!result.ok() && result.error().kind() == ErrorKind::FileAccess);
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 /// The file is the one that Python wrote of the same tensors, and a file that is refused leaves the old one.
 void test_saving(const std::string& folder) {
   const auto adapter = blobstore::Adapter::read(folder + "/2.ptd");
@@ -205,13 +178,13 @@ void test_saving(const std::string& folder) {
   }
   const std::vector<std::string> foundation{folder + "/foundation.ptd"};
   const std::string path = folder + "/saved.ptd";
-  const std::string expected = contents(folder + "/2.ptd");
+  const std::string expected = read(folder + "/2.ptd");
   CHECK(blobstore::save_adapter(path, tensors, foundation, 1) == expected.size());
-  CHECK(contents(path) == expected);
+  CHECK(read(path) == expected);
 
   const auto refuses = [&](ErrorKind kind, const blobstore::StateDict& given, const std::string& target, double scale) {
     const auto saved = blobstore::nothrow::save_adapter(target, given, foundation, scale);
-    return !saved.ok() && saved.error().kind() == kind && contents(path) == expected;
+    return !saved.ok() && saved.error().kind() == kind && read(path) == expected;
   };
   CHECK(refuses(ErrorKind::Adapter, tensors, path, NAN));
   CHECK(refuses(ErrorKind::Adapter, {}, path, 1));
@@ -225,7 +198,7 @@ void test_saving(const std::string& folder) {
   infinite["m.lora_a"] = executorch::extension::make_tensor_ptr({1, 5}, std::vector<float>(5));
   CHECK(refuses(ErrorKind::Layout, infinite, path, 1));
   CHECK(fails(ErrorKind::Adapter, [&] { blobstore::save_adapter(path, tensors, {folder + "/1.ptd"}, 1); }));
-  CHECK(contents(path) == expected);
+  CHECK(read(path) == expected);
 }
 
 /// An adapter is rewritten for another foundation.

@@ -39,14 +39,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 
-bool has(const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) {
-    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
-    return false;
-  }
-  return true;
-}
-
 std::unique_ptr<Optimizer> make(const std::string& name) {
   if (name == "adamw" || name == "amsgrad") {
     AdamWOptions options;

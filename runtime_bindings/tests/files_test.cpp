@@ -1,19 +1,21 @@
-// Files that a device writes and reads, and how their bytes get to memory. Takes no arguments, makes its own files, and
-// ends with 1 if something is wrong. tests/runtime/test_save.py has what else is true of files that are written.
+// Files that a device writes and reads, and how their bytes get to memory.
+//
+//   files_test FILE.ptd
+//
+// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque".
+// tests/runtime/test_save.py has what else is true of files that are written.
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,7 +27,6 @@
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
-#include "format/ptd_writer.h"
 #include "helpers.h"
 #include "os/file_pages.h"
 #include "os/output_file.h"
@@ -36,59 +37,16 @@ namespace {
 
 using blobstore::BlobCache;
 using blobstore::ErrorKind;
-using blobstore::Layout;
 
-/// A folder that is removed at the end.
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/files_test-XXXXXX";
-    CHECK(mkdtemp(name) != nullptr);
-    path_ = name;
-  }
-  ~Folder() {
-    for (const std::string& name : names()) {
-      unlink((path_ + "/" + name).c_str());
-    }
-    rmdir(path_.c_str());
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-  std::vector<std::string> names() const {
-    std::vector<std::string> found;
-    DIR* entries = opendir(path_.c_str());
-    while (const dirent* entry = readdir(entries)) {
-      if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) {
-        found.emplace_back(entry->d_name);
-      }
-    }
-    closedir(entries);
-    return found;
-  }
+constexpr size_t kCount = 60'000;
 
- private:
-  std::string path_;
-};
-
-constexpr size_t kCount = 50'000;
-
-/// "a" and "tied" are equal, "b" is not, "opaque" is no tensor.
-void write_model(const std::string& path) {
-  const std::vector<float> a(kCount, 1);
-  const std::vector<float> b(kCount, 2);
-  const std::optional<Layout> layout = Layout{6, {static_cast<int32_t>(kCount)}, {0}};
-  const std::optional<Layout> none;
-  blobstore::internal::PtdWriter writer(true, [] {});
-  const auto add = [&](const char* key, const std::vector<float>& values) {
-    writer.add(key, layout, 16, reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float));
-  };
-  add("a", a);
-  add("b", b);
-  add("tied", a);
-  writer.add("opaque", none, 1, reinterpret_cast<const uint8_t*>("some bytes"), 10);
-  blobstore::internal::OutputFile file(path);
-  writer.write(file);
-  file.commit();
+/// A new folder in the one that this runs in. Its file model.ptd has "a" and "tied", which are equal, "b", which is
+/// not, and "opaque", which is no tensor.
+std::string new_folder(const std::string& model, const std::string& name) {
+  std::filesystem::remove_all(name);
+  std::filesystem::create_directory(name);
+  std::filesystem::copy_file(model, name + "/model.ptd");
+  return name;
 }
 
 void set(BlobCache& cache, const std::vector<std::string>& keys, float value) {
@@ -100,50 +58,41 @@ void set(BlobCache& cache, const std::vector<std::string>& keys, float value) {
   cache.update(changes);
 }
 
-void test_state_dict() {
-  const Folder folder;
-  write_model(folder / "model.ptd");
-  auto tensors = blobstore::load_state_dict(folder / "model.ptd");
-  unlink((folder / "model.ptd").c_str());
+void test_state_dict(const std::string& model) {
+  const std::string path = new_folder(model, "state") + "/model.ptd";
+  auto tensors = blobstore::load_state_dict(path);
+  std::filesystem::remove(path);
   CHECK(tensors.size() == 3 && tensors.count("opaque") == 0);
   const auto b = tensors.at("b");
   tensors.clear(); // each tensor keeps the file mapped
-  CHECK(b->numel() == static_cast<ssize_t>(kCount) && b->const_data_ptr<float>()[kCount - 1] == 2);
+  CHECK(b->numel() == static_cast<ssize_t>(kCount) && b->const_data_ptr<float>()[kCount - 1] == 1);
   b->mutable_data_ptr<float>()[0] = 3; // a private copy of a page
   CHECK(b->const_data_ptr<float>()[0] == 3);
 }
 
-void test_one_generation() {
-  const Folder folder;
-  write_model(folder / "model.ptd");
-  const auto cache = BlobCache::open({folder / "model.ptd"});
+void test_one_generation(const std::string& model) {
+  const auto cache = BlobCache::open({model});
   set(*cache, {"a", "b", "tied"}, 0);
-  std::atomic<bool> stop{false};
-  std::thread committer([&] {
-    for (float value = 1; !stop; ++value) {
-      set(*cache, {"a", "b", "tied"}, value);
-    }
-  });
+  const Repeating commits([&](int n) { set(*cache, {"a", "b", "tied"}, static_cast<float>(n)); });
   for (int i = 0; i < 20; ++i) {
-    cache->save(folder / "saved.ptd");
-    const auto saved = BlobCache::open({folder / "saved.ptd"});
+    cache->save("saved.ptd");
+    const auto saved = BlobCache::open({"saved.ptd"});
     CHECK(saved->verify());
     CHECK(first(*saved, "a") == first(*saved, "b") && first(*saved, "a") == first(*saved, "tied"));
   }
-  stop = true;
-  committer.join();
 }
 
-void test_folder_without_permission() {
-  const Folder folder;
-  write_model(folder / "model.ptd");
-  const auto cache = BlobCache::open({folder / "model.ptd"});
-  CHECK(chmod(folder.path().c_str(), 0555) == 0);
+void test_folder_without_permission(const std::string& model) {
+  const std::string folder = new_folder(model, "locked");
+  const auto cache = BlobCache::open({folder + "/model.ptd"});
+  CHECK(chmod(folder.c_str(), 0555) == 0);
   const uid_t root = geteuid();
   CHECK(root != 0 || seteuid(65534) == 0); // root may write anywhere
-  const std::string message = error_of(ErrorKind::FileAccess, [&] { cache->save(folder / "saved.ptd"); });
-  CHECK(seteuid(root) == 0 && chmod(folder.path().c_str(), 0755) == 0);
-  CHECK(message.find(std::strerror(EACCES)) != std::string::npos && folder.names().size() == 1);
+  const std::string message = error_of(ErrorKind::FileAccess, [&] { cache->save(folder + "/saved.ptd"); });
+  CHECK(seteuid(root) == 0 && chmod(folder.c_str(), 0755) == 0);
+  CHECK(has(message, std::strerror(EACCES)));
+  const std::filesystem::directory_iterator files(folder);
+  CHECK(std::distance(begin(files), end(files)) == 1);
 }
 
 #if defined(__linux__) && !defined(BLOBSTORE_EMULATED)
@@ -172,8 +121,7 @@ std::vector<size_t> in_memory(const std::string& path, const std::vector<size_t>
 /// What is asked for is read, and nothing else: not what is in memory already, and not more than permitted.
 void test_read_ahead() {
 #if defined(__linux__) && !defined(BLOBSTORE_EMULATED)
-  const Folder folder;
-  const std::string path = folder / "large";
+  const std::string path = "large";
   constexpr size_t kMib = size_t{1} << 20;
   {
     blobstore::internal::OutputFile out(path);
@@ -206,6 +154,7 @@ void test_read_ahead() {
   drop();
   blobstore::internal::read_ahead(file, {{0, 64 * kMib}}, UINT64_MAX);
   CHECK(becomes({0}, {64 * kMib}));
+  std::filesystem::remove(path);
 #endif
 }
 
@@ -235,8 +184,7 @@ void test_moved_pages() {
   using blobstore::internal::File;
   using blobstore::internal::FilePages;
   using blobstore::internal::Mapping;
-  const Folder folder;
-  const std::string path = folder / "a";
+  const std::string path = "pages";
   const size_t size = size_t{5} << 20;
   const std::vector<uint8_t> old(2 * size, 1);
   const std::vector<uint8_t> fresh(size, 2);
@@ -273,11 +221,14 @@ void test_moved_pages() {
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    return 64;
+  }
   executorch::runtime::runtime_init();
-  test_state_dict();
-  test_one_generation();
-  test_folder_without_permission();
+  test_state_dict(argv[1]);
+  test_one_generation(argv[1]);
+  test_folder_without_permission(argv[1]);
   test_read_ahead();
   test_copies();
   test_moved_pages();

@@ -5,8 +5,6 @@
 // COPY.ptd is a working copy with a float tensor "a". The exit code is 77 if the test cannot run in this build.
 
 #include <atomic>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -16,13 +14,11 @@
 #include <vector>
 
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <blobstore/cache.h>
 #include <blobstore/reading.h>
 
-#include "check.h"
+#include "helpers.h"
 
 namespace {
 
@@ -34,26 +30,6 @@ constexpr bool kNeedsDescriptors = true;
 #else
 constexpr bool kNeedsDescriptors = false;
 #endif
-
-/// Run some work in a child, which may take a minute. @returns whether it ended well; a child that hangs is killed.
-template <typename Work>
-bool in_child(Work work) {
-  const pid_t child = fork();
-  if (child == 0) {
-    work();
-    std::_Exit(0);
-  }
-  int status = 0;
-  for (int waited = 0; waited < 60'000; ++waited) {
-    if (waitpid(child, &status, WNOHANG) == child) {
-      return status == 0;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  kill(child, SIGKILL);
-  waitpid(child, &status, 0);
-  return false;
-}
 
 void set_descriptors(rlim_t most) {
   rlimit limit;

@@ -2,12 +2,18 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
@@ -43,6 +49,14 @@ std::string error_of(blobstore::ErrorKind kind, const Function& function) {
   return "";
 }
 
+inline bool has(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) {
+    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
+    return false;
+  }
+  return true;
+}
+
 inline std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   CHECK(file.good());
@@ -54,11 +68,39 @@ inline void write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
+/// The numbers of a blob of float32.
+inline std::vector<float> floats(const blobstore::BlobCache& cache, const std::string& key) {
+  const blobstore::Blob& blob = cache.at(key);
+  std::vector<float> numbers(blob.size / sizeof(float));
+  std::memcpy(numbers.data(), blob.data, blob.size);
+  return numbers;
+}
+
 /// The first number of a blob of float32.
 inline float first(const blobstore::BlobCache& cache, const char* key) {
   float number;
   std::memcpy(&number, cache.at(key).data, sizeof number);
   return number;
+}
+
+/// Run some work in a child, which may take a minute. @returns whether it ended well; a child that hangs is killed.
+template <typename Work>
+bool in_child(const Work& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    std::_Exit(0);
+  }
+  int status = 0;
+  for (int waited = 0; waited < 60'000; ++waited) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      return status == 0;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return false;
 }
 
 /// Calls a function in a thread of its own, again and again with the next number, until its scope ends.

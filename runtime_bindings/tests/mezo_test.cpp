@@ -6,7 +6,6 @@
 // functions without exceptions.
 
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +14,6 @@
 #include <blobstore/error.h>
 #include <blobstore/mezo.h>
 #include <blobstore/nothrow.h>
-#include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
 #include "helpers.h"
@@ -35,16 +33,8 @@ MeZOOptions options() {
   return made;
 }
 
-std::vector<float> numbers(const BlobCache& cache, const std::string& name) {
-  const BlobCache::Reading reading(cache);
-  const blobstore::Blob& blob = cache.at(name);
-  std::vector<float> made(blob.size / sizeof(float));
-  std::memcpy(made.data(), blob.data, made.size() * sizeof(float));
-  return made;
-}
-
 double distance(const BlobCache& cache, const std::string& name) {
-  return std::fabs(static_cast<double>(numbers(cache, name).front()) - 1);
+  return std::fabs(static_cast<double>(floats(cache, name).front()) - 1);
 }
 
 /// A step without exceptions is a step, and errors are values.
@@ -53,9 +43,9 @@ void without_exceptions(const std::shared_ptr<BlobCache>& cache) {
   CHECK(made.ok());
   MeZO& optimizer = **made;
   const std::string name = optimizer.names().front();
-  const auto before = numbers(*cache, name);
+  const auto before = floats(*cache, name);
   CHECK(blobstore::nothrow::step(optimizer, [&] { return distance(*cache, name); }).ok());
-  CHECK(optimizer.steps() == 1 && numbers(*cache, name) != before);
+  CHECK(optimizer.steps() == 1 && floats(*cache, name) != before);
   CHECK(!blobstore::nothrow::mezo(cache, options(), {"missing"}).ok());
   MeZOOptions bad = options();
   bad.lr = -1;

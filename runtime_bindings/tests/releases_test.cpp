@@ -1,5 +1,4 @@
-// Releases: SHA-256, releases that a folder is updated to from what was fetched, and a release that a running program
-// follows.
+// Releases: SHA-256, releases that are pulled into a folder, and a release that a running program follows.
 //
 //   releases_test FILE.ptd
 //
@@ -13,10 +12,8 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -89,20 +86,11 @@ std::string index_of(const std::string& version) {
   return "release" + version + "/index.json";
 }
 
-/// Fetch the list of parts of a release; what is missing then.
-blobstore::Missing after_parts(const std::string& version, const std::string& device) {
-  const blobstore::Missing todo = blobstore::missing(index_of(version), device);
-  const std::string parts = read("release" + version + "/parts");
-  CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "files/" + digest(parts));
-  write(todo.folder + todo.fetches[0].file, parts);
-  return blobstore::missing(index_of(version), device);
-}
+const std::string kPack = "newer, and more";
 
-// "older" as a difference to "newer", in elements of a byte: a stream of five numbers, and an empty one
-constexpr char kPack[] = "newer\x0f\0\0\0\0\x05\0\0\0\x02\x0e\x25\0\0\0\0\0\0\0";
-const std::string kStored(kPack, sizeof kPack - 1);
-
-void test_two_releases(const std::string& device) {
+/// With a downloader: what it is asked for, and that an error of it leaves the old release.
+void test_pulling(const std::string& device) {
+  const std::string pack = digest(kPack);
   publish("1", 10, "old", format("\"objects\":[[\"{}\",3]],\"bases\":[],\"ways\":[[[\"raw\",0,0,3]]]", digest("old")));
   publish(
       "2",
@@ -110,57 +98,8 @@ void test_two_releases(const std::string& device) {
       "newer",
       format(
           "\"objects\":[[\"{}\",{},\"packs\"]],\"bases\":[],\"ways\":[[[\"zip\",0,0,1],[\"raw\",0,0,5]]]",
-          digest(kStored),
-          kStored.size()));
-  blobstore::Missing todo = after_parts("1", device);
-  CHECK(!todo.current && todo.version == "1" && todo.release_bytes == 3 && todo.bytes == 3);
-  CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "files/" + digest("old") && todo.fetches[0].range.empty());
-  CHECK(kind_of_error([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Transfer);
-  write(todo.folder + todo.fetches[0].file, "bad");
-  CHECK(kind_of_error([&] { blobstore::commit(index_of("1"), device); }) == ErrorKind::Integrity);
-  CHECK(blobstore::missing(index_of("1"), device).fetches.size() == 1);
-  write(todo.folder + todo.fetches[0].file, "old");
-  CHECK(blobstore::missing(index_of("1"), device).fetches.empty());
-  const blobstore::InstalledRelease done = blobstore::commit(index_of("1"), device);
-  CHECK(done.changed && done.version == "1" && read(done.path + "/b/c.txt") == "old");
-  CHECK(!blobstore::commit(index_of("1"), device).changed && blobstore::missing(index_of("1"), device).current);
-
-  todo = after_parts("2", device);
-  const std::string pack = digest(kStored);
-  CHECK(todo.fetches.size() == 1 && todo.fetches[0].url == "packs/" + pack.substr(0, 2) + "/" + pack);
-  CHECK(todo.fetches[0].range == "bytes=0-4" && todo.bytes == 5);
-  write(todo.folder + todo.fetches[0].file, kStored); // from a server that ignores ranges
-  CHECK(read(device + "/current/b/c.txt") == "old");
-  CHECK(blobstore::commit(index_of("2"), device).changed && read(device + "/current/b/c.txt") == "newer");
-  CHECK(read(done.path + "/b/c.txt") == "old"); // a process that has the old release open keeps it
-}
-
-/// A release that is a difference to the one before it, and to one that is not here.
-void test_differences(const std::string& device) {
-  publish(
-      "3",
-      12,
-      "older",
-      format(
-          "\"objects\":[[\"{}\",{},\"packs\"]],\"bases\":[[\"{}\",5]],"
-          "\"ways\":[[[\"near:u1:0\",0,5,19,1]],[[\"raw\",0,0,5]]]",
-          digest(kStored),
-          kStored.size(),
-          digest("newer")));
-  for (const std::string& place : {device, device + "-fresh"}) {
-    blobstore::internal::remove_all(device + "-fresh");
-    const blobstore::Missing todo = after_parts("3", place);
-    CHECK(todo.fetches.size() == 1 && todo.bytes == (place == device ? 19 : 24));
-    write(todo.folder + todo.fetches[0].file, kStored);
-    CHECK(blobstore::commit(index_of("3"), place).changed && read(place + "/current/b/c.txt") == "older");
-  }
-  blobstore::ReleaseOptions options;
-  options.allow_rollback = true;
-  CHECK(blobstore::commit(index_of("2"), device, options).changed); // as the tests below expect
-}
-
-/// With a downloader: what it is asked for, and that an error of it leaves the old release.
-void test_pulling(const std::string& device) {
+          pack,
+          kPack.size()));
   const std::string server = "https://models.example.com/some/releases/";
   const std::map<std::string, std::string> files = {
       {"a/latest/index.json", "release2/index.json"},
@@ -169,7 +108,6 @@ void test_pulling(const std::string& device) {
       {"a/2/ways.json.zst", "release2/ways.json.zst"},
       {"files/" + digest(read("release1/parts")), "release1/parts"},
       {"files/" + digest(read("release2/parts")), "release2/parts"}};
-  const std::string pack = digest(kStored);
   std::vector<std::string> asked;
   size_t offline_after = 100;
   const blobstore::Download download = [&](const std::string& url, const std::string& range, const std::string& file) {
@@ -179,7 +117,7 @@ void test_pulling(const std::string& device) {
       throw std::runtime_error("offline");
     }
     const auto known = files.find(url.substr(server.size()));
-    write(file, known != files.end() ? read(known->second) : range.empty() ? "old" : kStored);
+    write(file, known != files.end() ? read(known->second) : range.empty() ? "old" : kPack); // all of it for a range
   };
   const auto pull = [&](const std::string& version) {
     asked.clear();
@@ -187,7 +125,8 @@ void test_pulling(const std::string& device) {
   };
   const std::string parts = "files/" + digest(read("release2/parts"));
   const std::string bytes = "packs/" + pack.substr(0, 2) + "/" + pack + "bytes=0-4";
-  CHECK(pull("1").changed && read(device + "/current/b/c.txt") == "old");
+  const blobstore::InstalledRelease first = pull("1");
+  CHECK(first.changed && first.version == "1" && read(device + "/current/b/c.txt") == "old");
   for (offline_after = 0; offline_after < 4; ++offline_after) {
     try {
       pull("latest");
@@ -198,6 +137,7 @@ void test_pulling(const std::string& device) {
   }
   offline_after = 100;
   CHECK(pull("latest").changed && read(device + "/current/b/c.txt") == "newer");
+  CHECK(read(first.path + "/b/c.txt") == "old"); // a process that has the old release open keeps it
   CHECK((asked == std::vector<std::string>{"a/latest/index.json", "a/2/ways.json.zst", bytes})); // it has the parts
   CHECK(!pull("latest").changed && asked.size() == 1);
   int failed = 0;
@@ -302,36 +242,28 @@ std::string data_of(const std::string& path, float a, float b) {
 
 /// Commit versions 2 to 6 while one thread reads and two follow.
 void commit_while_followed(blobstore::Release& live, Files& files, const std::string& path, const std::string& device) {
-  std::atomic<bool> stop{false};
   std::atomic<int> committed{0};
-  std::vector<std::thread> threads;
-  threads.emplace_back([&] {
-    while (!stop) {
+  {
+    const Repeating reads([&](int) {
       const blobstore::BlobCache::Reading reading(*live.cache());
       CHECK(first(*live.cache(), "a") == first(*live.cache(), "b"));
-    }
-  });
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&] {
-      while (!stop) {
-        const blobstore::Followed done = live.follow();
-        CHECK(done.taken && done.reasons.empty() && (done.keys.empty() || done.keys.size() == 2));
-        committed += done.keys.empty() ? 0 : 1;
-        CHECK(read(live.path() + "/tokenizer.json") == "{}");
-      }
     });
-  }
-  for (int version = 2; version <= 6; ++version) {
-    const auto value = static_cast<float>(version);
-    files["model.ptd"].second = data_of(path, value, value);
-    CHECK(install(std::to_string(version), 10 + version, files, device).changed);
-    blobstore::gc(device);
-  }
-  while (live.version() != "6") {
-  }
-  stop = true;
-  for (std::thread& thread : threads) {
-    thread.join();
+    const auto follow = [&](int) {
+      const blobstore::Followed done = live.follow();
+      CHECK(done.taken && done.reasons.empty() && (done.keys.empty() || done.keys.size() == 2));
+      committed += done.keys.empty() ? 0 : 1;
+      CHECK(read(live.path() + "/tokenizer.json") == "{}");
+    };
+    const Repeating one(follow);
+    const Repeating other(follow);
+    for (int version = 2; version <= 6; ++version) {
+      const auto value = static_cast<float>(version);
+      files["model.ptd"].second = data_of(path, value, value);
+      CHECK(install(std::to_string(version), 10 + version, files, device).changed);
+      blobstore::gc(device);
+    }
+    while (live.version() != "6") {
+    }
   }
   CHECK(first(*live.cache(), "a") == 6 && committed == static_cast<int>(live.cache()->generation()));
 }
@@ -391,13 +323,10 @@ int main(int argc, char** argv) {
   if (blobstore::internal::zstd_version() == nullptr) {
     return 77; // what is fetched here is encoded
   }
-  blobstore::internal::remove_all("device");
   test_sha256();
-  test_two_releases("device");
-  test_differences("device");
   blobstore::internal::remove_all("pulled");
   test_pulling("pulled");
-  test_other_releases_are_refused("device");
+  test_other_releases_are_refused("pulled");
   blobstore::internal::remove_all("live");
   test_following(argv[1], "live");
   return 0;

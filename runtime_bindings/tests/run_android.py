@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,7 +171,9 @@ class Phone:
 def build(bionic: Path, vendor: Path, made: Path, phone: Phone) -> None:
     """Compile everything, and link it so that nothing is left open."""
     sysroot = android.find(bionic, made)
-    options = [*android.target(), *sysroot.includes, *zig.flags(vendor / "include"), "-O1"]
+    # atomic operations as instructions that every processor has, since zig has no library with the functions for them
+    target = [*android.target(), "-mno-outline-atomics"]
+    options = [*target, *sysroot.includes, *zig.flags(vendor / "include"), "-O1"]
     sources = [
         path
         for path in sorted((LIBRARY / "src").rglob("*.cpp"))
@@ -226,52 +227,18 @@ def assembled(source: Path, text: str) -> Path:
 
 
 def compilers(made: Path, options: list[str]) -> list[Path]:
-    """What the NDK links into everything: LLVM's libunwind, the part of libc++ that is newer than the vendor's, and atomic
-    operations as functions."""
+    """What the NDK links into everything: LLVM's libunwind, and the part of libc++ that is newer than the vendor's."""
     library = zig.package("ziglang") / "lib"
     source = library / "libunwind"
     own = [one for one in options if one not in ("-Wall", "-Wextra", "-Werror", "-std=c++17")]
     own += [f"-I{source / 'include'}", "-D_LIBUNWIND_HIDE_SYMBOLS", "-funwind-tables", "-fvisibility=hidden", "-w"]
-    atomics = made / "atomics.c"
-    atomics.write_text("".join(atomic_functions()), encoding="utf-8")
     names = ("libunwind.cpp", "UnwindLevel1.c", "UnwindRegistersRestore.S", "UnwindRegistersSave.S")
     compiled = []
-    for path in (*(source / "src" / name for name in names), library / "libcxx" / "src" / "functional.cpp", atomics):
+    for path in (*(source / "src" / name for name in names), library / "libcxx" / "src" / "functional.cpp"):
         special = ["-std=c++23", "-D_LIBCPP_BUILDING_LIBRARY"] if path.name == "functional.cpp" else []
         compiled.append(made / f"compiler-{path.name}.o")
         android.must("c++" if path.suffix == ".cpp" else "cc", *own, *special, path, "-o", compiled[-1])
     return compiled
-
-
-def atomic_functions() -> Iterator[str]:
-    """The functions by which clang lets the processor decide how an atomic operation is done: in the way that every processor
-    has, and in the strictest order."""
-    operations = {
-        "ldadd": "before + value",
-        "ldset": "before | value",
-        "ldclr": "before & ~value",
-        "ldeor": "before ^ value",
-        "swp": "value",
-    }
-    for size, word, suffix, width in (
-        (1, "char", "b", "w"),
-        (2, "short", "h", "w"),
-        (4, "int", "", "w"),
-        (8, "long", "", "x"),
-    ):
-        number = f"unsigned {word}"
-        load = f'__asm__ volatile("ldaxr{suffix} %{width}0, %1" : "=r"(before) : "Q"(*at) : "memory");'
-        store = (
-            f'__asm__ volatile("stlxr{suffix} %w0, %{width}2, %1" : "=&r"(failed), "=Q"(*at) : "r"(next) : "memory");'
-        )
-        for order in ("relax", "acq", "rel", "acq_rel"):
-            for name, next_value in operations.items():
-                yield f"{number} __aarch64_{name}{size}_{order}({number} value, {number}* at) {{\n"
-                yield f"  {number} before, next;\n  int failed;\n  do {{\n    {load}\n    next = {next_value};\n    {store}\n"
-                yield "  } while (failed);\n  return before;\n}\n"
-            yield f"{number} __aarch64_cas{size}_{order}({number} expected, {number} next, {number}* at) {{\n"
-            yield f"  {number} before;\n  int failed = 0;\n  do {{\n    {load}\n    if (before == expected) {{\n      {store}\n    }}\n"
-            yield "  } while (before == expected && failed);\n  return before;\n}\n"
 
 
 def newer(made: Path, options: list[str], phone: Phone) -> Path:

@@ -8,12 +8,9 @@
 // float[1, ... 1], and "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of
 // ExecuTorch.
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <executorch/extension/tensor/tensor_ptr.h>
@@ -26,7 +23,6 @@
 namespace {
 
 using blobstore::BlobCache;
-using blobstore::Error;
 using blobstore::ErrorKind;
 using blobstore::LogicalTensors;
 using blobstore::StateDict;
@@ -34,18 +30,8 @@ using executorch::extension::make_tensor_ptr;
 
 /// Check that a call is refused with an error of this kind whose message has this text.
 template <typename Call>
-void refused(ErrorKind kind, const std::string& text, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (error.kind() == kind && std::string(error.what()).find(text) != std::string::npos) {
-      return;
-    }
-    std::fprintf(stderr, "another error: %s\n", error.what());
-    std::exit(1);
-  }
-  std::fprintf(stderr, "no error: %s\n", text.c_str());
-  std::exit(1);
+void refused(ErrorKind kind, const char* text, const Call& call) {
+  CHECK(has(error_of(kind, call), text));
 }
 
 executorch::extension::TensorPtr weight(float value) {
@@ -89,9 +75,7 @@ void test_no_dim_order(const std::string& path) {
   et::SizesType sizes[]{2, 3};
   et::TensorImpl of_weight(et::ScalarType::Float, 2, sizes, numbers.data());
   tensors.update({{"weight", std::make_shared<et::Tensor>(&of_weight)}});
-  std::vector<float> stored(numbers.size());
-  std::memcpy(stored.data(), cache->at("weight@0000000000000000").data, sizeof(float) * stored.size());
-  CHECK(stored == numbers);
+  CHECK(floats(*cache, "weight@0000000000000000") == numbers);
   et::TensorImpl of_bias(et::ScalarType::Float, 1, sizes, numbers.data() + 4);
   CHECK(of_bias.dim_order().data() == nullptr);
   cache->update({{"bias", std::make_shared<et::Tensor>(&of_bias)}});
@@ -112,27 +96,19 @@ void test_threads(const std::string& path) {
   const auto cache = BlobCache::open({path});
   const LogicalTensors tensors(cache);
   tensors.update({{"weight", weight(0)}, {"bias", bias(0)}});
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> threads;
-  threads.emplace_back([&] {
-    while (!stop) {
-      const BlobCache::Reading reading(*cache);
-      CHECK(first(*cache, "weight@0000000000000000") == first(*cache, "bias"));
-      CHECK(tensors.value("weight")->const_data_ptr<float>()[0] == first(*cache, "bias"));
-    }
+  const auto update = [&](int n) {
+    const auto value = static_cast<float>(n % 64); // in the range of the scales
+    tensors.update_state_dict({{"weight", weight(value)}, {"bias", bias(value)}});
+  };
+  const Repeating reads([&](int) {
+    const BlobCache::Reading reading(*cache);
+    CHECK(first(*cache, "weight@0000000000000000") == first(*cache, "bias"));
+    CHECK(tensors.value("weight")->const_data_ptr<float>()[0] == first(*cache, "bias"));
   });
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&, i] {
-      for (int k = 0; k < 200; ++k) {
-        const auto value = static_cast<float>((2 * k + i) % 64); // in the range of the scales
-        tensors.update_state_dict({{"weight", weight(value)}, {"bias", bias(value)}});
-      }
-    });
+  const Repeating updates(update);
+  for (int n = 0; n < 400; ++n) {
+    update(n);
   }
-  threads[1].join();
-  threads[2].join();
-  stop = true;
-  threads[0].join();
 }
 
 } // namespace

@@ -14,9 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
 
@@ -60,23 +57,14 @@ void impossible_options() {
 /// A child has its own copy; if another thread was using it at the fork, the child gets an error.
 void forks(TrainingProgram& training) {
   const Batch batch;
-  const auto in_child = [](const auto& function) {
-    const pid_t child = fork();
-    if (child == 0) {
-      function();
-      std::_Exit(0);
-    }
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
-  };
   blobstore::SGD optimizer({0.1});
   const auto before = numbers(training);
   training.lock();
-  in_child([&] { // the thread that has the turn goes on
+  CHECK(in_child([&] { // the thread that has the turn goes on
     (void)training.step(optimizer, {batch.inputs, batch.labels});
     training.unlock();
     (void)training.forward_backward({batch.inputs, batch.labels});
-  });
+  }));
   training.unlock();
   CHECK(numbers(training) == before);
 
@@ -88,10 +76,10 @@ void forks(TrainingProgram& training) {
     done.get_future().wait();
   });
   begun.get_future().wait();
-  in_child([&] {
+  CHECK(in_child([&] {
     CHECK(fails(ErrorKind::Training, [&] { training.lock(); }));
     CHECK(fails(ErrorKind::Training, [&] { (void)training.forward_backward({batch.inputs, batch.labels}); }));
-  });
+  }));
   done.set_value();
   other.join();
   const std::lock_guard<TrainingProgram> turn(training);

@@ -84,7 +84,7 @@ def test_every_class_survives_pickle() -> None:
 
 def test_every_native_error_survives_pickle() -> None:
     native = importlib.import_module("blobstore.runtime.native")
-    for kind in ["invalid_file", "integrity", "file_access", *native._ERRORS]:
+    for kind in ("InvalidFileError", "IntegrityError", "FileAccessError", "KeyNotFoundError", "UpdateError"):
         for path in (b"", b"w.ptd", b"not UTF-8 \xff.ptd"):
             error = native._make_error(kind, path, b"expected 1, \xff found 2", 13)
             for again in copies(error):

@@ -18,8 +18,8 @@ def kinds():
 
 
 def in_python(kind):
-    """`InvalidFile` is `invalid_file` there."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    """`InvalidFile` is `InvalidFileError` there."""
+    return f"{RENAMED.get(kind, kind)}Error"
 
 
 def test_the_native_module_names_each_kind_as_the_header_does():
@@ -32,5 +32,5 @@ def test_each_kind_of_the_header_is_one_class_in_python():
     assert len(kinds()) > 10
     for kind in kinds():
         error = native._make_error(in_python(kind), b"/some/file\xff", b"a reason \xff", 5)
-        assert type(error) is getattr(errors, f"{RENAMED.get(kind, kind)}Error")
+        assert type(error) is getattr(errors, in_python(kind))
         assert "/some/file" in str(error) and "a reason" in str(error)

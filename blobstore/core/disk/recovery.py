@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from blobstore.core.disk.journal import Journal
 from blobstore.core.disk.locks import HAS_LOCKS, Lock, create_locked
@@ -99,9 +98,7 @@ class ScratchFolder:
             return self._lock.open(path, getattr(os, "O_NOFOLLOW", 0))
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._discard()
 
     def leave(self) -> None:

@@ -11,7 +11,6 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from blobstore.core.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError
@@ -273,9 +272,7 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

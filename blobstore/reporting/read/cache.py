@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeGuard, TypeVar
 
 import xxhash
@@ -81,9 +80,7 @@ class Cache:
     def __enter__(self) -> Cache:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._close()
 
     def regions(self, identity: Identity | None) -> tuple[str, list[Region], int] | None:

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["Browser", "headline", "print_changes", "print_report", "summary", "to_html"]
 
 _HOME = {
-    "Browser": "tui.app",
-    "headline": "words",
-    "print_changes": "terminal",
-    "print_report": "terminal",
-    "summary": "notebook",
-    "to_html": "html",
+    "html": ("to_html",),
+    "notebook": ("summary",),
+    "terminal": ("print_changes", "print_report"),
+    "tui.app": ("Browser",),
+    "words": ("headline",),
 }
 
 
