@@ -164,68 +164,6 @@ def test_a_quantized_program_learns_without_gradients(folder: Path, tmp_path: Pa
         assert llama.text(runner) == llama.text(fresh) != before
 
 
-def of_transformers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a Llama checkpoint or adapter under PEFT's names, in the order that transformers computes in."""
-    found = {}
-    for name, tensor in Llama().rotated(tensors).items():
-        _, number, *middle = name.split(".") if name.startswith("layers.") else ("", "", "")
-        module = next((part for part in middle if part in {**PROJECTIONS, **FEED_FORWARD}), "")
-        if "lora_" in name:
-            found[llama.peft_name(name).replace(".weight", ".default.weight")] = tensor
-        elif module:
-            layer = "base_layer.weight" if module in MODULES else "weight"
-            group = f"base_model.model.model.layers.{number}.{'self_attn' if module in PROJECTIONS else 'mlp'}"
-            found[f"{group}.{ {**PROJECTIONS, **FEED_FORWARD}[module] }.{layer}"] = tensor
-        else:
-            norms = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-            whole = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-            last = f"model.layers.{number}.{norms[middle[0]]}" if number else whole[name.removesuffix(".weight")]
-            found[f"base_model.model.{last}.weight"] = tensor
-    return found
-
-
-def test_peft_trains_the_same_adapter(folder_of_training: Path) -> None:
-    """Losses, weights and text are those of transformers and PEFT, which share no code with ExecuTorch's model (L3)."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    sizes = Llama()
-    config = transformers.LlamaConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.dim,
-        intermediate_size=sizes.hidden_dim,
-        num_hidden_layers=sizes.n_layers,
-        num_attention_heads=sizes.n_heads,
-        num_key_value_heads=sizes.n_kv_heads,
-        rms_norm_eps=sizes.norm_eps,
-        rope_theta=sizes.rope_theta,
-        attn_implementation="eager",
-    )
-    targets = [{**PROJECTIONS, **FEED_FORWARD}[name] for name in MODULES]
-    lora = peft.LoraConfig(r=RANK, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
-    model.load_state_dict(of_transformers({**sizes.checkpoint(0), **sizes.adapter(0)}))
-    tuned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    theirs = torch.optim.AdamW(tuned.values(), lr=RATE)
-    training = load(folder_of_training)
-    ours = AdamW(training.named_parameters().values(), lr=RATE)
-    tokens, following = batch()
-    for _ in range(STEPS):
-        theirs.zero_grad()
-        expected = functional.cross_entropy(model(tokens).logits.flatten(0, 1), following.flatten())
-        expected.backward()
-        theirs.step()
-        loss = training.step(ours, tokens, following)[0]
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-3, atol=1e-3)
-    for name, tensor in of_transformers(training.named_parameters()).items():
-        torch.testing.assert_close(tensor, tuned[name].detach(), rtol=1e-2, atol=1e-3)
-    ids = llama.make_tokenizer(sizes.vocab_size).encode("once").ids
-    count = len(ids)
-    with torch.no_grad():
-        for _ in range(40):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    told = llama.make_tokenizer(sizes.vocab_size).decode(ids[count:])
-    assert told == sizes.tell({**sizes.checkpoint(0), **training.named_parameters()})
-
-
 @pytest.mark.long
 def test_cpp_trains_the_same_adapter(folder_of_training: Path, tmp_path: Path) -> None:
     """To the bit, from the same program; half of the steps in each language are those of one."""

@@ -176,30 +176,6 @@ def test_small_weights_that_were_kept_inside(named: bool, lowered: Any, tmp_path
     refused(cache, new_weights()[1], method, str(tmp_path / "out" / "model.pte"), *words)
 
 
-class Tied(nn.Module):
-    """One matrix that a kernel looks up and a delegate multiplies with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(6, 8)
-        self.head = nn.Linear(8, 6, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.embed(tokens)))
-
-
-@pytest.mark.long
-def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
-    """The kernel has its own copy in the program (U1)."""
-    module = seeded(Tied)
-    pte = write(lower({"forward": (module, TOKENS)}, partitioners=plugin()), tmp_path)
-    cache = BlobCache(tmp_path / "model.ptd")
-    method = Program(pte, cache).method()
-    close(method(*TOKENS), module(*TOKENS))
-    refused(cache, randomize(module, 1), method, f"method 'forward' of {pte}", "'embed.weight'", "external_constants")
-
-
 @pytest.mark.long
 def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: Path) -> None:
     """Merging is an update of the merged tensors (D2, B3)."""
@@ -322,16 +298,3 @@ def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lo
     del method
     gc.collect()
     cache.update({"norm.bias": state["norm.bias"]})  # for programs that are loaded later
-
-
-@pytest.mark.long
-def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Path) -> None:
-    """Delegates take their weights from the cache in every mode (U1)."""
-    module = nn.Sequential(nn.Linear(8, 4)).eval()
-    x = (torch.randn(2, 8),)
-    pte = write(lower({"forward": (module, x)}, partitioners=plugin()), tmp_path)
-    cache = BlobCache(tmp_path / "model.ptd")
-    with serving(cache):
-        method = Stock(pte, tmp_path / "model.ptd")
-    cache.update_state_dict(randomize(module, 1))
-    close(method(*x), module(*x))

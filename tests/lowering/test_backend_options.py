@@ -52,27 +52,6 @@ def test_a_file_for_packed_weights_never_gives_another_models_weights(
         assert packed.exists() == (given == "load")
 
 
-def test_a_file_for_packed_weights_and_updates(application: Path, tmp_path: Path) -> None:
-    """Two launches with one path and an update in between: no counter reaches the file, a later launch uses it (K2)."""
-    x, packed = torch.ones(2, 16), tmp_path / "packed.bin"
-    path = lower_through({"forward": (seeded(nets.MLP), (x,))}, tmp_path)
-    data = path.with_name("model.ptd")
-    expected = []
-    for value in (0.25, 0.5):
-        cache = BlobCache(data)
-        cache.update({"layers.0.weight": torch.full((24, 16), value)})
-        cache.save(tmp_path / f"{value}.ptd", dirty_only=True)
-        expected.append(Program(path, cache).method()(x).flatten().clone())
-    original = Program(path, BlobCache(data)).method()(x).flatten().clone()
-    content = b""
-    for value, changed in zip((0.25, 0.5), expected, strict=True):
-        found, log = run(application, path, data, packed, "load", tmp_path / f"{value}.ptd")
-        torch.testing.assert_close(found.reshape(3, -1), torch.stack([original, changed, original]), rtol=0, atol=1e-7)
-        assert ("Opened packed weight file for writing" in log) == (not content)
-        content = content or packed.read_bytes()
-        assert packed.read_bytes() == content
-
-
 def test_a_file_of_a_packed_store_is_one_for_stock_executorch(application: Path, tmp_path: Path) -> None:
     """ExecuTorch loads it by its own option, for delegates of both kinds, and packs nothing (K1)."""
     x, module = torch.ones(2, 16), seeded(nets.MLP)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from blobstore import dedup_programs, report, safe_open
 from blobstore.lowering.export import quiet
-from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.runtime import BlobCache, Program
 from blobstore.torch import save_file
 from tests.lowering.live import lower_exported, seeded
 from tests.lowering.test_quantized import pt2e
@@ -146,21 +146,3 @@ def test_tied_embeddings_have_their_name_and_are_there_once(old: Path, tmp_path:
     with safe_open(tmp_path / "shared.ptd", "np") as data:
         assert np.array_equal(data.get_tensor("words.weight"), embedding)
     assert (tmp_path / "shared.ptd").read_bytes().count(embedding.tobytes()) == 1
-
-
-def test_weights_of_stock_programs_change_in_a_working_copy(old: Path, tmp_path: Path) -> None:
-    """With a packed store, all at once; the programs know nothing of updates, and were lowered by somebody else."""
-    dedup_programs(old / "vision", tmp_path)
-    make_working_copy(tmp_path / "shared.ptd", tmp_path / "live.ptd")
-    cache = BlobCache(tmp_path / "live.ptd", "shared", packed=tmp_path / "packed")
-    methods = {side: Program(tmp_path / f"vision-{side}.pte", cache).method() for side in (32, 48)}
-    before = {side: method(pixels(side)) for side, method in methods.items()}
-    key = max(cache, key=lambda key: len(cache.bytes(key)))
-    doubled = np.frombuffer(cache.bytes(key), np.float32) * 2
-    cache.update({key: doubled.tobytes()})
-    cache.save(tmp_path / "after.ptd")
-    fresh = BlobCache(tmp_path / "after.ptd")
-    for side, method in methods.items():
-        after = method(pixels(side))
-        assert not torch.equal(after, before[side])
-        assert torch.equal(after, Program(tmp_path / f"vision-{side}.pte", fresh).method()(pixels(side)))

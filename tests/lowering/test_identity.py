@@ -289,8 +289,14 @@ def test_only_numbers_that_are_given_count(lowered: Lowered) -> None:
     assert cache.update({"first.weight": integers}).quantized == ()
     assert bytes(cache.get_data(scales)) == before
     scale = torch.from_numpy(cache.numpy(scales).view("float32") / 2)
-    updated = cache.update({"first.weight": module.get_parameter("first.weight"), "first.weight.scale": scale})
-    ((name, clipped, rescaled),) = ((one.name, one.clipped, one.rescaled) for one in updated.quantized)
-    steps = module.get_parameter("first.weight") / scale[:, None]
-    assert (name, clipped, rescaled) == ("first.weight", int((steps.abs() > 127.5001).sum()), 0)
-    assert clipped > 0
+    given = {"first.weight.scale": scale, "first.weight": module.get_parameter("first.weight")}
+    quantize, zeros = torch.ops.quantized_decomposed.quantize_per_channel, torch.zeros(6, dtype=torch.int64)
+    stored = quantize(given["first.weight"], scale, zeros, 0, -127, 127, torch.int8).numpy().tobytes()
+    for names in (given, reversed(given)):  # in any order
+        cache.revert()
+        updated = cache.update({name: given[name] for name in names})
+        ((name, clipped, rescaled),) = ((one.name, one.clipped, one.rescaled) for one in updated.quantized)
+        steps = given["first.weight"] / scale[:, None]
+        assert (name, clipped, rescaled) == ("first.weight", int((steps.abs() > 127.5001).sum()), 0)
+        assert clipped > 0
+        assert bytes(cache.get_data(cache.tensors["first.weight"].keys[0])) == stored

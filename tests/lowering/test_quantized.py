@@ -25,8 +25,6 @@ with quiet():
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
     )
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-    from torchao.quantization.granularity import Granularity, PerAxis, PerGroup
     from torchao.quantization.pt2e.observer import PerChannelMinMaxObserver
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -313,56 +311,3 @@ def test_names_are_restored_with_the_float_model_only(model: object) -> None:
         restore_names(module, model)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e returned, found a Small"):
         restore_names(seeded(nets.Small), seeded(nets.Small))  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> None:
-    """In any order (U1)."""
-    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
-    eager = pt2e(module, example, is_per_channel=True)
-    with quiet():
-        cache, _ = open_program(torch.export.export(eager, example, strict=True), tmp_path)
-    key, scale_key = (cache.tensors[name].keys[0] for name in ("second.weight", "second.weight.scale"))
-    scale = torch.from_numpy(cache.numpy(scale_key).view("float32").copy()) * 3
-    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
-    changes = {"second.weight": weight, "second.weight.scale": scale}
-    for names in (["second.weight", "second.weight.scale"], ["second.weight.scale", "second.weight"]):
-        cache.revert()
-        cache.update({name: changes[name] for name in names})
-        zeros = torch.zeros(6, dtype=torch.int64)
-        expected = torch.ops.quantized_decomposed.quantize_per_channel(weight, scale, zeros, 0, -127, 127, torch.int8)
-        assert bytes(cache.get_data(key)) == expected.numpy().tobytes()
-
-
-@pytest.mark.long
-@pytest.mark.slow_for("rows")
-@pytest.mark.parametrize("granularity", [PerGroup(32), PerAxis(0)], ids=["groups", "rows"])
-def test_four_bits(granularity: Granularity, tmp_path: Path) -> None:
-    """torchao's tensors, integers, or floats; rows of even and odd length (U1, X1)."""
-
-    def quantized(seed: int) -> nn.Module:
-        module = seeded(nets.Linears)
-        randomize(module, seed)
-        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity)
-        with quiet():
-            quantize_(module, config)
-        return module
-
-    example = inputs(3, 64)
-    first = quantized(1)
-    with quiet():
-        cache, run = open_program(torch.export.export(first, example, strict=True), tmp_path)
-    close(run(*example), first(*example).detach(), 0.02)
-    for seed in (2, 3):
-        second = quantized(seed)
-        cache.update_state_dict(second.state_dict())
-        close(run(*example), second(*example).detach(), 0.02)
-        with quiet():
-            other, again = open_program(torch.export.export(second, example, strict=True), tmp_path / str(seed))
-        assert torch.equal(run(*example), again(*example))
-        assert {key: bytes(cache.get_data(key)) for key in cache} == {key: bytes(other.get_data(key)) for key in other}
-    # floats are quantized with the scales that are there
-    cache.update({"first.weight": torch.zeros(32, 64)})
-    with torch.no_grad():
-        second.first.weight = nn.Parameter(torch.zeros(32, 64))
-    close(run(*example), second(*example).detach(), 0.02)

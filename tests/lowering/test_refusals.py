@@ -25,7 +25,6 @@ from blobstore.errors import (
     InvalidFileError,
     InvalidTagError,
     KeyNotFoundError,
-    LayoutError,
     MissingBackendError,
     ProgramError,
     UnsupportedDataError,
@@ -76,36 +75,6 @@ def test_missing_data(tmp_path: Path) -> None:
         Program(path, cache).method()
     with pytest.raises(KeyNotFoundError, match=r"layers\.1\.weight"):
         cache.update({"layers.1.weight": torch.zeros(24, 24)})
-
-
-@pytest.mark.long
-def test_data_of_another_program(tmp_path: Path) -> None:
-    """Blobs of other sizes are errors, before XNNPACK reads them (B5)."""
-
-    class Other(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(16, 24), nn.Linear(24, 24), nn.Linear(24, 8)])
-            self.layers[0] = nn.Linear(16, 12)
-            self.layers[1] = nn.Linear(12, 24)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path / "a", external_constants=False)
-    lower_through({"forward": (seeded(Other), inputs(3, 16))}, tmp_path / "b")
-    # keys tell layouts apart, so the data is missing rather than wrong
-    with pytest.raises(KeyNotFoundError, match=r"layers\.0\.weight@"):
-        Program(path, BlobCache(tmp_path / "b" / "model.ptd")).method()
-    # under the very key, but of another size
-    store = BlobStore()
-    for key in (data := open_ptd(tmp_path / "a" / "model.ptd")):
-        store.add(key, data.get_data(key)[4:] if key.startswith("layers.2.bias") else data.get_data(key))
-    store.write_ptd(tmp_path / "short.ptd")
-    with pytest.raises(LayoutError, match=r"layers\.2\.bias.* has 28 bytes, the delegate takes 32"):
-        Program(path, BlobCache(tmp_path / "short.ptd")).method()
 
 
 def _bomb(count: int) -> bytes:

@@ -359,16 +359,34 @@ def test_the_stock_partitioner_with_a_packed_store(case: Case, tmp_path: Path) -
         case.check(case.open(cache, os.path.relpath(tmp_path / "slim", case.folder)))
 
 
-def test_one_weight_in_two_layouts() -> None:
-    """ExecuTorch would store it for the convolution, and the transposed one would compute wrong numbers (X3)."""
+class TiedKernel(nn.Module):
+    """One kernel in two convolutions."""
 
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel = nn.Parameter(torch.randn(4, 4, 3, 3))
+    def __init__(self, first: Callable[..., Tensor], second: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 4, 3, 3))
+        self.first, self.second = first, second
 
-        def forward(self, image: Tensor) -> Tensor:
-            return functional.conv_transpose2d(torch.relu(functional.conv2d(image, self.kernel)), self.kernel)
+    def forward(self, image: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(image, self.kernel)), self.kernel)
 
+
+def in_two_groups(image: Tensor, kernel: Tensor) -> Tensor:
+    return functional.conv_transpose2d(image, kernel, groups=2)
+
+
+@pytest.mark.parametrize("first", [functional.conv2d, in_two_groups])
+def test_one_weight_in_two_layouts(first: Callable[..., Tensor]) -> None:
+    """ExecuTorch would store it for one operator, and the other one would compute wrong numbers (X3)."""
+    image = torch.randn(1, 4, 8, 8)
     with pytest.raises(KeyConflictError, match="share the weight 'kernel' and need it in different layouts"):
-        lower(Tied(), (torch.randn(1, 4, 8, 8),), tag="model")
+        lower(TiedKernel(functional.conv_transpose2d, first), (image,), tag="model")
+
+
+def test_one_bias_in_two_scales() -> None:
+    """A bias of integers has the scale of its first operator's input; others would compute wrong numbers (X3)."""
+    module, example = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), (torch.randn(2, 8),)
+    module[2].bias = module[0].bias
+    lower(module, example, tag="model")  # floats fit any operator
+    with pytest.raises(KeyConflictError, match=r"share the bias '0\.bias' and need it in different scales"):
+        lower(pt2e(module, example, is_per_channel=True), example, tag="model")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from blobstore import save_file
 from blobstore.core.formats import payload
 from blobstore.core.formats.pte.program import read_program
 from blobstore.errors import InvalidFileError
@@ -19,7 +16,6 @@ from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from examples.decoder import Decoder, DecoderConfig
-from tests.helpers.waiting import until, until_blocked
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
 
@@ -209,41 +205,3 @@ def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
     packed = {constant.key.split("@")[0]: constant.packed for constant in constants}
     assert {name for name, it_is in packed.items() if not it_is} == {"slope.weight"}
     assert packed.keys() >= {"conv.weight", "conv.bias"}
-
-
-@pytest.mark.long
-def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
-    """Packed weights, and slopes that are read in place, stay together (B3)."""
-    live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
-    live.check()
-    tensors = randomize(live.module, 3)
-    inits = delegate_stats().inits
-    commit = threading.Thread(target=live.cache.update_state_dict, args=(tensors,))
-    with live.cache.reading():
-        commit.start()
-        until(lambda: delegate_stats().inits > inits)  # it has packed
-        until_blocked(commit)  # and waits for this reader
-        live.cache.close()
-    commit.join()
-    live.check()
-
-
-def test_a_stack_of_which_one_cache_is_closed(tmp_path: Path) -> None:
-    """Delegates follow the caches that are open, and keep what they have from closed ones (B3)."""
-    live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
-    (key,) = live.cache.tensors["conv.weight"].keys
-    save_file({key: bytes(live.cache.get_data(key))}, tmp_path / "adapter.ptd")
-    open_top, closed_top = (BlobCache(tmp_path / "adapter.ptd", base=live.cache) for _ in range(2))
-    method, other = (Program(live.program.path, top).method() for top in (open_top, closed_top))
-    closed_top.close()
-    state = live.module.state_dict()
-    for name in ("conv.bias", "slope.weight"):  # the base's, one packed and one not
-        state[name].mul_(-3)
-    live.cache.update({name: state[name] for name in ("conv.bias", "slope.weight")})
-    close(method(*live.inputs), live.eager())
-    close(other(*live.inputs), live.eager())
-    live.cache.close()
-    open_top.update({key: (np.frombuffer(open_top.get_data(key), np.float32) * 2).tobytes()})
-    close(other(*live.inputs), live.eager())
-    state["conv.weight"].mul_(2)
-    close(method(*live.inputs), live.eager())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore.runtime import BlobCache, Program
+from blobstore.runtime import BlobCache, PackedStore, Program
 from tests.helpers.waiting import until
 from tests.lowering.live import inputs, lower_through, seeded
 
@@ -35,17 +35,20 @@ def fill(module: nn.Module, value: float) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def test_no_output_mixes_generations(tmp_path: Path) -> None:
-    """Calls in several threads, while another one commits (B3)."""
+@pytest.mark.parametrize("packed", [False, True], ids=["in memory", "in a packed file"])
+def test_no_output_mixes_generations(packed: bool, tmp_path: Path) -> None:
+    """Calls in several threads, while another one commits; weights are packed anew or written in place (B3, K3)."""
     module = seeded(Levels)
     values = [2.0**-6, 2.0**-5, 2.0**-4]
     states = [fill(module, value) for value in values]
     example = inputs(1, 32)
     example[0].fill_(1)
     path = lower_through({"forward": (module, example)}, tmp_path)
-    cache = BlobCache(tmp_path / "model.ptd")
+    store = PackedStore(tmp_path / "packed") if packed else None
+    cache = BlobCache(tmp_path / "model.ptd", packed=store)
     programs = [Program(path, cache), Program(path, cache)]
     assert programs[0].backends().count("BlobStoreBackend") >= 1
+    assert all(program.method() for program in programs)  # loaded, and packed, with the weights of the file
     allowed = []
     for state in states:
         cache.update_state_dict(state)
@@ -77,6 +80,7 @@ def test_no_output_mixes_generations(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+    assert store is None or (store.stats.builds, store.stats.repacked) == (1, 0)
 
 
 def test_loading_while_others_run_and_commit(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from blobstore.errors import InvalidKeyError, KeyConflictError
+from blobstore.errors import InvalidKeyError
 from blobstore.lowering.export import quiet
 from blobstore.lowering.xnnpack.graph import (
-    check_biases,
-    check_layouts,
     constants_of_payload,
     groups_of_constants,
     packed_constants,
@@ -133,45 +130,3 @@ def test_equal_numbers_with_other_scales_are_apart() -> None:
     assert separate_operators(made) == {6: 3}
     groups = groups_of_constants(made)
     assert groups[1] == groups[2] == groups[3] != groups[4] == groups[5] == groups[6]
-
-
-def test_a_bias_of_integers_has_one_scale() -> None:
-    """Operators whose inputs have other scales would compute wrong numbers, as ExecuTorch quantizes the bias once (X3)."""
-    check_biases(shared(1.0, 2.0))  # a float bias fits any
-    made = shared(1.0, 1.0, 2.0)
-    made.xvalues[1] = tensor(1, 3, scales=2)
-    with pytest.raises(KeyConflictError, match="share the bias 'l.bias' and need it in different scales"):
-        check_biases(made)
-    made.xnodes.pop()
-    check_biases(made)
-
-
-def convolution(kind: str, weight: int, groups: int = 1) -> Any:
-    numbers = {field.name: 0 for field in dataclasses.fields(schema.XNNConv2d)}
-    ids = {"input1_id": 0, "filter_id": weight, "bias_id": -1, "output_id": 9, "flags": 0}
-    return SimpleNamespace(xnode_union=getattr(schema, kind)(**{**numbers, **ids, "groups": groups}))
-
-
-@pytest.mark.parametrize(
-    ("other", "groups", "fits"),
-    [
-        ("XNNConv2d", 2, True),
-        ("XNNDepthwiseConv2d", 4, False),
-        ("XNNConvTranspose2d", 1, False),
-    ],
-)
-def test_a_weight_has_one_layout(other: str, groups: int, fits: bool) -> None:
-    """Operators for which its first dimensions are swapped cannot share it with others (X3)."""
-    key = SimpleNamespace(named_key="l.weight@0123456789abcdef")
-    made = graph([tensor(0), tensor(1, 1)], [convolution("XNNConv2d", 1), convolution(other, 1, groups)], 1)
-    made.constant_data[1] = key
-    if fits:
-        check_layouts(made)
-    else:
-        with pytest.raises(KeyConflictError, match="share the weight 'l.weight' and need it in different layouts"):
-            check_layouts(made)
-
-
-def union_and_tensor(value: Any) -> tuple[Any, Any]:
-    union = value.xvalue_union
-    return union, getattr(union, "tensor_value", union)

@@ -292,20 +292,6 @@ def test_refused_loads_change_nothing(foundation, tmp_path):
     assert cache.generation == 0
 
 
-def test_save_refuses_its_own_file(foundation):
-    """A file that a cache maps is never a target."""
-    cache = BlobCache(foundation)
-    before = foundation.read_bytes()
-    for one in (cache, BlobCache(base=cache)):
-        with pytest.raises(errors.OutputPathError):
-            one.save(foundation)
-        store = BlobStore()
-        store.merge(one)
-        with pytest.raises(errors.OutputPathError):
-            store.write_ptd(foundation)
-    assert foundation.read_bytes() == before
-
-
 def test_digests_are_current(cache):
     """The recorded digest is used for unchanged keys only (B5)."""
 
@@ -404,18 +390,6 @@ def test_stacks(foundation, tmp_path):
         a.update({"large": np.zeros((1024, 1024), np.float32)})
     assert a.version("large") == 1 and a.version("row") == 1
     assert len({base.id, a.id, b.id}) == 3
-
-
-def test_replaced_file_keeps_the_old_weights(tmp_path):
-    """Replacing or deleting the file does not affect an open cache."""
-    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
-    cache = BlobCache(tmp_path / "a.ptd")
-    save_file({"a": np.zeros(5000)}, tmp_path / "a.ptd")
-    cache.update({"a": np.ones(5000)})
-    cache.revert()
-    assert (cache.numpy("a") == np.arange(5000.0)).all()
-    os.unlink(tmp_path / "a.ptd")
-    assert cache.verify()
 
 
 def test_commit_while_reading_in_the_same_thread_is_an_error(cache):

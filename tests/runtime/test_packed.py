@@ -263,35 +263,6 @@ def test_the_same_weight_in_other_operators_does_not_meet(tmp_path: Path) -> Non
     assert names[0].isdisjoint(names[1])
 
 
-def test_two_fine_tunes_in_turn(tmp_path: Path) -> None:
-    """Each has its own file, and finds it again (K2)."""
-    store = PackedStore(tmp_path / "packed")
-    folders = [tmp_path / str(seed) for seed in (0, 1)]
-    for seed, folder in enumerate(folders):
-        lower_through({"forward": (seeded(nets.MLP, seed), (torch.ones(2, 16),))}, folder)
-    for folder in folders * 2:
-        assert Running.open(folder, MLP_INPUT, store)() == Running.open(folder, MLP_INPUT)()
-    assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (2, 4, 0)
-    assert len(packed_files.files(store.folder)) == 2
-
-
-def test_a_working_copy_made_anew_never_meets_its_old_file(mlp: Path, tmp_path: Path) -> None:
-    """Its weights changed in another process, between two launches (K2)."""
-    (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
-    make_working_copy([mlp / "model.ptd"], tmp_path / "live.ptd")
-    outputs = set()
-    for value in (0.25, 0.5):
-        cache = BlobCache(tmp_path / "live.ptd", "shared")
-        cache.update({"layers.0.weight": torch.full((24, 16), value)})
-        del cache
-        options = {"data": "live.ptd", "mode": "shared"}
-        found = Running.open(tmp_path, MLP_INPUT, PackedStore(tmp_path / "packed"), **options)
-        expected = Running.open(tmp_path, MLP_INPUT, **options)
-        assert found() == expected()
-        outputs.add(tuple(found()))
-    assert len(outputs) == 2
-
-
 @pytest.mark.parametrize("external", [False, True])
 def test_programs_of_the_stock_partitioner(external: bool, tmp_path: Path) -> None:
     """As they were lowered, or deduplicated: hits, and the heap on a cache that was changed (K1)."""

@@ -17,10 +17,9 @@ from blobstore import open_ptd
 from blobstore.runtime import BlobCache, PackedStore, delegate_stats, make_working_copy
 from tests.cli.test_exit_codes import run
 from tests.helpers.native_build import ROOT
-from tests.lowering.live import randomize
 from tests.runtime import packed_files
 from tests.runtime.hooks import environment
-from tests.runtime.packed_files import MLP_SHAPES, Running, ones, spoil
+from tests.runtime.packed_files import Running, ones, spoil
 from tests.runtime.packed_files import mlp_weights as weights
 from tests.runtime.test_packed import KINDS
 
@@ -91,35 +90,6 @@ def test_a_commit_packs_nothing(copy: Copy) -> None:
     assert (late.cache.packed.stats.hits, late.cache.packed.stats.builds) == (1, 0)
     assert delegate_stats().inits == inits + 1  # it found everything in the file
     assert store.stats.written > 0
-
-
-def test_one_tensor_in_turn(copy: Copy) -> None:
-    running, plain = copy.start(copy.store()), copy.start()
-    for seed, name in enumerate(MLP_SHAPES):
-        running.cache.update({name: weights(seed)[name]})
-        assert running() == plain()
-
-
-@pytest.mark.slow_for("static int8", "int8 per tensor")
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
-    """What cannot be written in place is packed anew; outputs are those without a store, to the bit."""
-    module, example = KINDS[kind](tmp_path)
-    make_working_copy([tmp_path / "model.ptd"], tmp_path / "live.ptd")
-    store = PackedStore(tmp_path / "packed")
-
-    def start(packed: PackedStore | None) -> Running:
-        return Running.open(tmp_path, example, packed, data="live.ptd", mode="shared")
-
-    packed, plain = start(store), start(None)
-    original = plain()
-    assert packed() == original
-    for seed in range(2):
-        new = randomize(module, seed)
-        packed.cache.update({name: value for name, value in new.items() if name in packed.cache.tensors})
-        assert packed() == plain() == start(store)() != original
-    assert (store.stats.repacked > 0) == (kind not in ("linear", "batch norms"))
 
 
 def test_another_process_with_a_store_and_no_program(copy: Copy) -> None:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,8 @@ from blobstore.errors import BlobStoreError, ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.adapters import nets as lora_nets
 from tests.helpers.native_build import ROOT
-from tests.helpers.waiting import until
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, randomize, seeded
-from tests.lowering.test_threads import Levels, fill
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, run_child
 from tests.runtime.test_packed import KINDS
@@ -263,40 +260,6 @@ def test_a_program_that_is_loaded_when_the_cache_has_changed(manifest: bool, mlp
 
 
 @pytest.mark.long
-def test_two_programs_and_two_methods(tmp_path: Path) -> None:
-    """All that run on one cache follow it, and an entry that they share is written once (K3)."""
-    module, length = seeded(nets.MLP), {"prefill": 5, "decode": 1}
-    lower_through({name: (module, inputs(n, 16)) for name, n in length.items()}, tmp_path / "model")
-    store = PackedStore(tmp_path / "packed")
-
-    def start(packed: PackedStore | None) -> list[Running]:
-        cache = BlobCache(tmp_path / "model" / "model.ptd", packed=packed)
-        programs = [Program(tmp_path / "model" / "model.pte", cache) for _ in range(2)]
-        return [
-            Running(cache, program, program.method(name), ones(n, 16))
-            for program in programs
-            for name, n in length.items()
-        ]
-
-    start(store)
-    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
-    assert len(packed_files.read(packed_files.only(store.folder)).entries) == 3
-    packed, plain = start(store), start(None)
-    original = [run() for run in plain]
-    for seed in (1, 2):
-        for one in (packed, plain):
-            one[0].cache.update(weights(seed))
-        assert [run() for run in packed] == [run() for run in plain] != original
-        assert store.stats.written == 3 * seed
-    del packed[1:3]  # a method of each program
-    for one in (packed, plain):
-        one[0].cache.update(weights(3))
-    assert [run() for run in packed] == [plain[i]() for i in (0, 3)]
-    packed[0].cache.revert()
-    assert [run() for run in packed] == [original[i] for i in (0, 3)]
-
-
-@pytest.mark.long
 def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
     """Adapters use the file of their foundation, which is written in place for all; their own weights are in no file (K1, K3)."""
     folder, example = tmp_path / "lora", inputs(3, 16)
@@ -441,61 +404,6 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     assert store.stats.written > 0
 
 
-@pytest.mark.long
-def test_threads_that_run_while_another_updates(tmp_path: Path) -> None:
-    """Each output is of one generation (B3, K3)."""
-    module = seeded(Levels)
-    states = [fill(module, 2.0**-power) for power in (6, 5, 4)]
-    example = inputs(1, 32)
-    example[0].fill_(1)
-    lower_through({"forward": (module, example)}, tmp_path / "model")
-    store = PackedStore(tmp_path / "packed")
-    Running.open(tmp_path / "model", example, store)
-    running = [Running.open(tmp_path / "model", example, store)]
-    running.append(
-        Running(
-            running[0].cache,
-            again := Program(tmp_path / "model" / "model.pte", running[0].cache),
-            again.method(),
-            example,
-        )
-    )
-    allowed = []
-    for state in states:
-        running[0].cache.update_state_dict(state)
-        allowed.append(running[0]())
-    inits = delegate_stats().inits
-    stop, wrong, calls, updates = threading.Event(), [], [0, 0], 0
-
-    def serve(number: int) -> None:
-        try:
-            while not stop.is_set():
-                if running[number]() not in allowed:
-                    wrong.append("output")
-                calls[number] += 1
-        except BaseException as error:
-            wrong.append(repr(error))
-
-    def update() -> None:
-        nonlocal updates
-        running[0].cache.update_state_dict(states[updates % 3])
-        if updates % 7 == 0:
-            assert running[0]() == allowed[updates % 3]
-        updates += 1
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        until(lambda: wrong or (updates >= 150 and min(calls) >= 150), meanwhile=update)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert (delegate_stats().inits, store.stats.repacked) == (inits, 0)
-
-
 BEGIN = """
 import os, sys, threading
 from pathlib import Path
@@ -607,47 +515,6 @@ def test_a_fork_while_a_commit_waits(commit: str, mlp: Path, store: PackedStore)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         thread.join()
         assert running() == (original if commit == "revert" else expected[2])
-        """),
-        mlp,
-        store,
-    )
-
-
-@pytest.mark.long
-def test_forks_while_another_thread_updates_and_loads(mlp: Path, store: PackedStore) -> None:
-    """Nothing hangs, and children compute with weights of one generation (B4, K3)."""
-    run_script(
-        ON_MLP
-        + textwrap.dedent("""
-        allowed = [original, *expected.values()]
-        stop, changes, loads = threading.Event(), [0], [0]
-        def update():
-            while not stop.is_set():
-                running.cache.update(new[changes[0] % 3 + 1])
-                if changes[0] % 5 == 0:
-                    running.cache.revert()
-                changes[0] += 1
-        def load():
-            while not stop.is_set():
-                Running.open(folder, ones(2, 16), packed)
-                loads[0] += 1
-        threads = [threading.Thread(target=update), threading.Thread(target=load)]
-        for thread in threads:
-            thread.start()
-        def work():
-            assert running() in allowed
-            running.cache.update(new[2])
-            assert running() == expected[2]
-        for _ in range(25):
-            seen = changes[0]
-            wait = in_child(work)
-            assert wait() == 0
-            until(lambda: changes[0] > seen)
-        stop.set()
-        for thread in threads:
-            thread.join()
-        running.cache.update(new[1])
-        assert running() == expected[1]
         """),
         mlp,
         store,

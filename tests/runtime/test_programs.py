@@ -111,21 +111,6 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
 
 
 @pytest.mark.long
-def test_weights_of_two_methods_are_one(tmp_path):
-    """An update changes both methods (W1, U1)."""
-    lowered = models.decoder(delegated=False, external=True)
-    _, program = load(lowered, tmp_path)
-    cache = program.cache
-    before = {name: program[name](*lowered.inputs(name))[0] for name in lowered.methods}
-    cache.update({key: torch.zeros_like(cache.torch(key)) for key in cache if "embed" in key or "norm" in key})
-    for name in lowered.methods:
-        assert not torch.equal(program[name](*lowered.inputs(name))[0], before[name])
-    cache.revert()
-    for name in lowered.methods:
-        assert torch.equal(program[name](*lowered.inputs(name))[0], before[name])
-
-
-@pytest.mark.long
 def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
     """Updates of one adapter do not reach the other; updates of the foundation reach both (D2)."""
     lowered = models.adapters()
@@ -148,26 +133,6 @@ def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
     foundation.update({"base.0.weight": torch.zeros(16, 16)})
     expected = {**weights, key: torch.zeros_like(weights[key]), "base.0.weight": torch.zeros(16, 16)}
     torch.testing.assert_close(second.method()(x), eager_with(lowered, expected), **CLOSE)
-
-
-def test_embedded_blobs_are_overridden(tmp_path, stock_run):
-    """A blob of the cache takes precedence over an embedded one with the same key."""
-    lowered = models.mlp(delegated=True)
-    pte = lowered.write(tmp_path)
-    from blobstore.core.formats.pte.data_map import PteDataMap
-    from blobstore.core.formats.pte.program import read_program
-
-    embedded = PteDataMap(read_program(pte))
-    keys = [key for key in embedded if len(embedded.get_data(key)) == 32 * 16 * 4]
-    assert keys
-    store = BlobStore()
-    for key in keys:
-        store.add(key, bytes(len(embedded.get_data(key))), alignment=16)
-    store.write_ptd(tmp_path / "overlay.ptd")
-    x = lowered.inputs()[0]
-    torch.testing.assert_close(Program(pte).method()(x), lowered.eager()[0], **CLOSE)
-    zeroed = Program(pte, data=tmp_path / "overlay.ptd").method()(x)
-    assert not torch.allclose(zeroed, lowered.eager()[0])
 
 
 def test_numpy_in_numpy_out(mlp):
@@ -429,28 +394,6 @@ def test_metadata(tmp_path):
     assert set(program.external_keys("decode")) == set(program.cache)
     assert program.backends("decode") == ()
     assert "decode" in repr(method) and "prefill" in repr(program)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
-def test_import_order(first, tmp_path):
-    """There is one ExecuTorch library in the process, whichever package is imported first."""
-    pte = models.mlp(delegated=True).write(tmp_path)
-    second = {"blobstore.runtime": "executorch.runtime", "executorch.runtime": "blobstore.runtime"}[first]
-    script = f"""
-import importlib, torch
-importlib.import_module({first!r}); importlib.import_module({second!r})
-from blobstore.runtime import Program
-from executorch.runtime import Runtime
-x = torch.ones(3, 16)
-ours = Program({str(pte)!r}).method()(x)
-theirs = Runtime.get().load_program({str(pte)!r}).load_method("forward").execute([x])[0]
-assert torch.equal(ours, theirs)
-lines = {{line.split()[-1] for line in open("/proc/self/maps") if "libexecutorch.so" in line}}
-assert len(lines) == 1, lines
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
 
 def test_without_torch(tmp_path):

@@ -139,51 +139,6 @@ def in_child(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
-def test_fork(three, mode, tmp_path):
-    """A child has the weights of the moment of the fork; its commits are visible outside in mode "shared" only."""
-    pte, ptd = three
-    path = tmp_path / "w.ptd"
-    make_working_copy(ptd, path)
-    cache = BlobCache(path, mode)
-    method = Program(pte, cache).method()
-    x = np.zeros(WIDTH, np.float32)
-    cache.update(generation(2))
-
-    def child():
-        before = method(x)
-        cache.update(generation(4))
-        after = method(x)
-        return set(before) == {total(2)} and set(after) == {total(4)}
-
-    assert in_child(child) == 0
-    assert set(method(x)) == {total(4 if mode == "shared" else 2)}
-    cache.update(generation(6))
-    assert set(method(x)) == {total(6)}
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_fork_while_other_threads_commit_and_execute(three):
-    """The child has whole weights and can call and commit."""
-    pte, ptd = three
-    cache = BlobCache(ptd)
-    program = Program(pte, cache)
-    method = program.method()
-    x = np.zeros(WIDTH, np.float32)
-    numbers = itertools.count(1)
-
-    def child():
-        out = method(x)
-        cache.update(generation(3))
-        after = method(x)
-        return out.min() == out.max() and set(after) == {total(3)}
-
-    with running(lambda: cache.update(generation(next(numbers) % 50)), lambda: method(x)):
-        assert [in_child(child) for _ in range(20)] == [0] * 20
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
