@@ -75,80 +75,75 @@ def test_forms(form: str) -> None:
     assert found.found["b"].places == (payload.index(b"middle") + 6,)
 
 
-def test_what_was_folded_stays() -> None:
-    """A constant that was combined with another is not in the payload; the others are still found (R1)."""
-    tensors = {"w": random(8), "b": random(8, seed=1), "shift": random(8, seed=2)}
-    found, payload = search(tensors, lambda v: raw(v["w"]) + raw(v["b"] + v["shift"]))
-    assert payload == raw(tensors["w"]) + raw(tensors["b"] + tensors["shift"])
-    assert found.found.keys() == {"w"}
-    assert "combined it with other constants" in found.refused["b"]
-    assert "combined it with other constants" in found.refused["shift"]
+def follows(found: Search, payload: bytes, tensors: Values, compile_: Callable[[dict[str, Tensor]], bytes]) -> None:
+    """Check that holes hold their constants, and that with others in them the payload is what the backend makes of these."""
+    changed = {name: other_values(tensors[name], i + 5) for i, name in enumerate(found.found)}
+    filled = bytearray(payload)
+    for name, located in found.found.items():
+        own, other = (raw(one[name].half() if name.startswith("half") else one[name]) for one in (tensors, changed))
+        for place in located.places:
+            assert payload[place : place + len(own)] == own
+            filled[place : place + len(own)] = other
+    assert bytes(filled) == compile_({**tensors, **changed})
 
 
-def test_what_the_rest_depends_on_stays() -> None:
-    """A constant with a checksum elsewhere in the payload stays; the others leave (R1)."""
-    tensors = {f"w{i}": random(16, seed=i) for i in range(5)}
+def weights(count: int) -> dict[str, Tensor]:
+    return {f"w{i}": random(16, seed=i) for i in range(count)}
 
-    def compile_(values: dict[str, Tensor]) -> bytes:
-        return b"".join(map(raw, values.values())) + hashlib.sha256(raw(values["w3"])).digest()
 
+def joined(values: Values) -> bytes:
+    return b"".join(map(raw, values.values()))
+
+
+def scaled(values: Values, added: int = 0) -> bytes:
+    """A backend that neither multiplies by 1 nor adds 0."""
+    gamma = b"" if bool((values["gamma"] == 1).all()) else b"*" + raw(values["gamma"] + added)
+    return raw(values["w"]) + gamma + (b"+" + raw(values["beta"]) if values["beta"].any() else b"")
+
+
+NEUTRAL = {"gamma": torch.ones(8), "beta": torch.zeros(8), "w": random(8)}
+EQUAL = {"a": torch.zeros(8), "b": torch.zeros(8), "c": random(8), "d": random(8), "e": random(8, seed=2)}
+# Constants, what a backend makes of them, those that leave, and why the others stay
+KINDS: dict[str, tuple[dict[str, Tensor], Callable[[Values], bytes], set[str], str]] = {
+    "combined with another": (
+        {"w": random(8), "b": random(8, seed=1), "shift": random(8, seed=2)},
+        lambda v: raw(v["w"]) + raw(v["b"] + v["shift"]),
+        {"w"},
+        "combined it with other constants",
+    ),
+    "with a checksum": (
+        weights(5),
+        lambda v: joined(v) + hashlib.sha256(raw(v["w3"])).digest(),
+        {"w0", "w1", "w2", "w4"},
+        "more of the payload changes",
+    ),
+    "with a checksum of everything": (weights(40), lambda v: joined(v) + hashlib.sha256(joined(v)).digest(), set(), ""),
+    "equal ones, which are stored once": (
+        EQUAL,
+        lambda v: b"/".join(dict.fromkeys(map(raw, v.values()))),
+        {*EQUAL},
+        "",
+    ),
+    "numbers that do nothing": (NEUTRAL, scaled, {*NEUTRAL}, ""),
+    "numbers that do nothing, and cannot leave": (NEUTRAL, lambda v: scaled(v, 1), {"w", "beta"}, ""),
+    "a part of another": (
+        {"w": random(8), "part": random(8)[2:5].clone()},
+        lambda v: raw(torch.cat([v["w"][:2], v["part"], v["w"][5:]])),
+        {"part"},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_leaves_and_what_stays(kind: str) -> None:
+    """What leaves can change alone, and the rest of the payload is the backend's own (R1, B5)."""
+    tensors, compile_, leaves, reason = KINDS[kind]
     found, payload = search(tensors, compile_)
-    assert payload == compile_(tensors)
-    assert found.found.keys() == tensors.keys() - {"w3"}
-    assert "more of the payload changes" in found.refused["w3"]
-
-
-def test_everything_is_checked() -> None:
-    """If all depends on everything, nothing leaves, and the payload is the backend's own (R1)."""
-    tensors = {f"w{i}": random(16, seed=i) for i in range(40)}
-
-    def compile_(values: dict[str, Tensor]) -> bytes:
-        data = b"".join(map(raw, values.values()))
-        return data + hashlib.sha256(data).digest()
-
-    found, payload = search(tensors, compile_)
-    assert payload == compile_(tensors)
-    assert not found.found
-    assert found.refused.keys() == tensors.keys()
-
-
-def test_equal_constants_part() -> None:
-    """A backend stores equal constants once; in the holes they are apart, so that they can change apart (R1)."""
-    tensors = {"a": torch.zeros(8), "b": torch.zeros(8), "c": random(8), "d": random(8), "e": random(8, seed=2)}
-
-    def compile_(values: dict[str, Tensor]) -> bytes:
-        return b"/".join(dict.fromkeys(map(raw, values.values())))
-
-    found, payload = search(tensors, compile_)
-    assert found.found.keys() == tensors.keys()
-    assert payload == b"/".join(map(raw, tensors.values()))
-
-
-def test_values_that_a_backend_drops() -> None:
-    """Adding 0 and multiplying by 1 are dropped; the payload is the one for other numbers (R1)."""
-    tensors = {"gamma": torch.ones(8), "beta": torch.zeros(8), "w": random(8)}
-
-    def compile_(values: dict[str, Tensor]) -> bytes:
-        gamma = b"" if bool((values["gamma"] == 1).all()) else b"*" + raw(values["gamma"])
-        beta = b"" if not values["beta"].any() else b"+" + raw(values["beta"])
-        return raw(values["w"]) + gamma + beta
-
-    found, payload = search(tensors, compile_)
-    assert found.found.keys() == tensors.keys()
-    assert payload == raw(tensors["w"]) + b"*" + raw(tensors["gamma"]) + b"+" + raw(tensors["beta"])
-
-
-def test_a_value_that_is_dropped_and_cannot_leave() -> None:
-    """Then it has its own value in the payload, not another (R1)."""
-    tensors = {"gamma": torch.ones(8), "w": random(8)}
-
-    def compile_(values: dict[str, Tensor]) -> bytes:
-        gamma = b"" if bool((values["gamma"] == 1).all()) else b"*" + raw(values["gamma"] + 1)
-        return raw(values["w"]) + gamma
-
-    found, payload = search(tensors, compile_)
-    assert found.found.keys() == {"w"}
-    assert payload == raw(tensors["w"])
+    assert found.found.keys() == leaves
+    assert found.refused.keys() == tensors.keys() - leaves
+    assert all(reason in one for one in found.refused.values())
+    follows(found, payload, tensors, compile_)
 
 
 @pytest.mark.parametrize("value", [-float("inf"), float("nan"), torch.finfo(torch.float32).min])
@@ -199,14 +194,6 @@ def test_several_places(times: int) -> None:
         assert found.found["w"].places == tuple(range(0, 32 * times, 32))
     else:
         assert "more than 8 times" in found.refused["w"]
-
-
-def test_overlapping_constants() -> None:
-    """A constant that is part of another does not leave twice (B5)."""
-    tensors = {"w": random(8), "part": random(8)[2:5].clone()}
-    found, payload = search(tensors, lambda v: raw(torch.cat([v["w"][:2], v["part"], v["w"][5:]])))
-    assert payload == raw(tensors["w"])
-    assert found.found.keys() == {"part"}
 
 
 def test_names_with_counters() -> None:
@@ -261,12 +248,5 @@ def test_all_kinds_together(kinds: list[str], data: Any) -> None:
     tensors = {f"{kind} {i}": data.draw(values).clone() for i, kind in enumerate(kinds)}
 
     found, payload = search(tensors, compiled)
-    changed = {name: other_values(tensors[name], i + 5) for i, name in enumerate(found.found)}
-    expected = compiled({**tensors, **changed})
-    filled = bytearray(payload)
-    for name, located in found.found.items():
-        blob = raw(changed[name].half() if name.startswith("half") else changed[name])
-        for place in located.places:
-            filled[place : place + len(blob)] = blob
-    assert bytes(filled) == expected
+    follows(found, payload, tensors, compiled)
     assert all(not name.startswith(("folded", "checked")) for name in found.found)
