@@ -100,18 +100,6 @@ def test_a_working_copy_runs_where_no_cache_is_served(live: Path, stock: Stock, 
     assert llama.text(runner) == stock("a", "one")
 
 
-def test_a_strict_update_that_would_reach_only_a_part_is_refused(live: Path, stock: Stock) -> None:
-    """The message names what stays old and what to do; the text does not change. What is not strict is done (B3, U1)."""
-    cache = BlobCache(files(live))
-    runner = loaded(live, cache, live / "base.ptd")
-    with pytest.raises(UpdateError, match=r"model\.pte.* reads 'tok_embeddings\.weight'.*make_working_copy"):
-        cache.update_state_dict(whole(1, 1))
-    assert cache.dirty == ()
-    assert llama.text(runner) == stock("a", "one")
-    cache.update_state_dict(Llama().adapter(1), strict=False)
-    assert llama.text(runner) == eager(0, 1)
-
-
 @pytest.mark.slow
 def test_exchanges_on_a_quantized_foundation(folder: Path, stock: Stock, tmp_path: Path) -> None:
     """8da4w with embeddings of 4 bits: adapters by tensors, and whole fine-tunes by the files of another export (L1, L3)."""

@@ -25,19 +25,6 @@ def step(application: Path, name: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
-def test_each_request_has_its_adapter(application: Path, exported: Path) -> None:
-    one, heard, *others = step(application, "texts", exported)
-    assert one == heard == eager("once", "one")
-    assert others == [eager("once", "two"), eager("once", "two", 0.5), eager("once")]
-
-
-def test_users_at_the_same_time(application: Path, exported: Path) -> None:
-    """Twelve threads on two runners (D2)."""
-    expected = [eager(f"user{i % 10}", ("one", "two", None)[i % 3]) for i in range(12)]
-    assert step(application, "at_once", exported) == expected
-
-
 def test_a_conversation(application: Path, exported: Path) -> None:
     """On its key/value cache while the adapter stays, and read again when it changes; then stopping."""
     *answers, text, continued, stopped, never = step(application, "conversation", exported)

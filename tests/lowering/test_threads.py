@@ -81,30 +81,3 @@ def test_no_output_mixes_generations(packed: bool, tmp_path: Path) -> None:
             thread.join()
     assert not wrong
     assert store is None or (store.stats.builds, store.stats.repacked) == (1, 0)
-
-
-def test_loading_while_others_run_and_commit(tmp_path: Path) -> None:
-    """Programs and methods can be loaded at any time (B3)."""
-    module = seeded(Levels)
-    example = inputs(1, 32)
-    path = lower_through({"forward": (module, example)}, tmp_path)
-    errors = []
-
-    def work(seed: int) -> None:
-        try:
-            mine = seeded(Levels, seed)
-            for _ in range(10):
-                cache = BlobCache(tmp_path / "model.ptd")
-                method = Program(path, cache).method()
-                cache.update_state_dict(mine.state_dict())
-                with torch.no_grad():
-                    torch.testing.assert_close(method(*example), mine(*example), rtol=1e-4, atol=1e-4)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors

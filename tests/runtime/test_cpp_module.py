@@ -124,12 +124,6 @@ def test_the_networks_differ() -> None:
     assert all(not np.allclose(a, b, atol=1e-2) for i, a in enumerate(outputs) for b in outputs[:i])
 
 
-def test_a_program_needs_the_delegate(application: Path, files: Path) -> None:
-    """An application that neither registers it nor loads a `Program` cannot load such a method (X2)."""
-    [line] = steps(application, "without_the_delegate", files)
-    assert line.startswith("error ") and line != "error 0: "
-
-
 def test_without_a_scope_nothing_follows(application: Path, files: Path) -> None:
     before, *lines = steps(application, "without_a_scope", files)
     assert before == "done" and lines[1] == "done" and all(same(line, NET) for line in (lines[0], lines[2]))
@@ -186,15 +180,3 @@ def test_delegates_of_another_partitioner_do_not_follow(application: Path, files
     nn.init.constant_(expected.norm.weight, 2)
     nn.init.constant_(expected.norm.bias, 2)
     assert same(after, expected)
-
-
-def test_the_reason_of_a_failure(application: Path, files: Path) -> None:
-    """ExecuTorch gives a number, `take_delegate_failure` the key that is missing."""
-    [line] = steps(application, "missing_blobs", files)
-    assert line.startswith("error ") and "lora_a.weight" in line
-
-
-def test_a_fine_tune_and_its_adapter_in_one_commit(application: Path, files: Path) -> None:
-    """With a `Program`, in a private cache on both files (D2, U1)."""
-    before, done, after, again = steps(application, "program", files)
-    assert done == "done" and same(before, NET) and same(after, TUNED) and same(again, NET)

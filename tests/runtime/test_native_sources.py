@@ -3,13 +3,12 @@
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from blobstore.runtime.native import native
-from tests.helpers.native_build import JAVA, LIBRARY, missing
+from tests.helpers.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
 SOURCES = LIBRARY / "src"
@@ -86,30 +85,6 @@ def test_texts_have_a_place_for_each_value(path):
         where = f"{path}:{text.count(chr(10), 0, call.start()) + 1}"
         assert re.fullmatch(r'(?:"(?:\\.|[^"\\])*"\s*)+', reason), f"{where}: {reason} is not a literal"
         assert reason.count("{}") == len(values), f"{where}: {len(values)} values for {reason}"
-
-
-def torn(lines: list[str]) -> Iterator[int]:
-    """Where a line of a comment has a word or three, though the next one continues it: as clang-format breaks lines."""
-    for i in range(1, len(lines) - 1):
-        parts = [re.match(r"\s*///?( *)(.*)", line) for line in lines[i - 1 : i + 2]]
-        before, few, after = [part[2].split() if part else [] for part in parts]
-        if before and 0 < len(few) <= 3 and after and len(lines[i - 1]) > 100 and after[0][0] not in "@-":
-            indented = len(parts[2][1]) > 1 == len(parts[1][1])
-            if indented or (few[-1][-1] not in ".:;?!" and len(lines[i]) + len(after[0]) < 100):
-                yield i + 1
-
-
-def test_no_comment_is_torn():
-    paths = [
-        *FILES,
-        *(LIBRARY / "include").rglob("*.h"),
-        *(LIBRARY / "python").glob("*"),
-        *(LIBRARY / "tests").glob("*"),
-    ]
-    paths += (JAVA / "native").glob("*")
-    sources = [path for path in paths if path.suffix in (".h", ".cpp")]
-    found = [f"{path}:{at}" for path in sources for at in torn(path.read_text(encoding="utf-8").splitlines())]
-    assert found == []
 
 
 def test_every_source_is_built():

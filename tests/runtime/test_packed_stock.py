@@ -454,35 +454,6 @@ def test_looking_at_files_locks_none(made: Any, folder: Path) -> None:
     assert [one.in_use for one in store.list()] == [False]
 
 
-@pytest.mark.slow
-def test_two_programs_on_one_working_copy(made: Any, folder: Path) -> None:
-    """Each has a file; neither removes that of the other, and an update writes both."""
-    model = made(seeded(nets.MLP), folder, 2, 16)
-    other = Model.lower(seeded(nets.MLP, 0), _empty(folder / "other"), 3, 16)
-    programs = {model.program: (2, 16), other.program: (3, 16)}
-    paths = set()
-    for program, sizes in programs.items():
-        store = PackedStore(model.packed)
-        loaded = Program(program, BlobCache(model.live, "shared", packed=store))
-        loaded.method()(*ones(*sizes))
-        paths.add(loaded.packed_cache_path)
-        del loaded
-        gc.collect()
-    assert paths == {str(path) for path in packed_files.files(model.packed)} and len(paths) == 2
-    model.change(1)
-    for program, sizes in programs.items():
-        for packed in (PackedStore(model.packed), None):
-            cache = BlobCache(model.live, "shared", packed=packed)
-            output = Program(program, cache).method()(*ones(*sizes))
-            np.testing.assert_array_equal(np.asarray(output)[0], np.float32(model.expected()[:8]))
-            assert packed is None or (packed.stats.builds, packed.stats.hits) == (0, 1)
-
-
-def _empty(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 def test_a_program_without_xnnpack_has_no_path(tmp_path: Path) -> None:
     """Nor one without a store."""
     manager = lower({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, partitioners=list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import subprocess
@@ -18,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from blobstore.adapters import load_adapter, save_adapter
-from blobstore.errors import BlobStoreError, ProgramError
+from blobstore.errors import ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.adapters import nets as lora_nets
 from tests.helpers.native_build import ROOT
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, randomize, seeded
 from tests.runtime import packed_files
-from tests.runtime.packed_files import Running, ones, run_child
+from tests.runtime.packed_files import Running, ones
 from tests.runtime.test_packed import KINDS
 
 INPUT = ones(2, 16)
@@ -154,18 +153,6 @@ def test_the_tensors_of_a_group_in_turn_and_together(mlp: Path, store: PackedSto
     assert store.stats.written == 11  # where all of an entry is reverted, its pages are given back
 
 
-def test_a_wrong_shape_in_the_transaction_changes_nothing(mlp: Path, store: PackedStore) -> None:
-    """Neither in a cache that was changed nor in one that was not (B3, K3)."""
-    both = Both(mlp, store)
-    for tensors in ({}, weights(1)):
-        before = both.update(tensors) if tensors else both.original
-        written = store.stats.written
-        for running in (both.plain, both.packed):
-            with pytest.raises(BlobStoreError):
-                running.cache.update({**weights(2), "layers.1.weight": torch.ones(3)})
-        assert (both.check(), store.stats.written) == (before, written)
-
-
 @pytest.mark.long
 def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     """A program is prepared to write in place, another one on the same cache cannot take the weights (B3, K3)."""
@@ -210,22 +197,6 @@ def test_scales_that_cannot_be_packed_are_refused(scale: float, tmp_path: Path) 
             running.cache.update({"first.weight.scale": torch.full((6,), scale)})
         assert not running.cache.dirty
     assert both.check() == both.original
-
-
-def test_two_caches_of_one_file_and_another_process(mlp: Path, store: PackedStore) -> None:
-    """An update of one cache is its own; the file does not change (K3)."""
-    path = packed_files.only(store.folder)
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    first, second = Both(mlp, store), Both(mlp, store)
-    changed = first.update(weights(1))
-    assert changed != second.check() == first.original
-    other = second.update(weights(2))
-    assert first.check() == changed != other == second.check()
-    assert run_child(folder=mlp, sizes=[2, 16], packed=store.folder)["outputs"] == [one.hex() for one in first.original]
-    assert first.revert() == first.original
-    assert second.check() == other
-    assert (store.stats.fallbacks, store.stats.repacked) == (0, 0)
-    assert hashlib.sha256(path.read_bytes()).digest() == digest
 
 
 @pytest.mark.parametrize("manifest", [True, False])
@@ -564,26 +535,3 @@ def test_a_large_layer(large: Path, tmp_path: Path) -> None:
         both.revert("layers.0.weight")
         assert both.revert() == both.original
     assert both.store.stats.written == 2 * 5
-
-
-def test_weights_from_a_file(mlp: Path, store: PackedStore, tmp_path: Path) -> None:
-    """Loading a file and a transaction are updates like any other (U3, K3)."""
-    both = Both(mlp, store)
-    changed = {}
-    for running in (both.plain, both.packed):
-        other = BlobCache(mlp / "model.ptd")
-        other.update(weights(4))
-        other.save(tmp_path / "new.ptd", dirty_only=True)
-        running.cache.load(tmp_path / "new.ptd")
-    assert both.check() != both.original
-    for running in (both.plain, both.packed):
-        with running.cache.transaction() as pending:
-            pending[WEIGHT] = weights(5)[WEIGHT]
-            pending["shift"] = torch.ones(8)
-    changed = both.check()
-    for running in (both.plain, both.packed):
-        with pytest.raises(ValueError, match="no"), running.cache.transaction() as pending:
-            pending[WEIGHT] = weights(6)[WEIGHT]
-            raise ValueError("no")
-    assert both.check() == changed
-    assert (store.stats.written, store.stats.repacked) == (4, 0)

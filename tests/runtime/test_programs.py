@@ -110,31 +110,6 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
     assert all(torch.equal(run(x), before) for run in (forward, other, second))
 
 
-@pytest.mark.long
-def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
-    """Updates of one adapter do not reach the other; updates of the foundation reach both (D2)."""
-    lowered = models.adapters()
-    pte = lowered.write(tmp_path)
-    x = lowered.inputs()[0]
-    store = BlobStore()
-    with open_ptd(tmp_path / "adapter.ptd") as adapter:
-        weights = {key: torch.randn(adapter.get_tensor_layout(key).sizes) for key in adapter}
-    for key, tensor in weights.items():
-        store.add(key, tensor)
-    store.write_ptd(tmp_path / "other.ptd")
-    foundation = BlobCache(tmp_path / "foundation.ptd")
-    first = Program(pte, foundation, data=tmp_path / "adapter.ptd")
-    second = Program(pte, foundation, data=[tmp_path / "other.ptd"])
-    torch.testing.assert_close(first.method()(x), lowered.eager()[0], **CLOSE)
-    torch.testing.assert_close(second.method()(x), eager_with(lowered, weights), **CLOSE)
-    key = next(iter(weights))
-    second.cache.update({key: torch.zeros_like(weights[key])})
-    torch.testing.assert_close(first.method()(x), lowered.eager()[0], **CLOSE)
-    foundation.update({"base.0.weight": torch.zeros(16, 16)})
-    expected = {**weights, key: torch.zeros_like(weights[key]), "base.0.weight": torch.zeros(16, 16)}
-    torch.testing.assert_close(second.method()(x), eager_with(lowered, expected), **CLOSE)
-
-
 def test_numpy_in_numpy_out(mlp):
     """Outputs are arrays for array inputs, and tensors otherwise; they own their memory."""
     lowered, _, program = mlp

@@ -182,39 +182,6 @@ def test_forking_inside_reading(finishes):
     )
 
 
-def test_forking_while_a_commit_waits_for_another_reader(finishes):
-    """The waiting commit happens in the parent only; both can commit afterwards."""
-    finishes(
-        """
-        reading, leave = threading.Event(), threading.Event()
-
-        def read():
-            with cache.reading():
-                reading.set()
-                leave.wait()
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        reading.wait()
-        writer = threading.Thread(target=lambda: cache.update(weights(4)))
-        writer.start()
-        until_blocked(writer)
-
-        def go_on():
-            cache.update(weights(5))
-            with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
-
-        pid = child(go_on)
-        leave.set()
-        reader.join()
-        writer.join()
-        wait(pid)
-        assert (cache.numpy("a") == cache.numpy("b")).all()
-        """
-    )
-
-
 def test_reading_that_ends_in_another_thread(finishes):
     """The lock may be released by another thread than the one that took it."""
     finishes(

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <blobstore/adapters.h>
@@ -61,34 +60,6 @@ void attempt(const Function& function) {
     print(function());
   } catch (const blobstore::Error& error) {
     print("refused " + std::to_string(static_cast<int>(error.kind())) + ": " + error.what());
-  }
-}
-
-void texts(const std::string& folder) {
-  const auto runners = open(folder, 1);
-  std::string heard;
-  print(runners->generate("once", config(), {"one"}, [&](const std::string& piece) { heard += piece; }));
-  print(heard);
-  print(runners->generate("once", config(), {"two"}));
-  print(runners->generate("once", config(), {"two", 0.5}));
-  print(runners->generate("once", config()));
-}
-
-void at_once(const std::string& folder) {
-  const auto runners = open(folder, 2);
-  const std::vector<std::string> adapters{"one", "two", ""};
-  std::vector<std::string> answers(12);
-  std::vector<std::thread> users;
-  for (size_t i = 0; i < answers.size(); ++i) {
-    users.emplace_back([&, i] {
-      answers[i] = runners->generate("user" + std::to_string(i % 10), config(), {adapters[i % adapters.size()]});
-    });
-  }
-  for (std::thread& user : users) {
-    user.join();
-  }
-  for (const std::string& answer : answers) {
-    print(answer);
   }
 }
 
@@ -148,11 +119,7 @@ int main(int argc, char** argv) {
   }
   const std::string step = argv[1];
   const std::string folder = argv[2];
-  if (step == "texts") {
-    texts(folder);
-  } else if (step == "at_once") {
-    at_once(folder);
-  } else if (step == "conversation") {
+  if (step == "conversation") {
     conversation(folder);
   } else if (step == "refusals") {
     refusals(folder);

@@ -1,9 +1,8 @@
 // Runs "forward" with options for a backend, on an input of ones, and prints its first output.
 //
-//   backend_options PROGRAM.pte WEIGHTS.ptd PATH load|process [DELTA.ptd]
+//   backend_options PROGRAM.pte WEIGHTS.ptd PATH load|process
 //
-// With DELTA, prints it again after an update, and again after a revert. PATH is a file for packed weights. The program
-// passes it with the load, or to XNNPACK for the whole process.
+// PATH is a file for packed weights. The program passes it with the load, or to XNNPACK for the whole process.
 
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +33,7 @@ void check(et::Error error, const char* what) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 5 && argc != 6) {
+  if (argc != 5) {
     return 64;
   }
   et::runtime_init();
@@ -71,24 +70,15 @@ int main(int argc, char** argv) {
   const blobstore::CacheScope scope(cache);
   auto method = program->load_method("forward", &manager, nullptr, &map, &of_load);
   check(method.error(), "the method");
-  const auto run = [&] {
-    et::EValue input;
-    check(method->get_inputs(&input, 1), "the input");
-    for (int i = 0; i < input.toTensor().numel(); ++i) {
-      input.toTensor().mutable_data_ptr<float>()[i] = 1;
-    }
-    check(method->execute(), "the call");
-    const auto& output = method->get_output(0).toTensor();
-    for (int i = 0; i < output.numel(); ++i) {
-      std::printf("%.9g\n", output.const_data_ptr<float>()[i]);
-    }
-  };
-  run();
-  if (argc == 6) {
-    cache->load(argv[5]);
-    run();
-    cache->revert();
-    run();
+  et::EValue input;
+  check(method->get_inputs(&input, 1), "the input");
+  for (int i = 0; i < input.toTensor().numel(); ++i) {
+    input.toTensor().mutable_data_ptr<float>()[i] = 1;
+  }
+  check(method->execute(), "the call");
+  const auto& output = method->get_output(0).toTensor();
+  for (int i = 0; i < output.numel(); ++i) {
+    std::printf("%.9g\n", output.const_data_ptr<float>()[i]);
   }
   check(
       et::set_option(

@@ -19,7 +19,6 @@
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
 #include <blobstore/delegate.h>
-#include <blobstore/program.h>
 #include <blobstore/tensors.h>
 
 namespace {
@@ -73,11 +72,6 @@ void attempt(const Function& function) {
 
 std::vector<std::string> both(const std::string& folder) {
   return {folder + "/foundation.ptd", folder + "/adapter.ptd"};
-}
-
-void without_the_delegate(const std::string& folder) {
-  Module module(folder + "/serve.pte", both(folder));
-  load(module);
 }
 
 /// Without a scope, the delegates take the files that the Module has, and follow nothing.
@@ -185,28 +179,6 @@ void another_partitioner(const std::string& folder) {
   run(module);
 }
 
-/// The reason why a delegate cannot be loaded.
-void missing_blobs(const std::string& folder) {
-  blobstore::register_delegate();
-  Module module(folder + "/serve.pte", folder + "/foundation.ptd");
-  const CacheScope scope(BlobCache::open({}));
-  load(module);
-}
-
-/// The same with a Program.
-void program(const std::string& folder) {
-  const auto cache = BlobCache::open(both(folder));
-  const auto serve = blobstore::Program::load(folder + "/serve.pte", cache);
-  const auto call = [&] { print(*serve->forward(input()).tensor(0)); };
-  call();
-  blobstore::AdapterOptions options;
-  options.fine_tune = blobstore::load_state_dict(folder + "/fine_tune.safetensors");
-  attempt([&] { blobstore::load_adapter(LogicalTensors(cache), folder + "/of_tuned.ptd", options); });
-  call();
-  cache->revert();
-  call();
-}
-
 } // namespace
 
 int main(int argc, char** argv) try {
@@ -222,9 +194,7 @@ int main(int argc, char** argv) try {
       {"MmapUseMlockIgnoreErrors", Module::LoadMode::MmapUseMlockIgnoreErrors},
       {"MmapUseMadvise", Module::LoadMode::MmapUseMadvise},
   };
-  if (step == "without_the_delegate") {
-    without_the_delegate(folder);
-  } else if (step == "without_a_scope") {
+  if (step == "without_a_scope") {
     without_a_scope(folder);
   } else if (step == "scope_of_the_program" || step == "scope_of_another_thread") {
     scope_in_vain(folder, step == "scope_of_another_thread");
@@ -234,10 +204,6 @@ int main(int argc, char** argv) try {
     load_mode(folder, modes.at(argv[3]));
   } else if (step == "another_partitioner") {
     another_partitioner(folder);
-  } else if (step == "missing_blobs") {
-    missing_blobs(folder);
-  } else if (step == "program") {
-    program(folder);
   } else {
     return 64;
   }
