@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from blobstore.runtime import make_working_copy
+from tests.helpers.beside import run_script
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
 
@@ -129,6 +128,9 @@ CALLED = {
 }
 
 
+END = "\nsys.exit(7)\n"
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("exit")
@@ -145,7 +147,7 @@ def test_the_interpreter_ends_while_daemon_threads_work(
 ) -> None:
     """The exit status is the script's own, and nothing aborts. Two runs, as the threads are in different places."""
     for _ in range(2):
-        ends(BEGIN + textwrap.dedent(WORKS[work]), *files, mode)
+        run_script(BEGIN + textwrap.dedent(WORKS[work]) + END, *files, mode, status=7)
 
 
 @pytest.mark.parametrize("where", CALLED)
@@ -154,17 +156,5 @@ def test_the_interpreter_ends_while_a_daemon_thread_is_in_python_code_below_nati
 ) -> None:
     """Ending the thread unwinds its stack, and native frames must neither forbid that nor take it for an exception."""
     thread = "threading.Thread(target=work, daemon=True).start(); inside.wait()"
-    ends("\n".join([CALLS_BACK, "x = np.ones((16, 2), np.float32)", CALLED[where], thread]), *files)
-
-
-def ends(script: str, *arguments: object) -> None:
-    """Check that a process ends as its script says."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script + "\nsys.exit(7)\n", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 7, done.stderr
+    script = "\n".join([CALLS_BACK, "x = np.ones((16, 2), np.float32)", CALLED[where], thread])
+    run_script(script + END, *files, status=7)

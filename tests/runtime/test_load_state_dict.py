@@ -2,7 +2,6 @@
 same files and read the same from them."""
 
 import json
-import random
 import struct
 
 import numpy as np
@@ -310,30 +309,3 @@ def test_fields(tmp_path, info, accepted):
     """N1."""
     header = {"w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2], **info}}
     assert check(safetensors_file(tmp_path / "x.safetensors", header, b"ab")) == accepted
-
-
-@pytest.mark.long
-def test_changed_bytes(tmp_path):
-    """N1: truncations, single bytes, and pieces of JSON in other places."""
-    path = tmp_path / "x.safetensors"
-    safetensors.torch.save_file({"w": torch.zeros(3), "v\u00e9": torch.ones(2)}, path, metadata={"a": "b\n"})
-    seed = path.read_bytes()
-    choice = random.Random(0)  # noqa: S311
-    header = range(8 + struct.unpack_from("<Q", seed)[0])
-    pieces = [*(bytes([letter]) for letter in b'"\\{}[],:-09e. \xff'), b"\\u00", b"null"]
-    accepted = 0
-    for length in range(9, len(seed)):
-        path.write_bytes(seed[:length])
-        assert not check(path)
-    for _ in range(4000):
-        data = bytearray(seed)
-        at = choice.choice(header[9:])
-        if choice.random() < 0.5:
-            data[at] = choice.randrange(256)
-        else:
-            piece = choice.choice(pieces)
-            data[at : at + choice.choice([0, len(piece)])] = piece
-        struct.pack_into("<Q", data, 0, len(data) - 8 - 20)
-        path.write_bytes(data)
-        accepted += check(path)
-    assert accepted

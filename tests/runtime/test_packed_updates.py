@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from blobstore.adapters import load_adapter, save_adapter
 from blobstore.errors import ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.adapters import nets as lora_nets
-from tests.helpers.native_build import ROOT
+from tests.helpers.beside import run_script
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, randomize, seeded
 from tests.runtime import packed_files
@@ -381,6 +379,7 @@ from pathlib import Path
 import numpy as np
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
 from tests.runtime.packed_files import Running, anonymous, ones
+from tests.helpers.beside import in_child
 from tests.helpers.waiting import until, until_blocked
 
 folder, packed = Path(sys.argv[1]), PackedStore(sys.argv[2])
@@ -395,34 +394,14 @@ for number, tensors in new.items():
     plain.cache.update(tensors)
     expected[number] = plain()
 
-def in_child(work):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
-
-
-def run_script(script: str, folder: Path, store: PackedStore) -> str:
-    """In a process of its own, which is killed if it hangs."""
-    command = [sys.executable, "-W", "ignore", "-c", BEGIN + script, str(folder), str(store.folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.fail("it hangs")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_parent_and_child_change_their_own(mlp: Path, store: PackedStore) -> None:
     """What one of them writes after the fork, before or after its first call, the other does not see (K3, B4)."""
     run_script(
-        ON_MLP
+        BEGIN
+        + ON_MLP
         + textwrap.dedent("""
         assert running() == original
         for before in (None, 1):
@@ -452,7 +431,7 @@ def test_parent_and_child_change_their_own(mlp: Path, store: PackedStore) -> Non
         assert packed.stats.repacked == 0
         """),
         mlp,
-        store,
+        store.folder,
     )
 
 
@@ -460,7 +439,8 @@ def test_parent_and_child_change_their_own(mlp: Path, store: PackedStore) -> Non
 def test_a_fork_while_a_commit_waits(commit: str, mlp: Path, store: PackedStore) -> None:
     """What was prepared in the parent is not used in the child, which commits something else (B3, B4, K3)."""
     run_script(
-        ON_MLP
+        BEGIN
+        + ON_MLP
         + f"commit = {commit!r}\n"
         + textwrap.dedent("""
         running.cache.update(new[1])
@@ -470,25 +450,19 @@ def test_a_fork_while_a_commit_waits(commit: str, mlp: Path, store: PackedStore)
             thread = threading.Thread(target=change)
             thread.start()
             until_blocked(thread)  # it waits for this reader
-            def work():
-                pass
             pid = os.fork()
         if pid == 0:
-            code = 1
-            try:
-                running.cache.update(new[3])
-                assert running() == expected[3]
-                running.cache.revert()
-                assert running() == original
-                code = 0
-            finally:
-                os._exit(code)
+            running.cache.update(new[3])
+            assert running() == expected[3]
+            running.cache.revert()
+            assert running() == original
+            os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         thread.join()
         assert running() == (original if commit == "revert" else expected[2])
         """),
         mlp,
-        store,
+        store.folder,
     )
 
 
@@ -498,7 +472,8 @@ def test_memory_of_an_update(large: Path, tmp_path: Path) -> None:
     store = PackedStore(tmp_path / "packed")
     Running.open(large, ones(1, 1024), store)  # in this process, as what builds a file leaves a larger heap
     run_script(
-        textwrap.dedent("""
+        BEGIN
+        + textwrap.dedent("""
         running = Running.open(folder, ones(1, 1024), packed)
         original, layer = running(), 4 << 20
         value = np.ones((1024, 1024), np.float32)  # one for all, so that the heap does not change
@@ -519,7 +494,7 @@ def test_memory_of_an_update(large: Path, tmp_path: Path) -> None:
         assert (packed.stats.written, packed.stats.repacked) == (7, 0)
         """),
         large,
-        store,
+        store.folder,
     )
 
 

@@ -1,9 +1,7 @@
 """Threads that run methods while others commit, and processes that fork (B3, B4)."""
 
-import contextlib
 import functools
 import itertools
-import os
 import signal
 import threading
 
@@ -15,6 +13,7 @@ from torch import nn
 from blobstore import save_file
 from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.helpers import models
+from tests.helpers.beside import in_child, running
 from tests.helpers.waiting import until
 
 WIDTH = 4096
@@ -48,26 +47,6 @@ def generation(n):
 
 def total(n):
     return (1 + 7 + 49) * n
-
-
-@contextlib.contextmanager
-def running(*loops):
-    """Call each of these again and again in a thread of its own, until the block ends."""
-    stop = threading.Event()
-
-    def repeat(loop):
-        while not stop.is_set():
-            loop()
-
-    threads = [threading.Thread(target=repeat, args=(loop,)) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 @pytest.mark.long
@@ -127,18 +106,6 @@ def test_load_methods_while_committing(three):
         until(lambda: len(seen) >= 100 and len(set(seen)) > 5, meanwhile=load)
 
 
-def in_child(work):
-    """Run `work` in a forked process; its exit code is 0 if the result is true."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if work() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -152,7 +119,7 @@ def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
 
     def child():
         signal.alarm(20)  # ends the child if it hangs
-        return np.array_equal(method(x), expected)
+        assert np.array_equal(method(x), expected)
 
     with running(*(functools.partial(other, x) for other in others)):
-        assert [in_child(child) for _ in range(20)] == [0] * 20
+        assert [in_child(child)() for _ in range(20)] == [0] * 20

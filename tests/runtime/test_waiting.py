@@ -2,10 +2,7 @@
 
 Each case runs in a process of its own. It is killed after a time that only a hang explains."""
 
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from blobstore import save_file
 from blobstore.runtime import make_working_copy
 from tests.helpers import models
+from tests.helpers.beside import run_script
 
 BEGIN = """
 import os, sys, threading
@@ -49,22 +47,6 @@ def together(times, *works):
     assert not problems
 
 
-def child(work):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def wait(pid):
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 cache = BlobCache(path, mode)
 """
 
@@ -85,14 +67,7 @@ def finishes(request, files, tmp_path):
         folder, pte, ptd = files
         path = tmp_path / "w.ptd"
         make_working_copy(folder / "original.ptd", path)
-        command = [sys.executable, "-W", "ignore", "-c", BEGIN + textwrap.dedent(script), request.param, path, pte, ptd]
-        try:
-            ended = subprocess.run(
-                command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False
-            )
-        except subprocess.TimeoutExpired:
-            pytest.fail("it hangs")
-        assert ended.returncode == 0, ended.stderr
+        run_script(BEGIN + textwrap.dedent(script), request.param, path, pte, ptd)
 
     return run
 
@@ -164,20 +139,12 @@ def test_forking_inside_reading(finishes):
             if mode != "shared":  # in mode shared, reading starts again in the child
                 assert cache.numpy("a")[0] == 3
         other.join() if pid else None
-
-        def go_on():
-            cache.update(weights(5))
-            with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
-
+        cache.update(weights(5))
+        with cache.reading():
+            assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
         if pid == 0:
-            try:
-                go_on()
-            except BaseException:
-                os._exit(1)
             os._exit(0)
-        wait(pid)
-        go_on()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         """
     )
 
