@@ -626,7 +626,7 @@ def test_import_is_light():
     )
     assert done.returncode == 0, done.stderr
     done = without(
-        run="import sys, blobstore, blobstore.cli.app; assert not {'torch', 'executorch'} & set(sys.modules)"
+        run="import sys, blobstore.torch, blobstore.numpy, blobstore.cli.app; assert not {'torch', 'executorch'} & set(sys.modules)"
     )
     assert done.returncode == 0, done.stderr
 

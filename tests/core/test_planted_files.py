@@ -13,8 +13,6 @@ from blobstore.core.disk.journal import Journal
 from blobstore.core.disk.locks import Lock
 from blobstore.core.disk.names import journal_name
 from blobstore.core.disk.recovery import recover
-from blobstore.core.disk.staging import refuse_inputs
-from blobstore.errors import OutputPathError
 from tests.core.disk.test_journal import staged
 
 
@@ -115,19 +113,3 @@ def test_a_group_that_another_process_finishes_keeps_its_files(tmp_path: Path) -
     other.close()
     recover(tmp_path)
     assert left.place.read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("how", ["itself", "a link", "a second name"])
-def test_an_output_is_none_of_the_inputs(tmp_path: Path, how: str) -> None:
-    """By the file that a name leads to, not by the name."""
-    source, output = tmp_path / "source", tmp_path / "output"
-    source.write_bytes(b"mine")
-    refuse_inputs([output], [source])
-    if how == "a link":
-        output.symlink_to(source)
-    elif how == "a second name":
-        os.link(source, output)
-    else:
-        output = tmp_path / "." / "source"
-    with pytest.raises(OutputPathError, match="one of the inputs"):
-        refuse_inputs([output], [source])

@@ -75,6 +75,7 @@ def test_a_blob_is_a_tensor(tmp_path: Path) -> None:
         assert data.get("nothing") is None
         with pytest.raises(errors.KeyNotFoundError, match="typo"):
             data.bytes("typo")
-    assert isinstance(blobstore.load_file(tmp_path / "w.ptd")["w"], torch.Tensor)
+    loaded = blobstore.load_file(tmp_path / "w.ptd")
+    assert isinstance(loaded["w"], torch.Tensor) and loaded["raw"].tolist() == list(b"abc")
     with blobstore.safe_open(tmp_path / "w.ptd") as file:
         assert isinstance(file.get_tensor("w"), torch.Tensor)

@@ -280,8 +280,27 @@ def test_a_repr_says_what_a_user_asks_first(tmp_path: Path, monkeypatch: pytest.
     assert repr(above).startswith("<BlobCache over w.ptd: ") and "1 key" in repr(above)
     cache.close()
     assert repr(cache) == "<BlobCache w.ptd: closed>"
+    save_file({"v": b"x"}, "v.ptd")
+    data, more, opened, fresh = open_ptd("w.ptd"), open_ptd("v.ptd"), safe_open("w.ptd"), BlobCache("w.ptd")
+    with fresh.transaction() as transaction:
+        transaction["w"] = np.ones((250, 1000), np.float32)
+        for shown, expected in (
+            (data, "<PtdDataMap w.ptd: 1 key, 1.00 MB>"),
+            (MergedDataMap([data]), "<MergedDataMap w.ptd: 1 key, 1.00 MB>"),
+            (MergedDataMap([data, *[more] * 29]), "<MergedDataMap w.ptd + 29 others: 2 keys, 1.00 MB>"),
+            (store_of(data), "<BlobStore: 1 key, 1 blob, 1.00 MB>"),
+            (data.get_tensor_layout("w"), "TensorLayout(FLOAT, (250, 1000))"),
+            (TensorLayout(ScalarType.CHAR, (2, 3), (1, 0)), "TensorLayout(CHAR, (2, 3), (1, 0))"),
+            (data.digest("w"), f"<Digest {data.digest('w')}>"),
+            (opened, "<TensorFile w.ptd: 1 key, 1.00 MB, 'pt', device 'cpu'>"),
+            (opened.get_slice("w"), "<TensorSlice 'w' of w.ptd: F32 [250, 1000], 1.00 MB>"),
+            (fresh.tensors, "<LogicalTensors of w.ptd: 0 tensors, 0 of them fixed>"),
+            (transaction, "<Transaction on w.ptd: 1 change>"),
+        ):
+            assert repr(shown) == expected
     program = lower(torch.nn.Linear(8, 2).eval(), (torch.ones(1, 8),), tag="model")
     saved = save_programs({"model": program}, ".")
+    assert re.fullmatch(r"<PteDataMap model\.pte: [\d.]+ KB, 1 method \(forward\)>", repr(open_pte("model.pte")))
     assert re.fullmatch(r"<DedupResult: 1 program, [\d.]+ KB to [\d.]+ KB, data in model\.ptd>", repr(saved))
     loaded = Program("model.pte", data="model.ptd")
     assert repr(loaded).startswith("<Program model.pte: 1 method (forward), on model.ptd>")

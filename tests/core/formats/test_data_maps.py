@@ -1,8 +1,5 @@
 """Every data map keeps the contract (R3, R4, R5); ExecuTorch's own serializers plant the blobs."""
 
-import re
-
-import numpy as np
 import pytest
 import torch
 
@@ -10,14 +7,10 @@ from blobstore import (
     BlobStore,
     MergedDataMap,
     PtdDataMap,
-    ScalarType,
-    TensorLayout,
     open_ptd,
-    open_pte,
     save_file,
 )
 from blobstore.errors import KeyConflictError
-from blobstore.runtime import BlobCache
 from blobstore.testing import Blob, NamedDataMapContract
 from tests.core.formats.pte import oracle
 
@@ -87,34 +80,3 @@ def test_torch_tensors_are_copies_of_read_only_memory(tmp_path):
     private = PtdDataMap(tmp_path / "a.ptd", data=memoryview(bytearray((tmp_path / "a.ptd").read_bytes())))
     private.torch("image").zero_()  # memory that can be written to is shared
     assert not private.numpy("image").any()
-
-
-def test_reprs(tmp_path, lowered):
-    """One line: what it is, where, how many keys, how many bytes."""
-    save_file({"w": np.zeros(3, np.float32), "t": np.zeros(3, np.float32)}, tmp_path / "a.ptd")
-    size = (tmp_path / "a.ptd").stat().st_size
-    data_map = open_ptd(tmp_path / "a.ptd")
-    assert repr(data_map) == f"<PtdDataMap {tmp_path / 'a.ptd'}: 2 keys, {size} B>"
-    assert repr(data_map.get_tensor_layout("w")) == "TensorLayout(FLOAT, (3,))"
-    assert repr(TensorLayout(ScalarType.CHAR, (2, 3), (1, 0))) == "TensorLayout(CHAR, (2, 3), (1, 0))"
-    assert repr(data_map.digest("w")) == f"<Digest {data_map.digest('w')}>"
-    assert repr(MergedDataMap([data_map])) == f"<MergedDataMap {tmp_path / 'a.ptd'}: 2 keys, 24 B>"
-    others = []
-    for number in range(30):
-        save_file({str(number): np.zeros(3)}, tmp_path / f"{number}.ptd")
-        others.append(open_ptd(tmp_path / f"{number}.ptd"))
-    assert repr(MergedDataMap(others)) == f"<MergedDataMap {tmp_path / '0.ptd'} + 29 others: 30 keys, 720 B>"
-    store = BlobStore()
-    store.merge(data_map)
-    assert repr(store) == "<BlobStore: 2 keys, 1 blob, 12 B>"
-    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
-    program = open_pte(tmp_path / "a.pte")
-    where = f"{tmp_path / 'a.pte'}"
-    assert re.fullmatch(rf"<PteDataMap {where}: [\d.]+ KB, 1 method \(forward\)>", repr(program))
-    count = len(program)
-    assert repr(program).startswith(f"<PteDataMap {where}: {count} key")
-    with BlobCache(tmp_path / "a.ptd") as cache:
-        assert repr(cache.tensors) == f"<LogicalTensors of {tmp_path / 'a.ptd'}: 0 tensors, 0 of them fixed>"
-        with cache.transaction() as transaction:
-            transaction["w"] = np.ones(3, np.float32)
-            assert repr(transaction) == f"<Transaction on {tmp_path / 'a.ptd'}: 1 change>"

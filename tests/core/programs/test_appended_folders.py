@@ -81,12 +81,6 @@ def test_only_new_bytes_are_written_and_no_other_program_is_read(lowered, folder
     assert sum(len(view) for _, view in open_ptd(folder / "shared-4.ptd").views()) == weight.nbytes
 
 
-def test_no_key_is_in_two_of_the_files(folder):
-    """The runtime refuses a program whose data files have a key twice."""
-    keys = [key for path in folder.glob("*.ptd") for key in open_ptd(path)]
-    assert len(keys) == len(set(keys))
-
-
 def test_the_same_again_writes_no_data_file(folder):
     """All is there; the programs are the same bytes."""
     before = snapshot(folder)

@@ -81,22 +81,6 @@ def test_an_application_finds_it(programs: dict[str, dict[str, bytes]], tmp_path
             assert module_runner.named_data(path, [tmp_path / "slim/shared.ptd"], key) == data
 
 
-def test_saved(programs: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    """Freshly lowered programs keep what was added to them while they were lowered."""
-
-    class Manager:
-        def write_to_file(self, file: Any) -> None:
-            file.write((tmp_path / "a.pte").read_bytes())
-
-        def write_tensor_data_to_file(self, folder: str) -> None:
-            pass
-
-        methods = frozenset({"forward"})
-
-    blobstore.save_programs({"a": Manager()}, tmp_path / "slim")  # type: ignore[dict-item]
-    assert kept(tmp_path / "slim/a.pte") == programs["a"]
-
-
 @pytest.mark.parametrize("backend", ["XnnpackBackend", "UnknownBackend"])
 @pytest.mark.parametrize("form", [b"\x04\0\0\0name\0", b'{"key": "name"}', b"name\nother"])
 def test_of_backends_that_are_not_known(tmp_path: Path, backend: str, form: bytes) -> None:
