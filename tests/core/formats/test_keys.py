@@ -67,17 +67,11 @@ def test_a_typo_in_a_name_of_many(near: Near, data: st.DataObject) -> None:
         assert name in near(typo, ["tokenizer", name, "UPPER.CASE.NAMES"])
 
 
-@LANGUAGES
-@pytest.mark.parametrize("name", ["tokenizer", "", "q", "encoder"])
-def test_no_name_is_near(near: Near, name: str) -> None:
-    assert not near(name, NAMES)
-
-
-@pytest.mark.parametrize("name", ["tokenizer", "", "\ud800", 3, None])
+@pytest.mark.parametrize("name", ["tokenizer", "", "q", "encoder", "\ud800", 3, None])
 def test_nothing_is_near(name: Any) -> None:
     assert not near(name, NAMES)
-    assert suggest(name, NAMES) == ""
-    assert suggest(name, []) == ""
+    assert name in ("\ud800", 3, None) or not native.near_names(name, NAMES)
+    assert suggest(name, NAMES) == suggest(name, []) == ""
 
 
 @LANGUAGES
@@ -130,13 +124,9 @@ def test_a_cache_says_that_keys_are_contents(tmp_path: Path, call: str) -> None:
         LOOKING[call](BlobCache(tmp_path / "shared.ptd"), "head.weight")
 
 
-def test_a_state_dict_with_a_misspelt_name(named: Path) -> None:
-    state = {name: np.zeros(3, np.float32) for name in ("head.wieght",)}
+def test_a_state_dict_with_a_wrong_name(named: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.UpdateError, match=r"none of the tensors given.*; did you mean 'head\.weight'\?"):
-        BlobCache(named).update_state_dict(state)
-
-
-def test_a_state_dict_for_keys_that_are_contents(tmp_path: Path) -> None:
+        BlobCache(named).update_state_dict({"head.wieght": np.zeros(3, np.float32)})
     blobstore.save_file({CONTENT: np.zeros(1, np.float32)}, tmp_path / "shared.ptd")
     with pytest.raises(errors.UpdateError, match=r"are contents, not names"):
         BlobCache(tmp_path / "shared.ptd").update_state_dict({"head.weight": np.zeros(1, np.float32)})

@@ -9,10 +9,10 @@ import tracemalloc
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -21,14 +21,13 @@ from safetensors.torch import save as save_torch
 import blobstore
 from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.ptn import PtnDataMap
-from blobstore.core.memory.layout import ScalarType
 from blobstore.core.tools.inspection import inspect_file
 from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
 from blobstore.pool import Pool
-from blobstore.testing import Blob, NamedDataMapContract
+from blobstore.testing import NamedDataMapContract
+from tests.core.formats.test_safetensors import CONTIGUOUS, as_tensors
 from tests.pool.models import halves, tensors, tuned
 
-_DTYPE = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.BFLOAT16: torch.bfloat16}
 Members = Mapping[str, bytes | tuple[bytes, int]]
 
 
@@ -43,19 +42,11 @@ def package(members: Members) -> bytes:
 
 
 class TestPtnDataMap(NamedDataMapContract):
-    # one is an alias; the format has neither opaque blobs nor dim orders
-    blobs: Mapping[str, Blob] = {
-        k: b for k, b in NamedDataMapContract.blobs.items() if b.layout and b.layout.is_contiguous
-    }
+    blobs = CONTIGUOUS
 
     def plant(self, folder: Path) -> PtnDataMap:
-        values = {
-            key: torch.frombuffer(bytearray(blob.data), dtype=_DTYPE[blob.layout.scalar_type]).reshape(
-                blob.layout.sizes
-            )
-            for key, blob in self.blobs.items()
-            if blob.layout is not None and key != "tied.weight"
-        }
+        values = as_tensors(self.blobs)
+        del values["tied.weight"]  # it is an alias
         aliases = json.dumps({"tied.weight": "linear.weight"}).encode()
         members = {"program.bin": b"code", "weights.safetensors": save_torch(values), "aliases.json": aliases}
         (folder / "x.ptn").write_bytes(package(members))
@@ -201,15 +192,24 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
         assert written.read_bytes() == path.read_bytes()
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8))
-def test_any_damage_is_an_error_or_a_package(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(package({"w.safetensors": save({"w": np.ones(3, "f4")}), "aliases.json": b'{"x": "w"}'}))
+CHANGES = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8)
+
+
+def check_damaged(reader: Any, whole: bytes, changes: list[tuple[int, int]]) -> None:
+    """A file with other bytes at these places is refused, or has each blob where it says."""
+    data = bytearray(whole)
     for at, value in changes:
         data[at % len(data)] = value
     try:
-        opened = PtnDataMap("x.ptn", data=memoryview(bytes(data)))
+        opened = reader("damaged", data=memoryview(bytes(data)))
         for key in opened:
             start, stop = opened.byte_range(key)
             assert bytes(data[start:stop]) == opened.bytes(key)
     except BlobStoreError:
         pass
+
+
+@given(CHANGES)
+def test_any_damage_is_an_error_or_a_package(changes: list[tuple[int, int]]) -> None:
+    whole = package({"w.safetensors": save({"w": np.ones(3, "f4")}), "aliases.json": b'{"x": "w"}'})
+    check_damaged(PtnDataMap, whole, changes)

@@ -55,17 +55,12 @@ def test_it_is_a_data_map(index):
         for key, tensor in TENSORS.items():
             np.testing.assert_array_equal(data_map.numpy(key), tensor)
         assert [path.name for path in data_map.sources] == [index.name, *sorted(SHARDS, reverse=True)]
+        loaded = blobstore.load_file(index)
+        assert list(loaded) == list(TENSORS)
+        assert all(torch.equal(loaded[key], torch.from_numpy(tensor)) for key, tensor in TENSORS.items())
         again = pickle.loads(pickle.dumps(data_map))  # noqa: S301 - its own
         assert dict(again.views()) == dict(data_map.views())
     assert again.metadata == {"format": "pt"}
-
-
-def test_load_file(index):
-    """As one file would be loaded."""
-    loaded = blobstore.load_file(index, "np")
-    assert list(loaded) == list(TENSORS)
-    for key, tensor in TENSORS.items():
-        np.testing.assert_array_equal(loaded[key], tensor)
 
 
 @both
@@ -206,12 +201,6 @@ def test_any_json_is_an_error_or_a_map(tmp_path_factory, tree):
         assert len(blobstore.open_any(path)) == 0
     except BlobStoreError:
         pass
-
-
-def test_torch_reads_it_alike(index):
-    """The index is one that torch users have: loaded shard by shard."""
-    loaded = blobstore.load_file(index)
-    assert all(torch.equal(loaded[key], torch.from_numpy(tensor)) for key, tensor in TENSORS.items())
 
 
 def test_a_name_in_two_shards_is_taken_from_that_of_the_index(index):

@@ -15,32 +15,24 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file as save_safetensors
 
 import blobstore
 from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.torch_saved import TorchDataMap
-from blobstore.core.memory.layout import ScalarType
 from blobstore.core.tools.inspection import inspect_file
-from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.errors import InvalidFileError
 from blobstore.pool import Pool
 from blobstore.testing import Blob, NamedDataMapContract
-from tests.core.formats.test_ptn import package
-
-_DTYPE = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.BFLOAT16: torch.bfloat16}
+from tests.core.formats.test_ptn import CHANGES, check_damaged, package
+from tests.core.formats.test_safetensors import as_tensors
 
 
 class TestTorchDataMap(NamedDataMapContract):
     blobs: Mapping[str, Blob] = {k: b for k, b in NamedDataMapContract.blobs.items() if b.layout}
 
     def plant(self, folder: Path) -> TorchDataMap:
-        values = {}
-        for key, blob in self.blobs.items():
-            layout = blob.layout
-            assert layout is not None
-            flat = torch.frombuffer(bytearray(blob.data), dtype=_DTYPE[layout.scalar_type])
-            values[key] = flat.as_strided(layout.sizes, layout.strides)
+        values = as_tensors(self.blobs)
         values["tied.weight"] = values["linear.weight"]
         torch.save(values, folder / "x.pt")
         return TorchDataMap(folder / "x.pt")
@@ -228,15 +220,6 @@ def test_other_zips_are_refused(tmp_path: Path) -> None:
 DAMAGED = saved({"w": torch.ones(3), "deep": {"x": torch.ones(2, 2).half()}})
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8))
+@given(CHANGES)
 def test_any_damage_is_an_error_or_a_file_with_its_bytes(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(DAMAGED)
-    for at, value in changes:
-        data[at % len(data)] = value
-    try:
-        opened = TorchDataMap("x.pt", data=memoryview(bytes(data)))
-        for key in opened:
-            start, stop = opened.byte_range(key)
-            assert bytes(data[start:stop]) == opened.bytes(key)
-    except BlobStoreError:
-        pass
+    check_damaged(TorchDataMap, DAMAGED, changes)

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 from safetensors.numpy import save_file as save_safetensors
-from typer.testing import CliRunner
 
 from blobstore import BlobStore, save_file
-from blobstore.cli.app import app
 from blobstore.core.tools.compare import Comparison, compare_files
 from blobstore.core.tools.convert import convert
 from blobstore.errors import BlobStoreError
@@ -204,22 +202,3 @@ def test_sides_are_in_words(tmp_path: Path) -> None:
     assert sides(0, 1) == [("none", "k0: v")]
     assert sides(1, 2) == [("k0: v", "2 entries, first difference: k1: v")]
     assert sides(3, 2) == [("3 entries, first difference: k2: v", "2 entries")]
-
-
-def test_the_command_prints_what_differs_and_exits_with_1(program: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.pte").write_bytes(program)
-    (tmp_path / "b.pte").write_bytes(edited(program, EDITS["an operator"][1]))
-
-    def run(*arguments: Any) -> tuple[int, str]:
-        result = CliRunner().invoke(app, ["diff", *map(str, arguments)], env={"COLUMNS": "100"})
-        return result.exit_code, result.output
-
-    code, text = run(tmp_path / "a.pte", tmp_path / "b.pte")
-    assert code == 1
-    assert "operators" in text
-    assert "aten::other" in text
-    code, text = run(tmp_path / "a.pte", tmp_path / "b.pte", "--json")
-    assert code == 1
-    assert "aten::other" in "".join(one["right"] for one in json.loads(text)["differences"])
-    assert run(tmp_path / "a.pte", tmp_path / "a.pte")[0] == 0
-    assert run(tmp_path / "a.pte", tmp_path / "missing.pte")[0] == 3

@@ -428,15 +428,6 @@ def test_not_a_file(tmp_path):
         open_ptd(tmp_path / "fifo")
 
 
-def test_no_permission(tmp_path, monkeypatch):
-    path = build(tmp_path, table())
-    refuse = PermissionError(13, "Permission denied")
-    monkeypatch.setattr(os, "open", lambda *args, **kwargs: (_ for _ in ()).throw(refuse))
-    with pytest.raises(FileAccessError, match=r"made\.ptd: Permission denied") as caught:
-        open_ptd(path)
-    assert caught.value.errno == 13
-
-
 def test_disk_full_leaves_the_old_file(tmp_path):
     path = tmp_path / "full.ptd"
     save_file({"small": np.ones(3, np.float32)}, path)

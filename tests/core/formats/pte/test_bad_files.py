@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import struct
 import time
 
@@ -11,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore.core.formats.flatbuffer import U32
-from blobstore.core.formats.pte.data_map import open_pte
-from blobstore.core.formats.pte.program import ProgramFile, read_program
+from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.pte.rewrite import Rewrite
 from blobstore.core.formats.pte.schema import PROGRAM
-from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
+from blobstore.errors import BlobStoreError, InvalidFileError
 from tests.core.formats.pte import oracle
 from tests.helpers import models
 from tests.helpers.bombs import Program
@@ -103,23 +101,6 @@ def test_not_a_program(small):
     _refused(b"PK\x03\x04 a zip archive, perhaps", "expected b'ET12'")
     _refused(small[:4] + b"ET13" + small[8:], "expected b'ET12' at byte 4, found b'ET13'")
     _refused(b"ET12", "too few")
-
-
-def test_files(tmp_path):
-    with pytest.raises(FileAccessError, match="No such file"):
-        read_program(tmp_path / "none.pte")
-    with pytest.raises(FileAccessError, match="directory"):
-        open_pte(tmp_path)
-    empty = tmp_path / "empty.pte"
-    empty.touch()
-    with pytest.raises(InvalidFileError, match="empty"):
-        read_program(empty)
-    locked = tmp_path / "locked.pte"
-    locked.write_bytes(oracle.one_of_everything())
-    locked.chmod(0)
-    if not os.access(locked, os.R_OK):
-        with pytest.raises(FileAccessError, match="denied"):
-            read_program(locked)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import (
     BlobStoreError,
-    InvalidFileError,
     InvalidKeyError,
     KeyConflictError,
     KeyNotFoundError,
@@ -122,17 +121,6 @@ def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     check_again(tmp_path / "one.pte")
     file = oracle.deserialize((tmp_path / "one.pte").read_bytes())
     assert sorted(plan.name for plan in file.program.execution_plan) == sorted(methods.values())
-
-
-@pytest.mark.long
-def test_equal_programs_share_everything(tmp_path: Path, stock_run: Any) -> None:
-    """The same weights in two programs take the room of one."""
-    one, other = models.mlp(delegated=True), models.mlp(delegated=True)
-    paths = [one.write(tmp_path / "a", "a"), other.write(tmp_path / "b", "b")]
-    fuse_programs(paths, tmp_path / "one.pte", methods={"b": "second"})
-    assert (tmp_path / "one.pte").stat().st_size < 1.2 * paths[0].stat().st_size + 2000
-    check_same(stock_run, one, tmp_path / "one.pte")
-    check_same(stock_run, one, tmp_path / "one.pte", {"forward": "second"})
 
 
 def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any) -> None:
@@ -411,30 +399,6 @@ def test_damaged_programs(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     _fuse_hostile(bytes(changed))
-
-
-def test_truncated_programs() -> None:
-    whole = oracle.one_of_everything()
-    for length in range(0, len(whole), 37):
-        _fuse_hostile(whole[:length])
-    with pytest.raises(InvalidFileError):
-        ProgramFile("bad.pte", memoryview(whole[: len(whole) // 2]))
-
-
-def test_everything_that_a_program_can_say(tmp_path: Path) -> None:
-    """All kinds of values, instructions and tables of the schema, beside those of another program."""
-    program = ProgramFile("a.pte", memoryview(oracle.one_of_everything()))
-    other = ProgramFile("b.pte", memoryview(models.counter().pte))
-    names = {method: f"{method}_" for method in other.methods}
-    fused = fused_in_memory(
-        [FusedProgram(other, names), FusedProgram(program, {method: method for method in program.methods})]
-    )
-    for method in program.methods:
-        assert method_lines(fused, method) == method_lines(program, method)
-    for old, new in names.items():
-        assert method_lines(fused, new) == method_lines(other, old)
-    again = fused_in_memory([FusedProgram(fused, {method: method for method in fused.methods})])
-    assert again.data == fused.data
 
 
 def weights_of(model: models.Lowered, methods: Collection[str]) -> set[bytes]:

@@ -62,24 +62,6 @@ def test_every_second_constant_leaves(slim, check_runs, tmp_path, name, parity):
     check_runs(model, today, ptd)
 
 
-@pytest.mark.long
-def test_the_rest_is_what_executorch_reads(slim):
-    old = oracle.with_inline_data(models.decoder(delegated=False).pte)
-    new = slim(old, lambda item: item.layout.nbytes > 1000)[0].read_bytes()
-    before, after = oracle.deserialize(old).program, oracle.deserialize(new).program
-    for plan, other in zip(before.execution_plan, after.execution_plan, strict=True):
-        for value, changed in zip(plan.values, other.values, strict=True):
-            if value != changed:
-                assert changed.val.extra_tensor_info.location == oracle.schema.TensorDataLocation.EXTERNAL
-                changed.val.extra_tensor_info = None
-                changed.val.data_buffer_idx = value.val.data_buffer_idx
-            assert value == changed
-        plan.values = other.values
-        assert plan == other
-    kept = [a.storage for a, b in zip(before.constant_buffer, after.constant_buffer, strict=True) if b.storage]
-    assert kept == [buffer.storage for buffer in after.constant_buffer if buffer.storage]
-
-
 @pytest.mark.parametrize("alignment", [16, 64, 1024])
 def test_what_stays_keeps_its_alignment(slim, alignment):
     values = [oracle.tensor(i, [3 * i + 1]) for i in range(1, 9)]

@@ -102,11 +102,6 @@ def test_our_schema_is_executorchs(tmp_path):
         assert ours[name] == theirs[name], name
 
 
-def test_schemas_conform_both_ways():
-    flatc("--conform", EXECUTORCH_SCHEMA, OURS)
-    flatc("--conform", OURS, EXECUTORCH_SCHEMA)
-
-
 @pytest.mark.parametrize("enum", [DataLocation, TensorDataLocation])
 def test_enums_are_executorchs(enum):
     theirs = getattr(importlib.import_module("executorch.exir.schema"), enum.__name__)

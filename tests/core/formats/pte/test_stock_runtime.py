@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from blobstore.core.formats.pte.program import ProgramFile, read_program
-from blobstore.core.memory.layout import ScalarType, TensorLayout
 from tests.core.formats.pte import oracle, programs
-from tests.helpers import models
 
 CASES = {name: make for name, make in programs.everything().items() if name != "already external"}
 
@@ -49,33 +46,6 @@ def test_nothing_moved_is_the_same_file(slim, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["constant", "state", "named_data"])
-@pytest.mark.parametrize("name", ["initial state", "named state", "two delegated methods"])
-def test_one_kind_moved(check_same_outputs, name, kind):
-    target, moves = check_same_outputs(CASES[name](), choose=lambda item: item.kind == kind)
-    assert {item.kind for item in moves} <= {kind}
-    assert all(item.kind != kind for item in read_program(target).movable())
-
-
-@pytest.mark.long
-def test_one_layout_of_a_shared_buffer_moved(check_same_outputs):
-    model = programs.two_layouts()
-    for rank in (1, 2, 4):
-        target, moves = check_same_outputs(model, choose=lambda item: len(item.layout.sizes) == rank)  # noqa: B023
-        assert len(moves) == 1
-        assert len(list(read_program(target).movable())) == 2
-
-
-def test_rewritten_twice(check_same_outputs, slim):
-    model = models.decoder()
-    half, _, first = slim(model.pte, lambda item: item.kind == "constant")
-    program = half.read_bytes()
-    whole, _, second = slim(program, lambda item: item.kind == "named_data")
-    assert not list(read_program(whole).movable())
-    assert {item.kind for item in first} | {item.kind for item in second} == {"constant", "named_data"}
-
-
-@pytest.mark.long
 def test_named_state_is_still_found_by_its_name(slim, module_runner):
     model = programs.named_counter()
     target, ptd, moves = slim(model.pte)
@@ -83,22 +53,6 @@ def test_named_state_is_still_found_by_its_name(slim, module_runner):
     inputs = [np.ones(64, np.float32)]
     (output,) = module_runner(target, [ptd], inputs)
     assert np.array_equal(output, np.arange(1, 65) * 2.0)
-
-
-@pytest.mark.parametrize("delegated", [False, True])
-def test_data_in_the_stock_cpp_module(slim, module_runner, delegated):
-    model = models.mlp(delegated=delegated)
-    target, ptd, _ = slim(model.pte)
-    (output,) = module_runner(target, [ptd], [value.numpy() for value in model.inputs()])
-    (expected,) = module_runner(slim(model.pte, lambda _: False)[0], [], [v.numpy() for v in model.inputs()])
-    assert np.array_equal(output, expected)
-
-
-def test_layout_of_channels_last():
-    (item,) = _movables(models.channels_last().pte)
-    assert item.layout == TensorLayout(ScalarType.FLOAT, (2, 3, 4, 5), (0, 2, 3, 1))
-    values = torch.frombuffer(bytearray(item.data), dtype=torch.float32).reshape(2, 4, 5, 3)
-    assert torch.equal(values.permute(0, 3, 1, 2), models.ChannelsLast().weight)
 
 
 @pytest.mark.long

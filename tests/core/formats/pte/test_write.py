@@ -23,29 +23,8 @@ def _moves(program, keep_small=0):
     return {item: item.key for item in program.movable(keep_small)}
 
 
-def test_movable_lists_each_layout_and_key(program):
-    found = [(item.kind, item.name, str(item.layout), len(item.data), len(item.parts)) for item in program.movable()]
-    assert found == [
-        ("constant", None, "float[2, 3]", 24, 1),
-        ("constant", None, "float[6]", 24, 1),
-        ("constant", "bias", "float[5]", 20, 1),
-        ("state", None, "float[4]", 16, 1),
-        ("state", "cache", "float[2]", 8, 1),
-        ("named_data", "first", "None", 10, 1),
-        ("named_data", "second", "None", 15, 1),
-        ("named_data", "again", "None", 10, 1),
-    ]
-    assert {item.alignment for item in program.movable() if item.kind != "named_data"} == {16, 32}
-
-
 def test_keep_small(program):
     assert [len(item.data) for item in program.movable(16)] == [24, 24, 20, 16]
-
-
-def test_data_is_a_view_of_the_map(program):
-    for item in program.movable():
-        assert item.data.obj is program.data.obj
-        assert item.data.readonly
 
 
 def test_content_key_tells_content_and_layout_apart():
@@ -93,13 +72,6 @@ def test_golden_layout_of_a_slim_program(program):
     assert [b.storage for b in theirs.mutable_data] == [b"", bytes(range(16)), b""]
     assert list(theirs.named_data.pte_data) == ["first", "again"]
     assert theirs.program.backend_delegate_data[0].data == b"payload"
-
-
-def test_deterministic(program):
-    files = [io.BytesIO(), io.BytesIO()]
-    for file in files:
-        Rewrite(program, _moves(program)).write(file)
-    assert files[0].getvalue() == files[1].getvalue()
 
 
 def test_blob_that_a_kept_key_shares_stays(program):
