@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 
 from blobstore.core.disk import recovery
-from blobstore.core.disk.journal import Journal
+from blobstore.core.disk.journal import Journal, Move
 from blobstore.core.disk.locks import Lock
 from blobstore.core.disk.names import journal_name
 from blobstore.core.disk.recovery import recover
 from tests.core.disk.test_journal import staged
 
 
+def planted(folder: Path) -> tuple[Move, Path]:
+    """A move that is not done yet, and the journal that tells of it."""
+    left, place = staged(folder, "x"), folder / journal_name()
+    place.write_bytes(Journal([left], [folder]).text(folder))
+    return left, place
+
+
 def test_a_link_is_no_journal_and_no_lock(tmp_path: Path) -> None:
     """It may lead to a file of another folder."""
-    (tmp_path / "there").mkdir()
-    left = staged(tmp_path / "there", "x")
-    sound = tmp_path / "there" / journal_name()
-    sound.write_bytes(Journal([left], [tmp_path / "there"]).text(tmp_path / "there"))
+    _, sound = planted(tmp_path / "there")
     link = tmp_path / "there" / journal_name()
     link.symlink_to(sound)
     assert Journal.read(sound) is not None
@@ -33,8 +37,7 @@ def test_a_link_is_no_journal_and_no_lock(tmp_path: Path) -> None:
 
 def test_a_journal_is_a_file_and_not_large(tmp_path: Path) -> None:
     """Nothing is read of a pipe, which would wait, or of gigabytes (S3)."""
-    place = tmp_path / journal_name()
-    place.write_bytes(Journal([staged(tmp_path, "x")], [tmp_path]).text(tmp_path))
+    _, place = planted(tmp_path)
     assert Journal.read(place) is not None
     os.truncate(place, 1 << 40)
     assert Journal.read(place) is None
@@ -45,9 +48,7 @@ def test_a_journal_is_a_file_and_not_large(tmp_path: Path) -> None:
 
 def test_a_journal_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another user owns, or everybody may write to, renames nothing (S2)."""
-    left = staged(tmp_path, "x")
-    place = tmp_path / journal_name()
-    place.write_bytes(Journal([left], [tmp_path]).text(tmp_path))
+    left, place = planted(tmp_path)
     place.chmod(0o666)
     assert Journal.read(place) is None
     recover(tmp_path)
@@ -66,9 +67,8 @@ def test_a_journal_names_only_hidden_files(tmp_path: Path, name: str | int) -> N
     (tmp_path / "in").mkdir()
     for victim in (tmp_path / "victim", tmp_path / "in/victim"):
         victim.write_bytes(b"mine")
-    left = staged(tmp_path / "in", "x")
-    place = tmp_path / "in" / journal_name()
-    text = json.loads(Journal([left], [tmp_path / "in"]).text(tmp_path / "in"))
+    _, place = planted(tmp_path / "in")
+    text = json.loads(place.read_text())
     for field in ("temporary", "backup"):
         place.write_text(json.dumps({**text, "files": [{**text["files"][0], field: name}]}))
         assert Journal.read(place) is None
@@ -90,8 +90,7 @@ def test_a_group_that_was_not_committed_stays_old(tmp_path: Path) -> None:
 
 def test_files_of_another_user_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither their journals nor their temporary files count."""
-    left = staged(tmp_path, "x")
-    (tmp_path / journal_name()).write_bytes(Journal([left], [tmp_path]).text(tmp_path))
+    left, _ = planted(tmp_path)
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(recovery.os, "geteuid", lambda: os.getuid() + 1)
     recover(tmp_path)
@@ -103,9 +102,7 @@ def test_files_of_another_user_are_left(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_group_that_another_process_finishes_keeps_its_files(tmp_path: Path) -> None:
     """Its temporary files have no lock of their own."""
-    left = staged(tmp_path, "x")
-    journal = tmp_path / journal_name()
-    journal.write_bytes(Journal([left], [tmp_path]).text(tmp_path))
+    left, journal = planted(tmp_path)
     other = Lock()
     assert other.take(journal)
     recover(tmp_path)

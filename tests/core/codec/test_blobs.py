@@ -33,25 +33,6 @@ def encoded(data: bytes, encoding: str, base: bytes | None = None) -> bytes:
     return b"".join(encode(memoryview(data), encoding, None if base is None else memoryview(base)))
 
 
-@given(st.binary(max_size=4000), st.sampled_from(PLAIN))
-def test_blobs_come_back(data: bytes, encoding: str) -> None:
-    assert decoded(encoding, len(data), encoded(data, encoding)) == data
-
-
-@given(st.data(), st.sampled_from(NEAR))
-def test_blobs_come_back_from_their_base(draw: st.DataObject, encoding: str) -> None:
-    """Whatever both are: no value of an element is an exception, be it NaN, infinity or a negative zero."""
-    base = draw.draw(st.binary(max_size=4000))
-    if draw.draw(st.booleans()):
-        data = bytearray(base)
-        for at, value in draw.draw(st.lists(st.tuples(st.integers(0, 3999), st.integers(0, 255)), max_size=30)):
-            if at < len(data):
-                data[at] = value
-    else:
-        data = bytearray(draw.draw(st.binary(min_size=len(base), max_size=len(base))))
-    assert decoded(encoding, len(base), encoded(bytes(data), encoding, base), base) == bytes(data)
-
-
 @pytest.mark.parametrize("encoding", NEAR + PLAIN)
 @pytest.mark.parametrize("extra", [0, 1, 7])
 def test_blobs_of_several_chunks(encoding: str, extra: int) -> None:
@@ -61,7 +42,10 @@ def test_blobs_of_several_chunks(encoding: str, extra: int) -> None:
     data = base.copy()
     data[random.integers(0, size, size // 100)] += 1
     other = base.tobytes() if encoding.startswith("near") else None
-    assert decoded(encoding, size, encoded(data.tobytes(), encoding, other), other) == data.tobytes()
+    stored = encoded(data.tobytes(), encoding, other)
+    assert decoded(encoding, size, stored, other) == data.tobytes()
+    with pytest.raises(DecodeError, match="behind the last chunk|expected"):
+        decoded(encoding, size, stored + b"x", other)
 
 
 def test_all_pairs_of_float16() -> None:
@@ -87,32 +71,8 @@ def test_small_differences_take_few_bits() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_what_is_offered_is_known(width: int) -> None:
-    for encoding in (
-        *plane_encodings(width),
-        *near_encodings(width, floating=True),
-        *near_encodings(width, floating=False),
-    ):
-        assert check_encoding(encoding)
-
-
-@pytest.mark.parametrize(
-    "encoding",
-    [
-        "",
-        "planes",
-        "planes:3",
-        "planes:2:2",
-        "near",
-        "near:f2",
-        "near:f3:2",
-        "near:f2:3",
-        "raw:1",
-        "zstd",
-        "near:f2:2:",
-    ],
-)
-def test_other_encodings_are_not_known(encoding: str) -> None:
-    assert not check_encoding(encoding)
+    near = [near_encodings(width, floating=floating) for floating in (True, False)]
+    assert all(map(check_encoding, itertools.chain(plane_encodings(width), *near)))
 
 
 @given(st.data(), st.sampled_from([one for one in PLAIN + NEAR if one != "raw"]))
@@ -126,15 +86,6 @@ def test_damage_is_an_error_or_other_bytes(draw: st.DataObject, encoding: str) -
     del stored[draw.draw(st.integers(0, len(stored))) :]
     try:
         assert len(decoded(encoding, len(data), bytes(stored), base)) == len(data)
-    except DecodeError:
-        pass
-
-
-@given(st.binary(max_size=200), st.sampled_from([one for one in PLAIN + NEAR if one != "raw"]))
-def test_anything_is_an_error_or_the_right_size(stored: bytes, encoding: str) -> None:
-    base = bytes(1000) if encoding.startswith("near") else None
-    try:
-        assert len(decoded(encoding, 1000, stored, base)) == 1000
     except DecodeError:
         pass
 

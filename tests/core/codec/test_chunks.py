@@ -166,11 +166,12 @@ def test_many_threads_at_once() -> None:
 @pytest.mark.parametrize(
     "encoding",
     [
-        *("raw", "", "planes", "planes:", "planes:0", "planes:3", "planes:10", "planes:2:2", "zstd"),
+        *("raw", "raw:1", "", "planes", "planes:", "planes:0", "planes:3", "planes:10", "planes:2:2", "zstd"),
         *("near", "near:f2", "near:f1:0", "near:f3:2", "near:f2:3", "near:f2:", "near:u1:1", "near:2:2", "near:u1:2:"),
     ],
 )
 def test_other_encodings_are_errors(encoding: str) -> None:
+    assert blobs.check_encoding(encoding) is (encoding == "raw")  # a blob may be raw, a chunk not
     with pytest.raises(ValueError, match="no encoding of chunks"):
         native.split_chunk(b"1234", encoding, None)
 

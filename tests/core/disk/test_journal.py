@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blobstore
-from blobstore.core.disk.journal import Journal, Move, identity, sync_folder
+from blobstore.core.disk.journal import Journal, Move, identity
 from blobstore.core.disk.names import journal_name, temporary_beside
 
 
@@ -132,13 +132,6 @@ def test_a_group_may_write_a_file_twice(tmp_path):
     assert journal is not None
     journal.finish()
     assert identity(first.place) == second.after
-
-
-def test_a_missing_folder_cannot_be_synced(tmp_path):
-    """An existing one can, where the file system supports it."""
-    sync_folder(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        sync_folder(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import safetensors.torch
 import torch
 
 import blobstore
-from blobstore import BlobStore, open_ptd
+from blobstore import BlobStore
 from blobstore.core.disk.kinds import Format, by_name, check_replaceable, detect_format
-from blobstore.core.disk.staging import Staging
 from blobstore.core.tools.convert import convert
 from blobstore.errors import FileAccessError, InvalidFileError, OutputPathError
 from blobstore.programs import dedup_programs, save_programs
@@ -106,13 +105,6 @@ def test_a_file_of_another_format_is_not_replaced(each_kind, tmp_path, lowered):
             out.rmdir()
 
 
-def test_an_empty_file_may_be_replaced(tmp_path):
-    """There is nothing to lose."""
-    (tmp_path / "w.ptd").touch()
-    save(tmp_path / "w.ptd")
-    assert blobstore.load_file(tmp_path / "w.ptd")["w"].tolist() == [1.0] * 8
-
-
 def test_a_pipe_is_never_replaced(tmp_path):
     """Not even with force."""
     os.mkfifo(tmp_path / "pipe")
@@ -120,23 +112,6 @@ def test_a_pipe_is_never_replaced(tmp_path):
         with pytest.raises(FileAccessError, match="not a regular file"):
             BlobStore().write_ptd(tmp_path / "pipe", force=force)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-
-
-def test_force_replaces_a_file_of_any_format(each_kind, tmp_path):
-    """Also one of an unknown format."""
-    for path in each_kind.values():
-        BlobStore().write_ptd(path, force=True)
-        assert len(open_ptd(path)) == 0
-
-
-def test_a_page_is_replaced_only_by_a_page(tmp_path):
-    """In both spellings of its head."""
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<!doctype html>")
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<html>")
-    with pytest.raises(OutputPathError, match="an HTML page"):
-        save(tmp_path / "p")
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from blobstore.core.disk.recovery import ScratchFolder, recover
+from blobstore.core.disk.recovery import ScratchFolder
 from tests.core.disk.outputs import leftovers, save
 
 
@@ -48,30 +48,6 @@ def test_a_recovery_that_is_killed_is_done_again(how, tmp_path):
     found = job("recovery", tmp_path, *how)
     assert len(found) > 5
     assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
-
-
-def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
-    """Recovery finishes the other files of the group."""
-    code = (
-        "import os, pathlib, sys; from blobstore.core.disk.staging import Staging\n"
-        "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
-        "os.replace = lambda source, target: os._exit(0) if target.name == 'b' else replace(source, target)\n"
-        "with Staging() as staging:\n"
-        "    for name in 'abcd':\n"
-        "        with staging.open(folder / name) as file:\n"
-        "            file.write(b'new')\n"
-    )
-    for name in "abc":
-        (tmp_path / name).write_bytes(b"old")
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
-    (tmp_path / "c").write_bytes(b"another")
-    recover(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        "a": b"new",
-        "b": b"new",
-        "c": b"another",
-        "d": b"new",
-    }
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):

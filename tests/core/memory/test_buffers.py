@@ -31,12 +31,6 @@ def test_a_single_flipped_bit_anywhere_is_seen(size, where):
     assert not same_bytes(memoryview(data)[:size], memoryview(other))
 
 
-def test_nothing_equals_nothing_and_a_prefix_is_not_the_whole():
-    """Lengths are compared first."""
-    assert same_bytes(memoryview(b""), memoryview(b""))
-    assert not same_bytes(memoryview(b"ab"), memoryview(b"abc"))
-
-
 @given(a=st.binary(max_size=20), b=st.binary(max_size=20))
 def test_the_first_difference_is_the_end_of_the_common_prefix(a, b):
     """The end of the shorter buffer counts; equal buffers have none."""

@@ -64,20 +64,6 @@ def test_every_dtype_keeps_its_bytes(dtype):
         assert (bytes(of_numpy[0]), of_numpy[1]) == (bytes(view), layout)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.ones(4, 5), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(6, 4).T],
-    ids=["contiguous", "channels last", "transposed"],
-)
-def test_dense_memory_is_viewed_not_copied(tensor):
-    """The view shares the tensor's memory and keeps it alive."""
-    view, _ = as_bytes(tensor)
-    assert np.frombuffer(view, np.uint8).ctypes.data == tensor.data_ptr()
-    expected = tensor.sum().item()
-    del tensor
-    assert np.frombuffer(view, np.float32).sum() == expected
-
-
 def test_negated_big_endian_and_scalar_data():
     """What torch conjugates and negates when it reads is computed, bytes are swapped to the order of files, and a scalar has no dimensions."""
     negated = torch.tensor([1 + 2j], requires_grad=True).conj().imag
