@@ -23,7 +23,7 @@ def prepare(folder):
 
 def act(folder):
     path = folder / "out" / "state"
-{textwrap.indent(textwrap.dedent(act), "    ")}
+{textwrap.indent(act, "    ")}
 
 scenarios.SCENARIOS = (scenarios.Scenario("tried", prepare, act),)
 sys.argv = ["crash"]
@@ -43,38 +43,33 @@ campaign.main()
     return process.returncode, process.stdout
 
 
-@pytest.mark.slow
-def test_a_file_that_is_written_in_place_is_found():
-    """After a kill it is neither old nor new, and after an error it has changed."""
-    code, output = crash('path.write_text("new")')
-    assert code == 1
-    assert "kill at call" in output and "EIO at call" in output
+IN_PLACE = 'path.write_text("new")'
+LITTER = """
+from blobstore.errors import FileAccessError
+temporary = path.with_suffix(".tmp")
+try:
+    temporary.write_text("new")
+    temporary.rename(path)
+except OSError as error:
+    raise FileAccessError(path, error) from None
+"""
+STAGED = """
+from blobstore.core.disk.staging import Staging
+with Staging() as staging, staging.open(path) as file:
+    file.write(b"new")
+"""
 
 
 @pytest.mark.slow
-def test_litter_is_found():
-    code, output = crash(
-        """
-        from blobstore.errors import FileAccessError
-        temporary = path.with_suffix(".tmp")
-        try:
-            temporary.write_text("new")
-            temporary.rename(path)
-        except OSError as error:
-            raise FileAccessError(path, error) from None
-        """,
-    )
+@pytest.mark.parametrize(("act", "litter"), [(IN_PLACE, ""), (LITTER, '"out/state.tmp"')], ids=["in place", "litter"])
+def test_what_is_neither_old_nor_new_and_litter_are_found(act, litter):
+    """After a kill, and after an error."""
+    code, output = crash(act)
     assert code == 1
-    assert "EIO at call" in output and "kill at call" in output and '"out/state.tmp"' in output
+    assert "kill at call" in output and "EIO at call" in output and litter in output
 
 
 @pytest.mark.slow
 def test_a_staged_file_is_not_found():
-    code, output = crash(
-        """
-        from blobstore.core.disk.staging import Staging
-        with Staging() as staging, staging.open(path) as file:
-            file.write(b"new")
-        """,
-    )
+    code, output = crash(STAGED)
     assert code == 0, output

@@ -91,11 +91,14 @@ def test_a_guard_in_python_is_replaced(source: Path, text: str, mutant: str, lin
 
 
 def test_a_guard_in_cpp_can_be_switched_off(source: Path) -> None:
+    """One that overlaps another one cannot."""
     guards = [
         (4, Guard("", "a.cpp", "x > 1", TESTS, "false")),
         (5, Guard("", "a.cpp", "check(x,'{',\"}\");", TESTS, ";")),
         (7, Guard("", "a.cpp", "x > 2", TESTS, "true")),
     ]
+    with pytest.raises(StaleGuardError, match="overlaps"):
+        with_switches([*guards, (8, Guard("", "a.cpp", "if (x > 1", TESTS, "if (false"))])
     [text] = with_switches(guards).values()
     assert text == (
         NATIVE_SOURCE.replace("x\n      > 1", "(blobstore_mutant(4) ? (false) : (x\n      > 1))")
@@ -115,17 +118,7 @@ def test_a_guard_in_cpp_can_be_switched_off(source: Path) -> None:
         (Guard("", "a.cpp", "x > 1", ("other_test",)), "there is no test"),
         (Guard("", "a.cpp", "x > 3", TESTS), "occurs 0 times"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_not_there_is_a_finding(source: Path, guard: Guard, message: str) -> None:
     with pytest.raises(StaleGuardError, match=message):
         check(guard)
-
-
-def test_guards_that_overlap(source: Path) -> None:
-    guards = [
-        (1, Guard("", "a.cpp", "x > 1", TESTS)),
-        (2, Guard("", "a.cpp", "if (x > 1", TESTS, "if (false")),
-    ]
-    with pytest.raises(StaleGuardError, match="overlaps"):
-        with_switches(guards)

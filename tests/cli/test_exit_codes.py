@@ -63,9 +63,6 @@ def quiet(done: subprocess.CompletedProcess[str]) -> bool:
     return "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-UNREADABLE = ("missing.ptd", "text.txt", "fifo.pte", "dir.ptd")
-
-
 @pytest.mark.long
 def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, Path], tmp_path: Path) -> None:
     """Also a pipe, which is not waited for."""
@@ -84,22 +81,6 @@ def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, P
             assert done.returncode == 3, (command, done)
             assert quiet(done)
             assert path.name in done.stderr + done.stdout
-
-
-def test_verify_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> None:
-    """A damaged file is an answer, 1; an unreadable one is an error, 3, which takes precedence."""
-    damaged = [bad["empty.pte"], bad["cut.ptd"]]
-    done = run("verify", *damaged, good, "--json")
-    assert done.returncode == 1
-    assert [row["ok"] for row in json.loads(done.stdout)] == [False, False, True]
-    for name in UNREADABLE:
-        done = run("verify", bad[name], *damaged, good, "--json")
-        assert done.returncode == 3
-        assert [row["ok"] for row in json.loads(done.stdout)] == [False, False, False, True]
-    done = run("verify", *bad.values(), good)
-    assert done.returncode == 3
-    assert len(done.stdout.splitlines()) == len(bad) + 1
-    assert quiet(done)
 
 
 def test_inspect_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> None:
@@ -147,27 +128,15 @@ def test_a_terminal_without_box_characters(good: Path) -> None:
     assert b"layers.7.weight" in done.stdout
 
 
-def test_a_defect_is_not_an_answer(good: Path) -> None:
-    """Python's own exit code for an exception, 1, would mean that the files differ."""
-    done = run(
-        "diff",
-        good,
-        good,
-        setup="import blobstore.core.tools.compare\nblobstore.core.tools.compare.compare_files = None",
-    )
-    assert done.returncode == 3
-    assert "TypeError" in done.stderr
-
-
-def test_an_error_of_a_file_is_none_of_printing(good: Path) -> None:
-    """That one which the library does not name is a defect, and keeps its traceback."""
-    setup = (
-        "import blobstore.core.tools.compare\n"
-        "blobstore.core.tools.compare.compare_files = lambda *_, **__: open('/nowhere/x')"
-    )
+@pytest.mark.parametrize(
+    ("defect", "error"), [("None", "TypeError"), ("lambda *_, **__: open('/nowhere/x')", "FileNotFoundError")]
+)
+def test_a_defect_is_not_an_answer(good: Path, defect: str, error: str) -> None:
+    """Python's own exit code for an exception, 1, would mean that the files differ. A file's error is none of printing."""
+    setup = f"import blobstore.core.tools.compare as module\nmodule.compare_files = {defect}"
     done = run("diff", good, good, setup=setup)
     assert done.returncode == 3
-    assert "FileNotFoundError" in done.stderr and "cannot print" not in done.stderr
+    assert error in done.stderr and "cannot print" not in done.stderr
 
 
 # Ctrl-C

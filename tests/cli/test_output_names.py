@@ -36,18 +36,9 @@ def test_a_file_of_another_format(what: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["w.ptd"]
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_folder_with_the_name_of_a_program(dry_run: bool, lowered: Any, tmp_path: Path) -> None:
-    """`-o out.pte` made a folder of that name."""
-    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
-    with pytest.raises(
-        OutputPathError, match=r"out\.pte: this is the name of a \.pte program; expected that of a folder"
-    ):
-        dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte", dry_run=dry_run)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.pte"]
-
-
 FOLDERS: dict[str, Callable[[Path, Path], Any]] = {
+    "dedup": lambda data, to: dedup_programs([data], to),
+    "dry run of dedup": lambda data, to: dedup_programs([data], to, dry_run=True),
     "publish": lambda data, to: publish([data], to, name="a", version="1"),
     "pull": lambda data, to: pull(data.parent / "releases/a/1", to),
     "packed": lambda data, to: PackedStore(to),
@@ -66,12 +57,6 @@ def test_any_folder_with_the_name_of_a_file(what: str, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"w.ptd", "releases"}
     (tmp_path / "out.pte").mkdir()
     FOLDERS[what](data, tmp_path / "out.pte")
-
-
-def test_a_folder_that_is_there_may_be_called_so(lowered: Any, tmp_path: Path) -> None:
-    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
-    (tmp_path / "out.pte").mkdir()
-    assert dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte").data_files
 
 
 @pytest.mark.parametrize("name", ["weights", "weights.dat", "w.PTD"])

@@ -378,18 +378,6 @@ def test_help_and_completion_list_what_each_extra_brings(extra: str | None) -> N
     check_listing(done.stdout, lambda needed: needed <= there)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", ["cli", "pool"])
-def test_help_and_completion_work_where_pip_installed_an_extra(extra: str, tmp_path: Path) -> None:
-    """As README.md says, into an environment of its own."""
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{ROOT}[{extra}]"], check=True)
-    done = subprocess.run([python, "-I", "-c", LOOKING], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    check_listing(done.stdout, lambda needed: needed <= OF_USERS[extra])
-
-
 def check_listing(written: str, has: Callable[[set[str]], bool]) -> None:
     """That a module lists the names of NEEDED which can be imported, and no others of them."""
     listed = {line.split()[0]: line.split()[1:] for line in written.splitlines()}

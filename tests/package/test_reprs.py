@@ -280,15 +280,15 @@ def test_a_repr_says_what_a_user_asks_first(tmp_path: Path, monkeypatch: pytest.
     assert repr(above).startswith("<BlobCache over w.ptd: ") and "1 key" in repr(above)
     cache.close()
     assert repr(cache) == "<BlobCache w.ptd: closed>"
-    save_file({"v": b"x"}, "v.ptd")
+    save_file({"v": b"x", "u": b"x"}, "v.ptd")
     data, more, opened, fresh = open_ptd("w.ptd"), open_ptd("v.ptd"), safe_open("w.ptd"), BlobCache("w.ptd")
     with fresh.transaction() as transaction:
         transaction["w"] = np.ones((250, 1000), np.float32)
         for shown, expected in (
             (data, "<PtdDataMap w.ptd: 1 key, 1.00 MB>"),
             (MergedDataMap([data]), "<MergedDataMap w.ptd: 1 key, 1.00 MB>"),
-            (MergedDataMap([data, *[more] * 29]), "<MergedDataMap w.ptd + 29 others: 2 keys, 1.00 MB>"),
-            (store_of(data), "<BlobStore: 1 key, 1 blob, 1.00 MB>"),
+            (MergedDataMap([data, *[more] * 29]), "<MergedDataMap w.ptd + 29 others: 3 keys, 1.00 MB>"),
+            (store_of(more), "<BlobStore: 2 keys, 1 blob, 1 B>"),
             (data.get_tensor_layout("w"), "TensorLayout(FLOAT, (250, 1000))"),
             (TensorLayout(ScalarType.CHAR, (2, 3), (1, 0)), "TensorLayout(CHAR, (2, 3), (1, 0))"),
             (data.digest("w"), f"<Digest {data.digest('w')}>"),

@@ -244,26 +244,6 @@ def test_files_that_take_their_places_together(fails, tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old a", "c": b"old c"}
 
 
-def test_output_between_the_inputs(lowered, tmp_path):
-    """Through a folder inside that of the inputs, through a link, and to an output that is a link."""
-    source = tmp_path / "a.pte"
-    source.write_bytes(lowered.mlp().pte)
-    (tmp_path / "here").symlink_to(tmp_path)
-    with pytest.raises(OutputPathError):
-        dedup_programs([source], tmp_path / "here")
-    (tmp_path / "elsewhere").write_bytes(b"another")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "shared.ptd").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputPathError, match=r"shared\.ptd: this is a file of an unknown format"):
-        dedup_programs([source], tmp_path / "out")
-    assert (tmp_path / "elsewhere").read_bytes() == b"another"
-    assert os.listdir(tmp_path / "out") == ["shared.ptd"]
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    dedup_programs([source], tmp_path / "link")
-    assert sorted(os.listdir(tmp_path / "real")) == ["a.pte", "shared.ptd"]
-
-
 @pytest.mark.long
 def test_padding_takes_no_memory(tmp_path):
     store = BlobStore()

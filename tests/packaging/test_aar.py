@@ -52,15 +52,12 @@ def x86_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arm64(x86_64: Path) -> Path:
     """The same with ELF's number of another machine."""
     path = x86_64.with_name("arm64.so")
-    shutil.copy(x86_64, path)
-    header(path, 18, struct.pack("<H", 183))
+    path.write_bytes(changed(x86_64.read_bytes(), 18, struct.pack("<H", 183)))
     return path
 
 
-def header(path: Path, at: int, new: bytes) -> None:
-    """Change what the header of a library says."""
-    data = path.read_bytes()
-    path.write_bytes(data[:at] + new + data[at + len(new) :])
+def changed(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
 
 
 def assemble(out: Path, *libraries: Path) -> subprocess.CompletedProcess[str]:
@@ -113,74 +110,45 @@ def test_the_same_inputs_give_the_same_bytes(x86_64: Path, tmp_path: Path) -> No
     assert (tmp_path / "one.aar").read_bytes() == (tmp_path / "two.aar").read_bytes()
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
+def linked(source: str, pages: int, folder: Path) -> bytes:
+    """A library like `x86_64` but for what is said."""
+    libc = link(folder, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
+    return link(folder, "spoiled.so", source, f"-Wl,-z,max-page-size={pages}", "-Wl,--as-needed", libc).read_bytes()
 
 
-def text(path: Path) -> None:
-    path.write_text("no library", encoding="utf-8")
+SPOILED: dict[str, tuple[Callable[[bytes, Path], bytes], str]] = {
+    "cut": (lambda data, _: data[:100], "not whole"),
+    "text": (lambda *_: b"no library", "not a shared library for a 64-bit system"),
+    "of 32 bits": (lambda data, _: changed(data, 4, b"\1"), "not a shared library for a 64-bit system"),
+    "of another machine": (
+        lambda data, _: changed(data, 18, struct.pack("<H", 243)),
+        "for machine 243; expected 183 (arm64-v8a) or 62 (x86_64)",
+    ),
+    "for small pages": (
+        lambda _, folder: linked(SOURCE, 4096, folder),
+        "aligned to 4096 bytes; phones have pages of 16384: link with -z max-page-size=16384",
+    ),
+    "for Linux": (
+        lambda _, folder: linked(SOURCE.replace("return used()", "return 0"), 16384, folder),
+        "does not use Android's libc.so",
+    ),
+    # such as ExecuTorch's own for Android, which has a JNI_OnLoad
+    **{
+        name: (
+            lambda data, _, name=name: data.replace(name.encode(), b"x" * len(name)),
+            f"has no {name}, so it is not libblobstore_jni.so of version 0.1.0",
+        )
+        for name in ("JNI_OnLoad", "dev/blobstore/Native", "trainingPublish")
+    },
+}
 
 
-def of_32_bits(path: Path) -> None:
-    header(path, 4, b"\1")
-
-
-def of_another_machine(path: Path) -> None:
-    header(path, 18, struct.pack("<H", 243))
-
-
-def for_small_pages(path: Path) -> None:
-    libc = path.with_name("libc.so")
-    link(path.parent, "libc.so", 'extern "C" int used() { return 0; }', "-Wl,-soname,libc.so")
-    link(path.parent, path.name, SOURCE, "-Wl,-z,max-page-size=4096", libc)
-
-
-def for_linux(path: Path) -> None:
-    link(path.parent, path.name, SOURCE.replace("return used()", "return 0"), "-Wl,-z,max-page-size=16384")
-
-
-def replaced(path: Path, before: bytes, after: bytes) -> None:
-    data = path.read_bytes()
-    assert before in data
-    path.write_bytes(data.replace(before, after))
-
-
-def without_java(path: Path) -> None:
-    replaced(path, b"JNI_OnLoad\0", b"other_load\0")
-
-
-def of_another_project(path: Path) -> None:
-    """Such as ExecuTorch's own for Android, which has a JNI_OnLoad, too."""
-    replaced(path, b"dev/blobstore/Native\0", b"org/pytorch/executorch\0")
-
-
-def of_an_older_version(path: Path) -> None:
-    replaced(path, b"trainingPublish\0", b"trainingpublish\0")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (cut, "not whole"),
-        (text, "not a shared library for a 64-bit system"),
-        (of_32_bits, "not a shared library for a 64-bit system"),
-        (of_another_machine, "for machine 243; expected 183 (arm64-v8a) or 62 (x86_64)"),
-        (for_small_pages, "aligned to 4096 bytes; phones have pages of 16384: link with -z max-page-size=16384"),
-        (for_linux, "does not use Android's libc.so"),
-        (without_java, "has no JNI_OnLoad, so it is not libblobstore_jni.so of version 0.1.0"),
-        (of_another_project, "has no dev/blobstore/Native, so it is not libblobstore_jni.so of version 0.1.0"),
-        (of_an_older_version, "has no trainingPublish, so it is not libblobstore_jni.so of version 0.1.0"),
-        (Path.unlink, "No such file or directory"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_what_a_phone_would_not_load_is_refused(
-    spoil: Callable[[Path], None], reason: str, x86_64: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", SPOILED)
+def test_what_a_phone_would_not_load_is_refused(name: str, x86_64: Path, tmp_path: Path) -> None:
     """By its name and the reason; an archive that was there stays."""
+    spoil, reason = SPOILED[name]
     library = tmp_path / "library.so"
-    shutil.copy(x86_64, library)
-    spoil(library)
+    library.write_bytes(spoil(x86_64.read_bytes(), tmp_path))
     out = tmp_path / "there.aar"
     out.write_bytes(b"before")
     done = assemble(out, library)
@@ -189,12 +157,12 @@ def test_what_a_phone_would_not_load_is_refused(
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_two_libraries_for_one_abi_are_refused(x86_64: Path, tmp_path: Path) -> None:
+def test_other_mistakes_are_one_line(x86_64: Path, tmp_path: Path) -> None:
+    """Also what is not there, and an archive that cannot be written."""
     done = assemble(tmp_path / "one.aar", x86_64, x86_64)
     assert (done.returncode, done.stderr) == (1, f"{x86_64}: there is another library for x86_64\n")
-
-
-def test_an_archive_that_cannot_be_written_is_one_line(x86_64: Path, tmp_path: Path) -> None:
+    done = assemble(tmp_path / "one.aar", tmp_path / "gone.so")
+    assert (done.returncode, done.stderr) == (1, f"{tmp_path}/gone.so: No such file or directory\n")
     file = tmp_path / "file"
     file.write_bytes(b"")
     done = assemble(file / "one.aar", x86_64)

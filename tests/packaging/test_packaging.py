@@ -101,15 +101,6 @@ def test_the_extras_are_listed() -> None:
             assert f"executorch-blobstore[{included}]" in extras[name], name
 
 
-def test_the_runtime_is_built_on_the_executorch_that_is_installed_with_it() -> None:
-    """Its wheel has libraries of one version, so wherever executorch is named, it is that version."""
-    native, pure = project(ROOT / "runtime_bindings"), project(ROOT)["project"]["optional-dependencies"]
-    (built,) = [one for one in native["build-system"]["requires"] if one.startswith("executorch")]
-    assert native["project"]["optional-dependencies"]["executorch"] == [built]
-    assert [one for one in pure["executorch"] if one.startswith("executorch")] == [built]
-    assert built == machines.EXECUTORCH
-
-
 def test_the_runtime_needs_neither_executorch_nor_torch() -> None:
     """They take most of a gigabyte, and it has what it needs of them."""
     assert project(ROOT / "runtime_bindings")["project"]["dependencies"] == ["numpy>=1.26"]

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 import blobstore
 from blobstore.core import requirements
+from tests.helpers import machines, models
 from tests.packaging.test_packaging import ROOT, project
 
 EXTRA = "pip install '.[executorch]' in the clone"
@@ -143,11 +144,12 @@ def test_a_library_of_executorch_that_does_not_load_is_an_error_of_the_library(t
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["1.0.0", "9.9.9", None])
 def test_files_work_with_any_version_or_none(version: str | None, tmp_path: Path) -> None:
-    """Writing, reading, comparing, the report, a release; the packages of that name cannot even be imported."""
+    """Writing, reading, comparing, deduplicating, the report, a release; the packages of that name cannot even be imported."""
     for name in ("torch", "executorch"):
         if version is not None:
             distribution(tmp_path / "packages", name, version)
     blobstore.save_file({"a": np.ones(64, np.float32), "b": np.ones(64, np.float32)}, tmp_path / "w.ptd")
+    models.decoder().write(tmp_path, "m")
     code = f"""
 import os; os.chdir({str(tmp_path)!r})
 sys.modules |= dict.fromkeys(["torch", "executorch", "blobstore_runtime"])
@@ -155,12 +157,13 @@ import blobstore, numpy
 assert blobstore.load_file("w.ptd")["a"].sum() == 64
 blobstore.save_file({{"a": numpy.zeros(64, numpy.float32)}}, "x.ptd")
 assert blobstore.report("w.ptd").files
+assert blobstore.dedup_programs("m.pte", "slim").data_files
 from blobstore.releases import publish, pull
 publish(["w.ptd"], "releases", name="m", version="1")
 pull("releases/m/1", "device")
 from blobstore.cli import main
 for command in ("inspect", "verify", "report"):
-    sys.argv = ["blobstore", command, "w.ptd"]
+    sys.argv = ["blobstore", command, "w.ptd", "slim/m.pte"]
     try: main()
     except SystemExit as left: assert left.code == 0, command
 """
@@ -182,4 +185,5 @@ def test_the_versions_are_those_that_the_packages_ask_for() -> None:
     (pin,) = native["project"]["optional-dependencies"]["executorch"]
     assert f"=={pin.removeprefix('executorch==')}" == wanted["executorch"]
     assert pin in native["build-system"]["requires"]
+    assert pin == machines.EXECUTORCH
     assert requirements.is_supported("executorch", pin.removeprefix("executorch=="))

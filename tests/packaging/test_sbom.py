@@ -105,13 +105,6 @@ def test_a_document_that_breaks_the_schema_is_refused() -> None:
             sbom.check(json.dumps({**good, **changes}), "bad")
 
 
-def test_a_wheel_without_a_document_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as opened:
-        opened.writestr("a-1.dist-info/METADATA", "Name: a\n")
-    with pytest.raises(SystemExit, match="expected one document"):
-        sbom.embedded(tmp_path / "a-1-py3-none-any.whl")
-
-
 @pytest.mark.long
 def test_the_native_library_is_installed_with_its_parts(tmp_path: Path) -> None:
     """Without Python, for applications in C++. Nothing is compiled for it."""
