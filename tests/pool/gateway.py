@@ -6,7 +6,6 @@ import datetime
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import obstore
 from obstore.store import S3Store
 
+from tests.helpers.ports import answers, free_ports
 from tests.helpers.waiting import until
 
 PROGRAMS = (
@@ -79,7 +79,7 @@ class Gateway:
         self._folder, self._configuration = folder, folder / "ceph.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._numbers = itertools.count()
-        monitor, gateway = _free_ports(2)
+        monitor, gateway = free_ports(2)
         self.url = f"http://127.0.0.1:{gateway}"
         fsid, store = _uuid(), _uuid()
         self._configuration.write_text(
@@ -197,25 +197,6 @@ class Gateway:
                 outputs = [path.read_text(errors="replace")[-2000:] for path in self._folder.glob("*.out")]
                 raise RuntimeError(f"the server ended: {outputs}")
         return answers(port)
-
-
-def answers(port: int) -> bool:
-    """Whether something listens on a port of this machine."""
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _uuid() -> str:

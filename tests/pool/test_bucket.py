@@ -46,15 +46,6 @@ def in_environment(monkeypatch: pytest.MonkeyPatch, place: Place, tmp_path: Path
 # ------------------------------------------------------------------------------------------------------ opening
 
 
-def test_options_may_be_in_the_environment(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_environment(monkeypatch, place, tmp_path)
-    path = write(tmp_path / "a.safetensors", tensors())
-    with Pool(place.url, create=True) as pool:
-        pool.add(path, "m@1")
-    with place.open() as pool:
-        assert [version.name for version in pool.versions()] == ["m"]
-
-
 def test_the_command_line_takes_buckets(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_environment(monkeypatch, place, tmp_path)
     path = write(tmp_path / "a.safetensors", tensors())
@@ -252,18 +243,6 @@ def test_a_store_that_cannot_be_used(filled: Place, wrong: str, create: bool) ->
     if wrong == "no such bucket":
         filled.url = "s3://no-such-bucket/some/pool"
     refused(filled, reason, lambda: filled.open(create=create, **options))
-
-
-def test_the_command_line_says_why_in_one_line(filled: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for options, reason in WRONG.values():
-        in_environment(monkeypatch, filled, tmp_path, **options)
-        url = filled.url if options else "s3://no-such-bucket/some/pool"
-        if options.get("max_retries"):
-            continue  # which has no variable
-        for arguments in (["ls", url], ["add", url, str(tmp_path / "a.safetensors"), "--as", "new@1"]):
-            done = CliRunner().invoke(app, ["pool", *arguments])
-            assert done.exit_code == 3
-            assert url in done.stderr and reason in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_command_line_says_what_a_user_may_not(filled: Place, gateway: Gateway, tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from blobstore.cli.app import app
 from blobstore.errors import DataChangedError, PoolError, TransferError
 from blobstore.pool import Pool
 from blobstore.pool.inputs import bucket_files, fetched
@@ -178,11 +176,3 @@ def test_events_that_describe_no_files(pool: Pool, hub: Place, files: str) -> No
     pool.tables.append("events", [("0" * 32, "add", "wrong", "1", 0, files)])
     with pytest.raises(PoolError, match="an event of the pool"):
         pool.add(f"{hub.url}/base", "m@1")
-
-
-def test_the_command_line(hub: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in hub.options.items():
-        monkeypatch.setenv("AWS_ALLOW_HTTP" if name == "allow_http" else name.upper(), value)
-    done = CliRunner().invoke(app, ["pool", "add", str(tmp_path / "pool"), f"{hub.url}/base", "--as", "m@1"])
-    assert done.exit_code == 0, done.output
-    assert "3 files" in done.output

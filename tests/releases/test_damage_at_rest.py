@@ -123,14 +123,6 @@ def test_a_release_without_room_fails_before_it_writes(
     assert not [path for path in (tmp_path / "device/partial").rglob("*") if path.is_file()]
 
 
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as one:
         here = Path.cwd()
@@ -141,7 +133,9 @@ def a_socket(path: Path) -> None:
             os.chdir(here)
 
 
-@pytest.mark.parametrize("make", [a_pipe, a_device, a_socket])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), a_socket], ids=["pipe", "device", "socket"]
+)
 @pytest.mark.parametrize("place", ["index", "objects", "signatures", "key", "installed", "input", "layout"])
 def test_only_regular_files_are_read(releases: Path, tmp_path: Path, make: Callable[[Path], None], place: str) -> None:
     """A pipe, a device or a socket is refused at once, wherever a file is read (S1)."""

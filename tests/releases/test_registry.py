@@ -15,9 +15,10 @@ from blobstore.errors import ReleaseError, TransferError, TrustError
 from blobstore.releases import publish, pull, push
 from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
+from tests.helpers.ports import answers, free_ports
 from tests.helpers.waiting import until
 from tests.releases.models import NOW, found, inputs, keys, read_ways, same, weights
-from tests.releases.wire import answers, free_port, wire_to
+from tests.releases.wire import wire_to
 
 REGISTRY = shutil.which("docker-registry")
 needs_registry = pytest.mark.skipif(REGISTRY is None, reason="needs docker-registry (apt-get install docker-registry)")
@@ -26,7 +27,7 @@ needs_registry = pytest.mark.skipif(REGISTRY is None, reason="needs docker-regis
 @pytest.fixture(params=["open", "with a password"])
 def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A registry on this machine; its host and port."""
-    port = free_port()
+    [port] = free_ports(1)
     config = {
         "version": "0.1",
         "log": {"level": "error", "accesslog": {"disabled": True}},

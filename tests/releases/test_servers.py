@@ -290,33 +290,22 @@ def test_answers_that_are_nonsense(server: Server, tmp_path: Path, answer: tuple
             pull(reference, tmp_path / "device", patience=NOW)
 
 
-@pytest.mark.parametrize("field", ["Location", "Range"])
-def test_uploads_with_nonsense(releases: Path, tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry that says nonsense of where an upload goes, or of how far it got, is refused or asked anew (F4)."""
-    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 1000)
-    with serving(tmp_path) as registry:
-
-        def answer(handler: Any, times: int) -> bool:
-            handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-            place = "http://[::1" if field == "Location" else f"{registry.url}/v2/a/blobs/uploads/1"
-            if handler.command == "POST" or (handler.command == "PATCH" and times == 1):
-                handler.answer(202, headers={"Location": place})
-            elif handler.command == "GET":
-                handler.answer(204, headers={"Range": "0-\u00b2", "Location": place})
-            else:
-                handler.answer(404 if handler.command == "HEAD" else 503)
-            return True
-
-        registry.fault = answer
-        with pytest.raises(TransferError):
-            push(f"{registry.url.removeprefix('http://')}/a:1", releases / "a/1", patience=NOW, threads=1)
+HERE = {"Location": "/v2/a/blobs/uploads/1"}  # relative, as the specification allows
+THERE = {"Location": "{other}/v2/a/blobs/uploads/1"}
+UPLOADS: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str]]] = {
+    "to no URL": ({"Location": "http://[::1"}, HERE, HERE),
+    "how far is no number": (HERE, HERE, {"Range": "0-\u00b2", **HERE}),
+    "elsewhere at first": (THERE, HERE, HERE),
+    "elsewhere after a chunk": (HERE, THERE, HERE),
+    "elsewhere after a failure": (HERE, HERE, {"Range": "0-999", **THERE}),
+}
+"""What a registry says of an upload at first, after its first chunk, and when it is asked after a failure."""
 
 
-@pytest.mark.parametrize("when", ["at first", "after a chunk", "after a failure"])
-def test_an_upload_stays_on_its_host(
-    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """A registry that leads it to another host is refused, and that host gets neither bytes nor credentials (F4)."""
+@pytest.mark.parametrize("kind", UPLOADS)
+def test_where_an_upload_goes(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A registry that says nonsense, or leads an upload to another host, is refused, and that host gets neither bytes nor
+    credentials (F4)."""
     monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 1000)
     with serving(tmp_path) as registry, serving(tmp_path) as other:
         hosts = [one.url.removeprefix("http://") for one in (registry, other)]
@@ -325,27 +314,25 @@ def test_an_upload_stays_on_its_host(
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
 
         def answer(handler: Any, times: int) -> bool:
-            body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-            here = {"Location": "/v2/a/blobs/uploads/1"}  # relative, as the specification allows
-            there = {"Location": f"{other.url}/v2/a/blobs/uploads/1"}
-            if handler.command == "HEAD":
-                handler.answer(404)
-            elif handler.command == "POST":
-                handler.answer(202, headers=there if when == "at first" else here)
-            elif handler.command == "GET":
-                handler.answer(204, headers={"Range": "0-999", **there})
-            elif when == "after a chunk":
-                handler.answer(202, headers=there)
-            else:
-                first = handler.headers.get("Content-Range", "").startswith("0-")
-                handler.answer(202 if first and body else 503, headers=here)
+            handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+            is_first = handler.headers.get("Content-Range", "").startswith("0-")
+            at_first, after_a_chunk, after_a_failure = UPLOADS[kind]
+            status, fields = {
+                "HEAD": (404, {}),
+                "POST": (202, at_first),
+                "GET": (204, after_a_failure),
+            }.get(handler.command, (202 if is_first else 503, after_a_chunk))
+            handler.answer(
+                status, headers={name: value.replace("{other}", other.url) for name, value in fields.items()}
+            )
             return True
 
         registry.fault = answer
         other.fault = lambda handler, times: (
             handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}) or True
         )
-        with pytest.raises(TransferError, match=rf"expected {registry.url}, found {other.url}"):
+        expected = rf"expected {registry.url}, found {other.url}" if "elsewhere" in kind else "uploads|given up"
+        with pytest.raises(TransferError, match=expected):
             push(f"{hosts[0]}/a:1", releases / "a/1", patience=NOW, threads=1)
         assert other.log == []
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import answers, free_ports
 from tests.helpers.waiting import until
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -81,20 +82,6 @@ def wire_to(url: str) -> Iterator[Wire]:
                 one.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def nginx(folder: Path, place: Path) -> Iterator[str]:
     """nginx, as the manual configures it for release folders; the URL of one.
@@ -105,7 +92,7 @@ def nginx(folder: Path, place: Path) -> Iterator[str]:
     """
     assert NGINX is not None
     (snippet,) = re.findall(r"```nginx\n(.*?)```", MANUAL.read_text(encoding="utf-8"), re.DOTALL)
-    port = free_port()
+    [port] = free_ports(1)
     snippet = re.sub(r"listen [^;]*;", f"listen 127.0.0.1:{port};", snippet)
     snippet = re.sub(r"root [^;]*;", f"root {folder.parent};", re.sub(r"\n *ssl_[^\n]*", "", snippet))
     place.mkdir()
