@@ -9,13 +9,9 @@ import argparse
 import sys
 
 from blobstore.lowering.export import quiet
+from campaigns.children import say
 from campaigns.conformance.versions import VERSIONS
 from campaigns.conformance.versions import run as run_versions
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

@@ -15,21 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from campaigns import network
+from campaigns.lowered import BATCH, Network
 
-
-class _Network(nn.Module):
-    def __init__(self, value: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 16)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.fill_(value)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(self.a(x))
+VALUE = 3  # of the weights
 
 
 def write(folder: Path) -> None:
@@ -40,7 +29,7 @@ def write(folder: Path) -> None:
     from executorch.exir._serialize.data_serializer import DataPayload
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
-    exported = torch.export.export(_Network(3).eval(), (torch.ones(2, 64),))
+    exported = torch.export.export(Network(VALUE).eval(), BATCH)
     for name, partitioners, external in (
         ("embedded", [], False),
         ("external", [], True),
@@ -81,7 +70,7 @@ def read(folder: Path) -> dict[str, Any]:
     outputs = {}
     for path in sorted((folder / "slim").glob("*.pte")):
         program = runtime._load_for_executorch(str(path), str(folder / "slim" / "shared.ptd"))
-        outputs[path.name] = sorted(set(program.run_method("forward", (torch.ones(2, 64),))[0].flatten().tolist()))
+        outputs[path.name] = sorted(set(program.run_method("forward", BATCH)[0].flatten().tolist()))
     result["outputs"] = outputs
     return result
 
@@ -91,4 +80,3 @@ if __name__ == "__main__":
         write(Path(sys.argv[2]))
     else:
         sys.stdout.write("\n" + json.dumps(read(Path(sys.argv[2]))) + "\n")
-        assert network.LARGEST

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from campaigns.children import in_child, say
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "build" / "crash" / "faults.so"
@@ -67,11 +66,11 @@ def main() -> None:
         parser.error(f"no scenario has {options.only!r} in its name")
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         rows = list(threads.map(lambda scenario: _in_process(scenario, options), chosen))
-    _say("")
+    say("")
     for row in rows:
-        _say(_line(row))
+        say(_line(row))
     runs, findings = (sum(row[what] for row in rows) for what in ("runs", "findings"))
-    _say(f"{runs} runs in {time.monotonic() - start:.0f} s, {findings} findings")
+    say(f"{runs} runs in {time.monotonic() - start:.0f} s, {findings} findings")
     sys.exit(1 if findings else 0)
 
 
@@ -82,7 +81,7 @@ def _in_process(scenario: Any, options: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="crash-") as folder:
             return _Campaign(scenario, Path(folder), options).run()
 
-    result = _in_child(run, patience=3600)
+    result = in_child(run, patience=3600)
     if "value" not in result:
         raise SystemExit(f"{scenario.name}: {result.get('trace') or result}")
     return result["value"]
@@ -94,11 +93,6 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['late']:3} new with an error, {row['mixed']:3} between renames; {row['left']} temporary files after a kill; "
         f"{row['findings']} findings"
     )
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def _build() -> None:
@@ -124,7 +118,7 @@ class _Campaign:
 
     def run(self) -> dict[str, Any]:
         self.template.mkdir()
-        _must(_in_child(lambda: self.scenario.prepare(self.template), PREPARATION))
+        _must(in_child(lambda: self.scenario.prepare(self.template), PREPARATION))
         names = self._reset()
         self.old = self._look()
         self._reset()
@@ -173,7 +167,7 @@ class _Campaign:
         except FindingError as finding:
             line = f"{self.scenario.name}: {what}: {finding}"
             self.row["findings"] += 1
-            _say("FINDING " + line)
+            say("FINDING " + line)
             if self.options.keep and not self.options.keep.exists():
                 shutil.copytree(self.place, self.options.keep, symlinks=True)
 
@@ -205,7 +199,7 @@ class _Campaign:
         return {str(path.relative_to(self.place)) for path in paths}
 
     def _look(self) -> Any:
-        result = _in_child(lambda: self.scenario.look(self.place))
+        result = in_child(lambda: self.scenario.look(self.place), PATIENCE)
         _must(result)
         return result["value"]
 
@@ -228,7 +222,7 @@ class _Campaign:
             self.scenario.act(self.place)
             return state, unusable, self.scenario.look(self.place)
 
-        result = _in_child(look)
+        result = in_child(look, PATIENCE)
         if "value" not in result:
             raise FindingError(f"the result cannot be read, or not be replaced: {result}")
         state, unusable, again = result["value"]
@@ -252,7 +246,7 @@ class _Campaign:
                 count = faults.faults_disarm()
             return [faults.faults_name(i).decode() for i in range(1, count + 1)]
 
-        result = _in_child(act)
+        result = in_child(act, PATIENCE)
         if "value" in result:
             result["calls"] = result.pop("value")
         return result
@@ -287,35 +281,6 @@ def _short(state: Any) -> str:
 def _must(result: dict[str, Any]) -> None:
     if "error" in result or "signal" in result:
         raise FindingError(f"the work fails without a fault: {result}")
-
-
-def _in_child(work: Callable[[], Any], patience: float = PATIENCE) -> dict[str, Any]:
-    """Do work in a forked process and return its value, its error, or the signal that ended it."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # ExecuTorch logs a lot
-        try:
-            result: dict[str, Any] = {"value": work()}
-        except BaseException as error:  # the parent judges all errors
-            from blobstore import BlobStoreError
-
-            ours = isinstance(error, BlobStoreError)
-            result = {"error": f"{type(error).__name__}: {error}", "ours": ours}
-            if not ours:
-                result["trace"] = traceback.format_exc()
-        with os.fdopen(writer, "w") as pipe:
-            json.dump(result, pipe)
-        os._exit(0)
-    os.close(writer)
-    alarm = threading.Timer(patience, os.kill, (child, signal.SIGTERM))
-    alarm.start()
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-        _, status = os.waitpid(child, 0)
-    alarm.cancel()
-    return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(text)
 
 
 if __name__ == "__main__":

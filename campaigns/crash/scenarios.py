@@ -27,7 +27,7 @@ from blobstore.core.tools.convert import convert
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from blobstore.training import TrainingProgram, lower_training
 from campaigns import network
-from campaigns.lowered import lower_embedded
+from campaigns.lowered import Learner, lower_embedded
 
 State = Any
 
@@ -94,16 +94,10 @@ def _prepare_cache(folder: Path) -> None:
     save_file(network.weights(3), folder / "in" / "foundation.ptd")
 
 
-def _save_cache(folder: Path) -> None:
+def _save_cache(folder: Path, *, dirty_only: bool = False) -> None:
     cache = BlobCache(folder / "in" / "foundation.ptd")
     cache.update({"b.weight": network.weights(5)["b.weight"]})
-    cache.save(folder / "out" / "model.ptd")
-
-
-def _save_delta(folder: Path) -> None:
-    cache = BlobCache(folder / "in" / "foundation.ptd")
-    cache.update({"b.weight": network.weights(5)["b.weight"]})
-    cache.save(folder / "out" / "model.ptd", dirty_only=True)
+    cache.save(folder / "out" / "model.ptd", dirty_only=dirty_only)
 
 
 def _working_copy(folder: Path) -> None:
@@ -182,15 +176,6 @@ def _group_opens(folder: Path) -> None:
 # Training.
 
 
-class _Learner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.layer(x), y)
-
-
 _BATCH = (torch.ones(3, 4), torch.tensor([0, 1, 0]))
 
 
@@ -198,7 +183,7 @@ def _prepare_training(folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "in").mkdir()
     torch.manual_seed(0)
-    manager = lower_training(_Learner(), _BATCH, tag="model")
+    manager = lower_training(Learner(4), _BATCH, tag="model")
     blobstore.save_programs({"train": manager}, folder / "in")
     training, optimizer = _training(folder)
     training.save(folder / "out" / "checkpoint.ptd", optimizer)
@@ -413,7 +398,7 @@ SCENARIOS = (
     Scenario("dedup, new", _prepare_new_programs, _dedup, usable=_programs_run),
     Scenario("dedup, over another", _prepare_programs, _dedup, usable=_programs_run),
     Scenario("cache.save", _prepare_cache, _save_cache),
-    Scenario("cache.save, dirty_only", _prepare_cache, _save_delta),
+    Scenario("cache.save, dirty_only", _prepare_cache, lambda folder: _save_cache(folder, dirty_only=True)),
     Scenario("make_working_copy", _prepare_cache, _working_copy, _blobs),
     Scenario("training checkpoint", _prepare_training, _checkpoint, _checkpoint_loads),
     Scenario("shared cache, first opened", _prepare_unopened, _open, _shared_values),

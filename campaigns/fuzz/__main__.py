@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from campaigns.children import say
+
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "fuzz"
 CORPUS, FOUND, NATIVE = BUILD / "corpus", BUILD / "found", BUILD / "native"
@@ -50,37 +52,25 @@ class Job:
         return f"{self.corpus}, {'C++' if self.native else 'Python'}"
 
 
-JOBS = [
-    Job("ptd"),
-    Job("ptd", "ptd_fuzz"),
-    Job("ptd", "adapter_fuzz"),
-    Job("pte"),
-    Job("pte", "pte_fuzz"),
-    Job("packed", "packed_fuzz"),
-    Job("records"),
-    Job("payload"),
-    Job("payload", "payload_fuzz"),
-    Job("safetensors"),
-    Job("safetensors", "safetensors_fuzz"),
-    Job("checkpoint"),
-    Job("baseline"),
-    Job("report"),
-    Job("index"),
-    Job("index", "releases_fuzz"),
-    Job("parts"),
-    Job("parts", "releases_fuzz"),
-    Job("ways"),
-    Job("ways", "releases_fuzz"),
-    Job("encoded"),
-    Job("chunk"),
-    Job("chunk", "codec_fuzz"),
-    Job("encoded", "releases_fuzz"),
-    Job("http"),
-    Job("journal"),
-    Job("commits", "commits_fuzz"),
-    Job("adapter"),
-    Job("peft"),
-]
+FUZZERS = {
+    "ptd": ("", "ptd_fuzz", "adapter_fuzz"),
+    "pte": ("", "pte_fuzz"),
+    "packed": ("packed_fuzz",),
+    "records": ("",),
+    "payload": ("", "payload_fuzz"),
+    "safetensors": ("", "safetensors_fuzz"),
+    "checkpoint": ("",),
+    "baseline": ("",),
+    "report": ("",),
+    **dict.fromkeys(("index", "parts", "ways", "encoded"), ("", "releases_fuzz")),
+    "chunk": ("", "codec_fuzz"),
+    "http": ("",),
+    "journal": ("",),
+    "commits": ("commits_fuzz",),
+    "adapter": ("",),
+    "peft": ("",),
+}
+JOBS = [Job(corpus, native) for corpus, fuzzers in FUZZERS.items() for native in fuzzers]
 
 
 def main() -> None:
@@ -102,10 +92,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as folder, ThreadPoolExecutor(cores) as threads:
         lines = list(threads.map(lambda job: _run(job, seconds, folder), jobs))
     for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+        say(line)
     findings = _try_again()
-    sys.stdout.write(f"{time.monotonic() - start:.0f} s, {findings} findings\n")
+    say(f"{time.monotonic() - start:.0f} s, {findings} findings")
     sys.exit(1 if findings else 0)
 
 
@@ -136,8 +125,7 @@ def _make_seeds() -> None:
     mark = BUILD / "seeds" / "version"
     if mark.exists() and mark.read_text() == version:
         return
-    sys.stdout.write("Making seeds ...\n")
-    sys.stdout.flush()
+    say("Making seeds ...")
     shutil.rmtree(mark.parent, ignore_errors=True)
     command = [sys.executable, "-W", "ignore", "-m", "campaigns.fuzz.seeds", str(mark.parent)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
@@ -153,8 +141,7 @@ def _build() -> None:
     spec = importlib.util.find_spec("executorch")
     assert spec is not None and spec.submodule_search_locations
     package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
-    sys.stdout.write("Building the native fuzzers ...\n")
-    sys.stdout.flush()
+    say("Building the native fuzzers ...")
     configure = [
         "cmake", "-S", ROOT / "runtime_bindings", "-B", NATIVE, "-G", "Ninja", f"-Dexecutorch_DIR={package}",
         "-DBLOBSTORE_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER=clang++",
@@ -221,9 +208,7 @@ def _try_again() -> int:
         kept = path.with_name("kept-" + hashlib.sha256(smaller).hexdigest()[:12])
         path.unlink()
         kept.write_bytes(smaller)
-        sys.stdout.write(
-            f"FINDING {target}: {reason}\n    {kept}\n    to keep it: mv it to tests/data/found/{target}/\n"
-        )
+        say(f"FINDING {target}: {reason}\n    {kept}\n    to keep it: mv it to tests/data/found/{target}/")
     return findings
 
 

@@ -12,8 +12,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
 from tests.releases.recording import would_ask
+from tests.releases.server import serving
 
 PATIENCE = Patience(seconds=0, attempts=2, first=0, longest=0, connect=2, read=0.2, pause=lambda seconds: None)
 
@@ -277,30 +277,18 @@ def ok(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
     return head + CLOSES + b"\r\n" + body
 
 
-@contextlib.contextmanager
-def recorded(find: Callable[[str], bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that finds bytes by paths: its host and port, and its answers so far."""
-    answers: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            data = find(self.path)
-            if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-                first, last = map(int, found.groups())
-                piece = data[first : last + 1]
-                answers.append(ok(piece, "206 Partial Content", f"Content-Range: bytes {first}-{last}/{len(data)}\r\n"))
-            else:
-                answers.append(ok(data))
-            self.wfile.write(answers[-1])
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}", answers
-        finally:
-            server.shutdown()
-            thread.join()
+def answers_in(folder: Path, reference: str, device: Path) -> tuple[str, list[bytes]]:
+    """Pull what a server of the folder has; the digest of the release, and the answers of the server."""
+    with serving(folder) as server:
+        server.parts = False
+        done = pull(reference.replace("{host}", server.url.removeprefix("http://")), device, threads=1)
+    answers = []
+    for _, path, asked, _ in server.log:
+        data = (folder / path.lstrip("/")).read_bytes()
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", asked or ""):
+            first, last = map(int, found.groups())
+            ranged = f"Content-Range: bytes {first}-{last}/{len(data)}\r\n"
+            answers.append(ok(data[first : last + 1], "206 Partial Content", ranged))
+        else:
+            answers.append(ok(data))
+    return done.sha256, answers

@@ -5,13 +5,12 @@ The folder has one folder for each target. Every file is tried in a process of i
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
+from campaigns.children import in_child, say
 from campaigns.fuzz import targets
 from campaigns.fuzz.budget import SECONDS, Budget
 
@@ -25,32 +24,26 @@ def main() -> None:
     for name, path in files:
         if reason := replay(name, path.read_bytes()):
             wrong += 1
-            sys.stdout.write(f"{name} {path}: {reason}\n")
-    sys.stdout.write(f"{len(files)} files, {wrong} findings\n")
+            say(f"{name} {path}: {reason}")
+    say(f"{len(files)} files, {wrong} findings")
     sys.exit(1 if wrong else 0)
 
 
 def replay(name: str, data: bytes) -> str:
     """Why the bytes are a finding; empty if they are not."""
     targets.PREPARATIONS.get(name, bool)()  # here, so that this process removes it
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(int(10 * SECONDS))  # ends a process that hangs without computing
-        reason = ""
+
+    def tried() -> str:
         try:
             with Budget():
                 targets.check(name, data)
         except BaseException as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}, {place.name})"
-        os.write(writer, reason.encode(errors="backslashreplace")[:4000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        reason = pipe.read().decode()
-    _, status = os.waitpid(child, 0)
-    return f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else reason
+            return f"{type(error).__name__}: {error} ({Path(place.filename).name}, {place.name})"
+        return ""
+
+    result = in_child(tried, 10 * SECONDS)  # which ends a process that hangs without computing
+    return f"ended by signal {result['signal']}" if "signal" in result else str(result["value"])
 
 
 def kind(reason: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import zstandard
-from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
@@ -25,16 +24,17 @@ from blobstore.core.formats.payload import split, wrap
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
-from blobstore.releases import publish, pull, push
+from blobstore.releases import publish, push
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
 from campaigns.fuzz import adapters, chunks, disk, releases
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND
-from campaigns.lowered import lower_embedded, lower_network
+from campaigns.lowered import Learner, lower_embedded, lower_network
 from tests.core.formats.pte import oracle
 from tests.helpers import models
+from tests.releases.server import registry_of
 from tests.runtime.test_packed import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -139,18 +139,9 @@ def _packed_files(work: Path) -> Iterator[tuple[str, str, bytes]]:
         yield "packed", kind, path.read_bytes()
 
 
-class _Learner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.layer(x), y)
-
-
 def _checkpoint_list(work: Path) -> bytes:
     batch = (torch.ones(2, 3), torch.tensor([0, 1]))
-    blobstore.save_programs({"train": lower_training(_Learner(), batch, tag="learner")}, work / "training")
+    blobstore.save_programs({"train": lower_training(Learner(3), batch, tag="learner")}, work / "training")
     training = TrainingProgram(work / "training" / "train.pte", BlobCache(work / "training" / "learner.ptd"))
     optimizer = torch.optim.Adam(training.named_parameters().values())
     training.step(optimizer, *batch)
@@ -183,19 +174,16 @@ def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
         base = memoryview(releases.ENCODED_BASE[: len(blob)]) if encoding.startswith("near") else None
         pieces = encode(memoryview(blob), encoding, base)
         yield "encoded", encoding.replace(":", "-"), bytes([number, *b"".join(pieces)])
-    with releases.recorded(lambda path: Path(f"{published}/www{path}").read_bytes()) as (host, answers):
-        pinned = pull(f"http://{host}/fuzz/1/index.json", work / "device", threads=1).sha256
+    pinned, answers = releases.answers_in(published / "www", "http://{host}/fuzz/1/index.json", work / "device")
     web = f"http://{{host}}/fuzz/1/index.json@sha256:{pinned}".encode() + KIND
     yield "http", "web", web + ANSWER.join(answers)
     yield "http", "kept", web + ANSWER.join(KEPT + one.replace(releases.CLOSES, b"", 1) for one in answers)
     push(f"oci:{work / 'layout'}:1", published / "www/fuzz/1")
-    blobs = work / "layout" / "blobs" / "sha256"
-    manifest = json.loads((work / "layout" / "index.json").read_text())["manifests"][0]["digest"].partition(":")[2]
-    with releases.recorded(lambda path: (blobs / (path.partition(":")[2] or manifest)).read_bytes()) as (host, answers):
-        pull(f"{host}/fuzz:1", work / "other", threads=1)
+    name = registry_of(work / "registry", work / "layout")
+    _, answers = releases.answers_in(work / "registry", f"{{host}}/{name}", work / "other")
     challenge = 'WWW-Authenticate: Bearer realm="http://127.0.0.1:{port}/token",service="s",scope="pull"\r\n'
     login = [releases.ok(b"", "401 Unauthorized", challenge), releases.ok(b'{"token":"abcd"}')]
-    yield "http", "registry", b"{host}/fuzz:1" + KIND + ANSWER.join([*login, *answers])
+    yield "http", "registry", f"{{host}}/{name}".encode() + KIND + ANSWER.join([*login, *answers])
 
 
 def chunks_of() -> Iterator[tuple[str, str, bytes]]:

@@ -21,8 +21,12 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from campaigns.kills.places import Where, make_models
+import numpy as np
+
+from campaigns.children import say
 from campaigns.kills.worker import work
+from tests.pool import places
+from tests.pool.models import halves, tensors, tuned, write
 
 _LONGEST = {False: 2.0, True: 10.0}  # seconds that a process lives, in a folder and in a bucket
 _PROCESSES = get_context("forkserver")  # a new interpreter would take longer than it lives
@@ -40,13 +44,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help="of an earlier run")
     parser.add_argument("--bucket", action="store_true", help="in a bucket of radosgw; else in a folder")
     options = parser.parse_args()
-    _say(f"{options.kills} kills with --seed {options.seed}")
+    say(f"{options.kills} kills with --seed {options.seed}")
     with tempfile.TemporaryDirectory(prefix="kills-") as place, _pool(Path(place), in_bucket=options.bucket) as where:
         campaign = Campaign(Path(place), where, options.seed, options.processes)
         try:
             campaign.run(options.kills)
         except WrongError as error:
-            _say(f"FAILED after {campaign.kills} kills: {error}")
+            say(f"FAILED after {campaign.kills} kills: {error}")
             sys.exit(1)
 
 
@@ -64,7 +68,7 @@ class Campaign:
         done: how often what was done to the end.
     """
 
-    def __init__(self, folder: Path, where: Where, seed: int, processes: int) -> None:
+    def __init__(self, folder: Path, where: places.Place, seed: int, processes: int) -> None:
         self._folder, self._where, self._processes = folder, where, processes
         self._chance = random.Random(seed)
         self.kills, self.done = 0, collections.Counter[str]()
@@ -83,19 +87,19 @@ class Campaign:
         try:
             while self.kills < kills:
                 victim = running.pop(0)
-                time.sleep(self._chance.uniform(0, _LONGEST["://" in self._where.url] / self._processes))
+                time.sleep(self._chance.uniform(0, _LONGEST[self._where.is_bucket] / self._processes))
                 self._kill(*victim)
                 running.append(self._started())
                 self._check()
                 if self.kills % 50 == 0:
-                    _say(f"{self.kills} kills, {time.monotonic() - begun:.0f} s: {self._counted()}")
+                    say(f"{self.kills} kills, {time.monotonic() - begun:.0f} s: {self._counted()}")
         finally:
             for process, _ in running:
                 process.kill()
                 process.join()
         self._check()
         self._empty()
-        _say(f"{self.kills} kills in {time.monotonic() - begun:.0f} s: {self._counted()}; nothing lost, nothing left")
+        say(f"{self.kills} kills in {time.monotonic() - begun:.0f} s: {self._counted()}; nothing lost, nothing left")
 
     def _started(self) -> tuple[BaseProcess, Path]:
         """A process, and the file that it writes to."""
@@ -156,25 +160,35 @@ class Campaign:
         return ", ".join(f"{self.done[word]} {word}" for word in ("added", "dropped", "collected"))
 
 
+def make_models(folder: Path, seed: int) -> None:
+    """Folders with the files of models that are stored whole, as differences, narrower and quantized."""
+    wide = tensors(seed)
+    half = halves(wide)
+    models = {"wide": wide, "half": half, "other": {**tensors(seed + 1), "layer.bias": wide["layer.bias"]}}
+    models |= {f"tuned{number}": tuned(half, number) for number in range(4)}
+    weight = wide["embed.weight"]
+    models["int8"] = {
+        "embed": np.rint(weight / (np.abs(weight).max(1, keepdims=True) / np.float32(127))).astype(np.int8)
+    }
+    for name, model in models.items():
+        write(folder / name / "model.safetensors", model)
+    (folder / "wide" / "notes.bin").write_bytes(np.random.default_rng(seed).bytes(20_000))
+
+
 @contextlib.contextmanager
-def _pool(folder: Path, *, in_bucket: bool) -> Iterator[Where]:
+def _pool(folder: Path, *, in_bucket: bool) -> Iterator[places.Place]:
     """Where the pool of a run is; a server lives as long."""
     if not in_bucket:
-        yield Where(str(folder / "pool"), {}, folder / "cache")
+        yield places.folder(folder / "pool")
         return
     from tests.pool.gateway import Gateway
 
     (folder / "ceph").mkdir()
     gateway = Gateway(folder / "ceph")
     try:
-        yield Where(f"s3://{gateway.bucket()}/pool", gateway.options(), folder / "cache")
+        yield places.bucket(gateway, folder / "cache")
     finally:
         gateway.close()
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

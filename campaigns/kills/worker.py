@@ -14,9 +14,12 @@ from pathlib import Path
 
 from blobstore.errors import BlobStoreError, PoolError
 from blobstore.pool import Pool
-from campaigns.kills.places import GRACE, Where
+from tests.pool.places import Place
 
 __all__ = ["work"]
+
+GRACE = 3.0
+"""Seconds after which a version is given up; adding one takes less, or ends with an error."""
 
 _VERSIONS = 1
 _EXPECTED = (
@@ -28,7 +31,7 @@ _EXPECTED = (
 )
 
 
-def work(models: Path, where: Where, log: Path, seed: int) -> None:
+def work(models: Path, where: Place, log: Path, seed: int) -> None:
     """Change and read a pool, until this process or the campaign is killed.
 
     Args:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from campaigns.children import say
 from campaigns.mutants import native
 from campaigns.mutants.copies import FOLDER, ROOT, check, copy, environment, is_pytest, mutated, write
 from campaigns.mutants.guard import Guard
@@ -102,11 +103,11 @@ def main() -> None:
     findings = len(numbered) - len(sound)
     chosen = _chosen(sound, options.only, options.changed)
     if not chosen:
-        _say(f"no guard to try, {findings} findings")
+        say(f"no guard to try, {findings} findings")
         sys.exit(1 if findings else 0)
     build = _build([entry for entry in sound if entry[1].native], chosen)
     logs = _prepare(options.jobs)
-    _say(f"{len(chosen)} mutants; ready after {time.monotonic() - start:.0f} s")
+    say(f"{len(chosen)} mutants; ready after {time.monotonic() - start:.0f} s")
     if not options.no_baseline:
         findings += _baseline([guard for _, guard in chosen], build, logs, options.jobs)
     survived = 0
@@ -130,14 +131,14 @@ def main() -> None:
         for guard, run in threads.map(tried, sorted(chosen, key=lambda entry: len(entry[1].tests), reverse=True)):
             if run.result == _PASSED:
                 survived += 1
-                _say(f"FINDING survived {guard.name}: {guard.file}")
+                say(f"FINDING survived {guard.name}: {guard.file}")
             elif run.result != _FAILED and run.result >= 0:
                 findings += 1
-                _say(f"FINDING {guard.name}: the tests did not run, see {run.log}")
+                say(f"FINDING {guard.name}: the tests did not run, see {run.log}")
             else:
-                _say(f"killed   {guard.name} ({run.seconds:.0f} s)")
+                say(f"killed   {guard.name} ({run.seconds:.0f} s)")
     findings += survived
-    _say(f"{len(chosen)} mutants in {time.monotonic() - start:.0f} s: {survived} survived; {findings} findings")
+    say(f"{len(chosen)} mutants in {time.monotonic() - start:.0f} s: {survived} survived; {findings} findings")
     sys.exit(1 if findings else 0)
 
 
@@ -164,7 +165,7 @@ def _sound(numbered: list[tuple[int, Guard]]) -> list[tuple[int, Guard]]:
             check(guard)
             sound.append((number, guard))
         except StaleGuardError as error:
-            _say(f"FINDING {guard.name}: {error}")
+            say(f"FINDING {guard.name}: {error}")
     return sound
 
 
@@ -180,7 +181,7 @@ def _build(guards: list[tuple[int, Guard]], chosen: list[tuple[int, Guard]]) -> 
     tests = {test for _, guard in chosen if guard.native for test in guard.tests}
     if not tests:
         return None
-    _say("building the C++ library with all its mutants ...")
+    say("building the C++ library with all its mutants ...")
     return native.build(guards, sorted(test for test in tests if not is_pytest(test)))
 
 
@@ -217,7 +218,7 @@ def _baseline(guards: list[Guard], build: native.Build | None, logs: Path, jobs:
         list(threads.map(_in_process, runs))
     for run in runs:
         finding = "" if run.result == _PASSED else "FINDING "
-        _say(f"{finding}without a mutant, {run.name}: ended with {run.result} after {run.seconds:.0f} s, {run.log}")
+        say(f"{finding}without a mutant, {run.name}: ended with {run.result} after {run.seconds:.0f} s, {run.log}")
     return sum(run.result != _PASSED for run in runs)
 
 
@@ -259,11 +260,6 @@ def _fork(run: Run) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

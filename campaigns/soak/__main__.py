@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from blobstore.runtime import BlobCache, make_working_copy
+from campaigns.children import say
 from campaigns.lowered import lower_network
 from campaigns.network import weight_keys
 from campaigns.soak.worker import DELTA, FIRST, PATIENCE, REMEMBERED
@@ -40,11 +41,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help="of an earlier run, to repeat it")
     parser.add_argument("--only", default="", help="workers whose name contains this")
-    parser.add_argument("--no-forks", action="store_true", help="without forked children")
     options = parser.parse_args()
     seconds = options.minutes * 60
-    sys.stdout.write(f"{options.minutes:g} minutes with --seed {options.seed}\n")
-    sys.stdout.flush()
+    say(f"{options.minutes:g} minutes with --seed {options.seed}")
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="soak-") as place:
         folder = Path(place)
@@ -54,7 +53,6 @@ def main() -> None:
         for number, (name, arguments) in enumerate(chosen.items()):
             command = [sys.executable, "-m", "campaigns.soak.worker", place, "--name", str(number), *arguments]
             command += ["--seed", str(options.seed + number), "--seconds", str(seconds)]
-            command += ["--no-forks"] if options.no_forks else []
             log = (folder / f"{number}.log").open("w+")
             workers[name] = (subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True), log)
         shared = any("shared" in name for name in chosen)
@@ -69,8 +67,8 @@ def main() -> None:
         for path in folder.glob("*.copy.ptd"):
             BlobCache(path, "shared").verify()
         litter = [path.name for path in folder.iterdir() if path.name.startswith(".blobstore-") or "tmp" in path.name]
-    sys.stdout.write(f"{kills} processes were killed in commits; temporary files left beside the data: {len(litter)}\n")
-    sys.stdout.write(f"{wrong} findings\n")
+    say(f"{kills} processes were killed in commits; temporary files left beside the data: {len(litter)}")
+    say(f"{wrong} findings")
     sys.exit(1 if wrong else 0)
 
 
@@ -113,9 +111,9 @@ def _print_worker(name: str, code: int, output: str, log: object) -> int:
         result = {"counts": {}, "size": {}, "wrong": [f"ended with {code}: {tail}"]}
     done = ", ".join(f"{count:,} {what}" for what, count in sorted(result["counts"].items()))
     size = ", ".join(f"{count:,} {what}" for what, count in result["size"].items())
-    sys.stdout.write(f"{name}: {done}\n    at the end {size}\n")
+    say(f"{name}: {done}\n    at the end {size}")
     for finding in result["wrong"]:
-        sys.stdout.write(f"FINDING {name}: {finding}\n")
+        say(f"FINDING {name}: {finding}")
     return len(result["wrong"])
 
 

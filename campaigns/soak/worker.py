@@ -51,7 +51,6 @@ class Worker:
         self.mode: str = options.mode
         self.seed: int = options.seed
         self.seconds: float = options.seconds
-        self.forks: bool = not options.no_forks
         name = "delegated" if options.delegated else "portable"
         self.program = self.folder / f"{name}.pte"
         data = self.folder / f"{name}.{'copy.ptd' if self.mode == 'shared' else 'ptd'}"
@@ -219,7 +218,7 @@ class Worker:
                 raise WrongError("keys were lost")
             self.stop.wait(chance.random() * 0.01)
 
-    def forks_(self, chance: random.Random) -> None:
+    def forks(self, chance: random.Random) -> None:
         method = Program(self.program, self.cache).load_method()
         while not self.stop.is_set():
             self.call(method)
@@ -274,7 +273,7 @@ class Worker:
     # All together.
 
     def run(self) -> dict[str, Any]:
-        jobs = [self.calls, self.calls, self.commits, self.saves, self.reads, *([self.forks_] if self.forks else [])]
+        jobs = [self.calls, self.calls, self.commits, self.saves, self.reads, self.forks]
         threads = [
             threading.Thread(target=self.guard, args=(job, random.Random(f"{self.seed} {number}")), name=job.__name__)
             for number, job in enumerate(jobs)
@@ -312,7 +311,6 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--mode", choices=["private", "copy", "nested", "shared"], required=True)
     parser.add_argument("--delegated", action="store_true")
-    parser.add_argument("--no-forks", action="store_true")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     faulthandler.enable()

@@ -43,7 +43,7 @@ def test_replay_reports_every_kind_of_finding(monkeypatch):
         assert reason in found and bool(found) == bool(reason), found
     monkeypatch.setattr(replay, "SECONDS", 0.1)
     monkeypatch.setitem(targets.TARGETS, "tried", hang)
-    assert "signal 14" in replay.replay("tried", b"")
+    assert "signal 15" in replay.replay("tried", b"")
 
 
 def test_readers_that_disagree_are_a_finding(monkeypatch, tmp_path):

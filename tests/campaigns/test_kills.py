@@ -8,13 +8,13 @@ import pytest
 
 from blobstore.pool import Pool
 from campaigns.kills.__main__ import Campaign, WrongError, _pool
-from campaigns.kills.places import Where
+from tests.pool import places
 from tests.pool.gateway import missing
 
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Campaign:
-    return Campaign(tmp_path, Where(str(tmp_path / "pool"), {}, tmp_path / "cache"), 1, 3)
+    return Campaign(tmp_path, places.folder(tmp_path / "pool"), 1, 3)
 
 
 @pytest.mark.slow

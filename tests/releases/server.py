@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import threading
 from collections import Counter
@@ -68,6 +69,18 @@ def contents(state: Server, data: bytes, ranges: str, tag: str | None) -> tuple[
         start, stop = int(found[1]), int(found[2]) + 1
         return 206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
     return 200, data, headers
+
+
+def registry_of(place: Path, layout: Path) -> str:
+    """A folder that answers as a registry's API for reading: blobs, and the manifest of a layout; its repository."""
+    repository = place / "v2/team/a"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "manifests").mkdir()
+    for blob in (layout / "blobs/sha256").iterdir():
+        (repository / "blobs" / f"sha256:{blob.name}").write_bytes(blob.read_bytes())
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    (repository / "manifests/1").write_bytes((layout / "blobs/sha256" / manifest["digest"][7:]).read_bytes())
+    return "team/a:1"
 
 
 @contextlib.contextmanager

@@ -22,24 +22,12 @@ from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustE
 from blobstore.releases import Patience, gc, publish, pull, push
 from tests.helpers.waiting import SECONDS, until
 from tests.releases.models import NOW, found, inputs, published_once, same, weights
-from tests.releases.server import Server, is_object, serving
+from tests.releases.server import Server, is_object, registry_of, serving
 
 
 @published_once
 def releases(folder: Path) -> None:
     publish(inputs(folder / "in", weights()), folder / "releases", name="a", version="1")
-
-
-def registry_of(place: Path, layout: Path) -> str:
-    """A folder that answers as a registry's API for reading: blobs, and the manifest of a layout; its repository."""
-    repository = place / "v2/team/a"
-    (repository / "blobs").mkdir(parents=True)
-    (repository / "manifests").mkdir()
-    for blob in (layout / "blobs/sha256").iterdir():
-        (repository / "blobs" / f"sha256:{blob.name}").write_bytes(blob.read_bytes())
-    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
-    (repository / "manifests/1").write_bytes((layout / "blobs/sha256" / manifest["digest"][7:]).read_bytes())
-    return "team/a:1"
 
 
 @pytest.mark.parametrize("kind", ["anonymous", "password", "identity token"])
