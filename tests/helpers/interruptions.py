@@ -75,7 +75,7 @@ def kills(folder: Path, template: Path, work: Callable[[Path], Any], code: int =
     while True:
         number += 1
         place = folder / str(number)
-        shutil.copytree(template, place)
+        shutil.copytree(template, place, symlinks=True)
         ended = forked(lambda place=place, number=number: killed_at_call(number, lambda: work(place)))
         if ended != KILLED:
             if ended != code:

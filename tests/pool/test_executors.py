@@ -155,16 +155,8 @@ def test_a_cluster_that_dies_is_one_error(
     monkeypatch.setattr("blobstore.pool.executors._WITHOUT_WORKERS", 1)
     monkeypatch.setattr("blobstore.pool.executors._LOOK", 0.5)
     path = write(tmp_path / "m.safetensors", tensors())
-    command = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--no-dashboard",
-    ]
+    scheduler_options = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *scheduler_options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as scheduler:
         assert scheduler.stderr is not None
         lines = (re.search(r"Scheduler at:\s+tcp://(\S+)", line) for line in scheduler.stderr)
@@ -187,25 +179,3 @@ def test_a_cluster_that_dies_is_one_error(
         finally:
             scheduler.kill()
     assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_two_adds_of_equal_contents_at_once(where: Place, cluster: str, model: Path, tmp_path: Path) -> None:
-    """Both are there, and a collection leaves each content once."""
-    where.open(create=True).close()
-
-    def add(name: str) -> None:
-        with where.open() as pool:
-            pool.add(model, f"{name}@1", executor=cluster)
-
-    threads = [threading.Thread(target=add, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with where.open() as pool:
-        for name in ("a", "b"):
-            assert come_back(pool, f"{name}@1", model, tmp_path / name)
-        alone = pool.stats().stored_bytes
-        until(lambda: where.stored_bytes() < 1.5 * alone + 10_000, lambda: pool.gc(grace=0, keep=0))
-        assert pool.verify() == []

@@ -79,14 +79,6 @@ def test_only_new_objects_are_read(pool: Pool, hub: Place, proxy: Proxy, tmp_pat
     assert pool.verify() == []
 
 
-def test_an_object_beside_files(pool: Pool, hub: Place, proxy: Proxy, tmp_path: Path) -> None:
-    local = write(tmp_path / "local.safetensors", tensors(5))
-    added = pool.add([local, f"{hub.url}/other.safetensors"], "m@1")
-    assert [name for name, _, _ in added.version.files] == ["local.safetensors", "other.safetensors"]
-    pool.get("m@1", tmp_path / "out")
-    assert (tmp_path / "out" / "other.safetensors").read_bytes() == hub.read("other.safetensors")
-
-
 def test_what_was_collected_is_read_again(pool: Pool, hub: Place, proxy: Proxy, tmp_path: Path) -> None:
     pool.add(f"{hub.url}/base", "m@1")
     pool.drop("m@1")
@@ -131,10 +123,13 @@ def test_an_object_that_is_replaced_meanwhile(hub: Place) -> None:
         pass
 
 
-def test_an_object_that_is_given_twice(pool: Pool, hub: Place, tmp_path: Path) -> None:
-    added = pool.add([f"{hub.url}/other.safetensors", f"{hub.url}/other.safetensors", hub.url], "m@1")
-    assert sorted(name for name, _, _ in added.version.files) == [*BASE, "other.safetensors"]
+def test_objects_beside_files(pool: Pool, hub: Place, tmp_path: Path) -> None:
+    """Also one that is given twice."""
+    local = write(tmp_path / "local.safetensors", tensors(5))
+    added = pool.add([local, f"{hub.url}/other.safetensors", f"{hub.url}/other.safetensors", hub.url], "m@1")
+    assert sorted(name for name, _, _ in added.version.files) == [*BASE, "local.safetensors", "other.safetensors"]
     pool.get("m@1", tmp_path / "out")
+    assert (tmp_path / "out" / "other.safetensors").read_bytes() == hub.read("other.safetensors")
 
 
 @pytest.mark.parametrize("size", [70_000, 12])

@@ -404,21 +404,6 @@ def test_looking_at_a_version_reads_no_blob(pool: Pool, where: Place, tmp_path: 
         opened.numpy("embed.weight")
 
 
-def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> None:
-    import torch
-
-    channels_last = (
-        torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    )
-    blobstore.save_file({"w": channels_last, "s": torch.tensor(3.0)}, tmp_path / "a.ptd")
-    pool.add(tmp_path / "a.ptd", "m@1")
-    with blobstore.open_ptd(tmp_path / "a.ptd") as file:
-        opened = pool.open("m@1")
-        for key in file:
-            assert opened.get_tensor_layout(key) == file.get_tensor_layout(key)
-            assert torch.equal(opened.torch(key), file.torch(key))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("suffix", ["ptd", "pt"])
 @settings(max_examples=15)

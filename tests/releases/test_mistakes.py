@@ -12,10 +12,8 @@ import pytest
 
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, ReleaseError, TransferError, TrustError
-from blobstore.releases import Patience, Release, gc, publish, pull, push, sweep
+from blobstore.releases import Release, gc, publish, pull, push, sweep
 from blobstore.releases.device.pull import PullOptions
-from blobstore.releases.index.index import parse_index
-from blobstore.releases.sources.patience import Backoff, InterruptedTransferError
 from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, published_once, read_ways, same, weights
 from tests.releases.recording import recorded_pull, would_ask
@@ -143,14 +141,6 @@ def test_programs_need_their_executorch(releases: Path, tmp_path: Path, needed: 
     pull(releases / "a/1", tmp_path / "data", executorch="0.1")
 
 
-@pytest.mark.parametrize("failures", [1, 60, 5000])
-def test_patience_of_any_length(failures: int) -> None:
-    """The time to wait is bounded, however often a request failed."""
-    backoff = Backoff(Patience(seconds=10**9))
-    waits = [backoff.seconds(InterruptedTransferError("busy")) for _ in range(failures)]
-    assert 0 < waits[-1] <= 300
-
-
 def test_commands_that_run_twice(releases: Path, tmp_path: Path) -> None:
     """A second run changes nothing (F3)."""
     device = tmp_path / "device"
@@ -159,31 +149,6 @@ def test_commands_that_run_twice(releases: Path, tmp_path: Path) -> None:
     assert not pull(releases / "a/1", device).changed
     assert gc(device).files == gc(device).files == 0
     assert sorted((path, path.lstat().st_mtime_ns) for path in device.rglob("*") if path.is_file()) == first
-
-
-@pytest.mark.long
-def test_two_hundred_data_files(tmp_path: Path) -> None:
-    """Published, changed, pulled and collected; few requests and few open files are needed (F2)."""
-    root, device = tmp_path / "releases", tmp_path / "device"
-    (tmp_path / "in").mkdir()
-    for version in (1, 2):
-        for i in range(200):
-            save_file({"w": np.full(64, i * (version if i % 10 == 0 else 1), np.float32)}, tmp_path / f"in/{i}.ptd")
-        publish(tmp_path / "in", root, name="a", version=str(version))
-        assert pull(root / f"a/{version}", device).files == 200
-    for i in range(200):
-        assert found(device / "current", f"{i}.ptd")["w"][0] == i * (2 if i % 10 == 0 else 1)
-
-
-@pytest.mark.long
-def test_looking_up_files_takes_no_longer_with_more_of_them() -> None:
-    """An index may have 100,000; the lookup of each is one step."""
-    file = {"kind": "other", "sha256": "0" * 64, "size": 1}
-    index = {"format": "blobstore.release.1", "name": "a", "version": "1", "published": 0, "executorch": "1.5"}
-    index["parts"] = ["0" * 64, 1]
-    files = [{**file, "name": str(i)} for i in range(100_000)]
-    parsed = parse_index(json.dumps({**index, "files": files}).encode(), "index")
-    assert [parsed.file(str(i)).name for i in range(100_000)] == [str(i) for i in range(100_000)]
 
 
 def test_an_error_names_what_is_missing(releases: Path, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from typer.testing import CliRunner
 from blobstore.cli.app import app
 from blobstore.errors import ServerBusyError, TransferError
 from blobstore.releases import Patience, publish, pull
-from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, Notice, Pace, WrongAnswerError
 from tests.helpers.ports import free_ports
 from tests.releases.models import found, inputs, published_once, same, weights
@@ -93,15 +92,6 @@ def test_a_fleet_survives_half_an_hour_and_comes_back_in_peace(asked: float | No
     assert peak(served, 10) <= 2 * len(served) / (max(served) - OUTAGE)
 
 
-def test_a_server_that_says_when_has_twice_its_usual_load_at_most() -> None:
-    """Devices come all the time; those of half an hour are told to come back in half an hour."""
-    chance, devices, hours = random.Random(3), 20_000, 4  # noqa: S311 - no secret
-    starts = [chance.uniform(0, hours * 3600) for _ in range(devices)]
-    served = fleet(starts, OUTAGE, seed=4, seconds=2 * 3600)
-    assert len(served) == devices
-    assert peak(served, 60) <= 2 * devices / (hours * 3600)
-
-
 def test_the_waits_of_one_device() -> None:
     """Up to 1, 2, 4 … seconds, then from 150 to 300; an hour in all."""
     for chance, expected in ((0.999999, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]), (0.0, [0.0] * 9 + [150, 150])):
@@ -109,6 +99,8 @@ def test_the_waits_of_one_device() -> None:
         backoff = Backoff(time.patience(chance=lambda chance=chance: chance))
         found = [backoff.seconds(InterruptedTransferError("away")) for _ in expected]
         assert found == pytest.approx(expected, rel=1e-4)
+    backoff = Backoff(Patience(seconds=10**9))
+    assert all(0 < backoff.seconds(InterruptedTransferError("busy")) <= 300 for _ in range(5000))
     time = Time()
     backoff = Backoff(time.patience())
     with pytest.raises(TransferError, match=r"away; given up after 3\d\d\d seconds and \d\d attempts"):
@@ -330,17 +322,6 @@ def test_the_command_says_when_to_come_back(server: Server, tmp_path: Path) -> N
     assert done.stdout == ""
 
 
-def test_people_are_told_what_is_waited_for(server: Server, tmp_path: Path) -> None:
-    """Before each wait, with the reason."""
-    time, told = Time(), []
-    server.fault = lambda handler, times: len(server.log) < 4 and (handler.answer(503) or True)
-    patience = time.patience(notice=lambda error, seconds: told.append((str(error), seconds)))
-    pull(f"{server.url}/a/1/index.json", tmp_path, patience=patience)
-    assert [seconds for _, seconds in told] == time.waits
-    assert len(told) == 3
-    assert all("503" in text for text, _ in told)
-
-
 def test_progress_says_what_is_waited_for(server: Server, tmp_path: Path) -> None:
     """Unless the caller hears of it already; of several threads that wait for one server, one says it."""
     server.fault = lambda handler, times: is_object(handler.path) and times < 3 and (handler.answer(503) or True)
@@ -359,7 +340,7 @@ def test_progress_says_what_is_waited_for(server: Server, tmp_path: Path) -> Non
     patience = Time().patience(first=10, chance=lambda: 0.9, notice=lambda error, seconds: told.append(seconds))
     server.fault = lambda handler, times: handler.answer(503) or True if len(told) < 2 else False
     pull(f"{server.url}/a/1/index.json", tmp_path / "two", patience=patience, progress=progress)
-    assert told and not any(what.startswith("waiting") for what, _, _ in steps)
+    assert len(told) == 2 and not any(what.startswith("waiting") for what, _, _ in steps)
 
 
 def test_short_waits_are_not_told() -> None:
@@ -377,15 +358,3 @@ def test_short_waits_are_not_told() -> None:
 def test_patience_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Patience cannot have"):
         Patience(**wrong)
-
-
-def test_a_client_measures_its_way(server: Server) -> None:
-    """The latency, and what a large body says of the bandwidth; until then a gap has a size that suits most."""
-    client = Client(Time().patience())
-    assert client.gap(6) == 1 << 14
-    client.latency, client.bandwidth = 0.05, 10e6
-    assert client.gap(1) == 500_500
-    assert client.gap(5) == 100_500
-    client.bandwidth = 1e12
-    assert client.gap(1) == 1 << 20
-    client.close()

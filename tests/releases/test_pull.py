@@ -118,15 +118,6 @@ def test_each_version_follows_the_one_before(releases: Path, tmp_path: Path, kin
             assert len(server.log) < 20 < len(small)  # small files came together
 
 
-def test_nothing_new_is_one_request(releases: Path, tmp_path: Path) -> None:
-    """The index, and nothing else (F2)."""
-    with serving(releases) as server:
-        pull(f"{server.url}/assistant/1/index.json", tmp_path / "device", patience=NOW)
-        server.log.clear()
-        done = pull(f"{server.url}/assistant/1/index.json", tmp_path / "device", patience=NOW)
-        assert (done.requests, len(server.log), done.changed) == (1, 1, False)
-
-
 def test_gc_keeps_what_is_needed(releases: Path, tmp_path: Path) -> None:
     """The current release stays, and one that a process has locked (F3)."""
     device = tmp_path / "device"
@@ -168,22 +159,16 @@ def test_a_pinned_digest_is_compared(releases: Path, tmp_path: Path) -> None:
 
 
 KILLS = """
-import shutil, sys
+import sys
 from pathlib import Path
 from blobstore.releases import publish, pull
-from tests.helpers.interruptions import KILLED, forked, killed_at_call
+from tests.helpers.interruptions import kills
 template, places, source = map(Path, sys.argv[2:])
 work = {
     "pull": lambda folder: pull(source, folder),
     "publish": lambda folder: publish(source, folder, name="a", version="3"),
 }[sys.argv[1]]
-code, number = KILLED, 0
-while code == KILLED:
-    number += 1
-    folder = places / str(number)
-    shutil.copytree(template, folder, symlinks=True)
-    code = forked(lambda: killed_at_call(number, lambda: work(folder)))
-assert code == 0, code
+list(kills(places, template, work))
 """
 
 

@@ -118,17 +118,6 @@ def test_a_poll_of_a_registry(registry: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @needs_registry
-def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed upload begins at the border of a chunk (F2)."""
-    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 100_000)
-    releases = published(tmp_path)
-    push(f"{registry}/a:1", releases / "a/1", patience=NOW)
-    pull(f"{registry}/a:1", tmp_path / "device")
-    assert same(found(tmp_path / "device/current"), weights())
-
-
-@pytest.mark.long
-@needs_registry
 @pytest.mark.parametrize("lost", [1, 2, 4])
 @pytest.mark.parametrize("what", ["request", "answer"])
 def test_an_upload_goes_on(
