@@ -9,8 +9,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.helpers.web import Handler, running
 
 FAULTS = ("403", "409", "412", "500", "503", "reset", "silent", "lost", "lost 500", "cut")
 """What can happen to a request:
@@ -83,20 +84,16 @@ class Proxy:
         return sum(one.sent for one in self.log if one.method == "GET" and under in one.path)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: _Server
+class _Handler(Handler):
+    proxy: Proxy
+    target: str
     upstream: http.client.HTTPConnection | None = None
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path, _, query = self.path.partition("?")
         request = Request(self.command, path, query, self.headers.get("Range", ""))
-        fault = self.server.proxy.begun(request)
+        fault = self.proxy.begun(request)
         if fault in {"reset", "silent"}:
             self.vanish(wait=fault == "silent")
         elif fault is not None and fault.isdigit():
@@ -110,12 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(request, answer.status, answer.getheaders(), data, cut=fault == "cut")
 
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names that the base class looks up
-
     def forwarded(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         """What the store answers."""
         if self.upstream is None:
-            self.upstream = http.client.HTTPConnection(self.server.target)
+            self.upstream = http.client.HTTPConnection(self.target)
             self.upstream.connect()
             self.upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -154,31 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.upstream.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, proxy: Proxy, target: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.proxy, self.target = proxy, target
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that has what it wants goes away
-
-    def shutdown_request(self, request: object) -> None:
-        self.close_request(request)  # type: ignore[arg-type]
-
-
 @contextlib.contextmanager
 def proxying(target: str) -> Iterator[Proxy]:
     """A proxy on this machine, in front of a URL."""
     proxy = Proxy()
-    with _Server(proxy, urlsplit(target).netloc) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
-            yield proxy
-        finally:
-            server.shutdown()
-            thread.join()
+    handler = type("Handler", (_Handler,), {"proxy": proxy, "target": urlsplit(target).netloc})
+    with running(handler) as proxy.url:
+        yield proxy

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.helpers.web import Handler, running
 
 BROKEN = {
     "conditions": "a conditional write of an object that is there succeeds",
@@ -48,18 +49,13 @@ def tag_of(content: bytes) -> str:
     return f'"{hashlib.sha256(content).hexdigest()}"'
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: _Server
+class _Handler(Handler):
+    store: Store
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         place = urlsplit(self.path)
-        name, store = unquote(place.path).lstrip("/"), self.server.store
+        name, store = unquote(place.path).lstrip("/"), self.store
         with store.lock:
             store.log.append((self.command, name))
             if self.command in {"PUT", "POST", "DELETE"}:
@@ -74,8 +70,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
-
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the names that the base class looks up
 
     def headers_of(self, whole: bytes, data: bytes, status: int) -> Iterator[tuple[str, str]]:
         yield "Content-Length", str(len(data))
@@ -134,24 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 206, whole[int(first) + shift : (int(last) + 1 if last else len(whole)) + shift]
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.store = store
-
-
 @contextlib.contextmanager
 def serving(*broken: str) -> Iterator[Store]:
     """A store on this machine."""
     store = Store(set(broken))
-    with _Server(store) as server:
-        store.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield store
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(type("Handler", (_Handler,), {"store": store})) as store.url:
+        yield store

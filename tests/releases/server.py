@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from tests.helpers.web import Handler, running
 
 
 @dataclass
@@ -89,13 +90,8 @@ def serving(folder: Path) -> Iterator[Server]:
     state = Server()
     times: Counter[str] = Counter()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-        def do_GET(self) -> None:
+    class Files(Handler):
+        def respond(self) -> None:
             state.log.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
             state.conditions.append((self.headers.get("If-None-Match"), self.headers.get("Cache-Control")))
             times[self.path] += 1
@@ -109,8 +105,6 @@ def serving(folder: Path) -> Iterator[Server]:
             status, body, headers = contents(state, path.read_bytes(), *asked)
             self.answer(status, state.body(self.path, times[self.path], body), headers)
 
-        do_HEAD = do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - the names that the base class looks up
-
         def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
             length = {} if status == 304 else {"Content-Length": str(len(data))}
@@ -120,18 +114,5 @@ def serving(folder: Path) -> Iterator[Server]:
             with contextlib.suppress(OSError):
                 self.wfile.write(data)
 
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass  # a client that has what it wants goes away
-
-    with Quiet(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        state.url = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
-            yield state
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(Files) as state.url:
+        yield state
