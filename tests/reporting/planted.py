@@ -1,30 +1,21 @@
-"""Sets of models with known waste: files are written here byte by byte, not by the code under test."""
+"""Sets of models with known waste: files are written by ExecuTorch's own code and by safetensors, not by the code under
+test."""
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import flatbuffers
 import numpy as np
-from safetensors.numpy import save
+import torch
+from safetensors.torch import save_file
 
 from blobstore.reporting import Finding, Report
+from tests.core.formats.pte import oracle
+from tests.cpp.module_runner import TYPES
 
-SCALAR_TYPES = {
-    "uint8": 0,
-    "int8": 1,
-    "int16": 2,
-    "int32": 3,
-    "int64": 4,
-    "float16": 5,
-    "float32": 6,
-    "float64": 7,
-    "bfloat16": 15,
-}
+SCALAR_TYPES = {**TYPES, "bfloat16": 15}
 
 
 @dataclass
@@ -53,87 +44,23 @@ class Tensor:
 
 
 def write_safetensors(path: Path, tensors: Sequence[Tensor]) -> Path:
-    """A .safetensors, by the package of that name as far as numpy goes."""
-    if all(tensor.dtype not in {None, "bfloat16"} for tensor in tensors):
-        arrays = {t.key: np.frombuffer(t.raw, t.dtype).reshape(t.sizes) for t in tensors}
-        path.write_bytes(save(arrays))
-        return path
-    names = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
-    header, position = {}, 0
-    for t in tensors:
-        extent = [position, position + len(t.raw)]
-        header[t.key] = {"dtype": names[str(t.dtype)], "shape": list(t.sizes), "data_offsets": extent}
-        position += len(t.raw)
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    path.write_bytes(struct.pack("<Q", len(head)) + head + b"".join(t.raw for t in tensors))
+    """A .safetensors, by the package of that name."""
+    arrays = {t.key: torch.frombuffer(bytearray(t.raw), dtype=getattr(torch, str(t.dtype))) for t in tensors}
+    save_file({t.key: arrays[t.key].reshape(t.sizes) for t in tensors}, path)
     return path
 
 
-class _Builder(flatbuffers.Builder):
-    """Tables and vectors, by the numbers of their slots in the schema."""
-
-    def vector(self, items: Sequence[int]) -> int:
-        self.StartVector(4, len(items), 4)
-        for item in reversed(items):
-            self.PrependUOffsetTRelative(item)
-        return int(self.EndVector())
-
-    def table(self, slots: int, *fields: tuple[int, Callable[..., None], int]) -> int:
-        """A table, of which some slots have values, each of a type."""
-        self.StartObject(slots)
-        for slot, add, value in fields:
-            add(self, slot, value, 0)
-        return int(self.EndObject())
-
-
-_INT8, _UINT32, _UINT64 = _Builder.PrependInt8Slot, _Builder.PrependUint32Slot, _Builder.PrependUint64Slot
-_OFFSET = _Builder.PrependUOffsetTRelativeSlot
-
-
-def _aligned(position: int, alignment: int) -> int:
-    return -(-position // alignment) * alignment
-
-
-def _segments(b: _Builder, blobs: Sequence[bytes], alignment: int) -> list[int]:
-    """The tables of segments that follow each other."""
-    tables, position = [], 0
-    for blob in blobs:
-        tables.append(b.table(2, (0, _UINT64, position), (1, _UINT64, len(blob))))
-        position += _aligned(len(blob), alignment)
-    return tables
-
-
-def _with_blobs(head: bytes, blobs: Sequence[bytes], alignment: int) -> bytes:
-    """A file with its segments."""
-    data = bytearray(head)
-    for blob in blobs:
-        data += bytes(_aligned(len(data), alignment) - len(data)) + blob
-    return bytes(data)
-
-
 def write_ptd(path: Path, tensors: Sequence[Tensor], alignment: int = 128) -> Path:
-    """A .ptd as ExecuTorch lays it out, one segment a tensor, without the manifest that blobstore adds."""
-    b = _Builder(1024)
-    entries = []
-    for i, tensor in enumerate(tensors):
-        fields = [(0, _OFFSET, b.CreateString(tensor.key)), (1, _UINT32, i)]
-        if tensor.dtype is not None:
-            sizes = b.CreateNumpyVector(np.array(tensor.sizes, np.int32))
-            order = b.CreateNumpyVector(np.arange(len(tensor.sizes), dtype=np.uint8))
-            scalar_type = SCALAR_TYPES[tensor.dtype]
-            fields.append((2, _OFFSET, b.table(3, (0, _INT8, scalar_type), (1, _OFFSET, sizes), (2, _OFFSET, order))))
-        entries.append(b.table(3, *fields))
-    blobs = [tensor.raw for tensor in tensors]
-    segments = _segments(b, blobs, alignment)
-    b.Finish(b.table(3, (1, _OFFSET, b.vector(segments)), (2, _OFFSET, b.vector(entries))), b"FT01")
-    table, inserted = bytes(b.Output()), 48
-    base = _aligned(len(table) + inserted, alignment)
-    end = sum(_aligned(len(blob), alignment) for blob in blobs[:-1]) + sum(map(len, blobs[-1:]))
-    root = struct.unpack_from("<I", table)[0] + inserted
-    header = struct.pack("<4sIQQQQ8x", b"FH01", 40, inserted, len(table), base, end)
-    head = struct.pack("<I", root) + table[4:8] + header + table[8:]
-    path.write_bytes(_with_blobs(head.ljust(base, b"\0"), blobs, alignment))
+    """A .ptd of ExecuTorch, one segment a tensor, without the manifest that blobstore adds."""
+    entries = {}
+    for number, tensor in enumerate(tensors):
+        order = list(range(len(tensor.sizes)))
+        scalar_type = None if tensor.dtype is None else oracle.ScalarType(SCALAR_TYPES[tensor.dtype])
+        layout = scalar_type and oracle.TensorLayout(scalar_type, list(tensor.sizes), order)
+        entries[tensor.key] = oracle.DataEntry(number, 1, layout)
+    payload = oracle.DataPayload([tensor.raw for tensor in tensors], entries)
+    config = oracle.FlatTensorConfig(segment_alignment=alignment)
+    path.write_bytes(bytes(oracle.FlatTensorSerializer(config).serialize(payload)))
     return path
 
 
@@ -151,35 +78,26 @@ class Payload:
     named: dict[str, bytes] = field(default_factory=dict)
     application: dict[str, bytes] = field(default_factory=dict)
 
-    def write(self, path: Path, alignment: int = 128) -> Path:
-        """Write it as ET12: a flatbuffer with the payloads in segments behind it."""
-        b = _Builder(1024)
+    def write(self, path: Path) -> Path:
+        """Write it with each payload and each blob in a segment of its own, also where two are equal."""
         payloads = list(self.payloads)
         keys = [key.encode() for key in self.named]
         if missing := [key for key in keys if not any(key in payload for payload in payloads)]:
             payloads.append(b"\0".join(missing))
-        named_data = {**self.named, **self.application}
-        delegates = []
-        for i in range(len(payloads)):
-            name = b.CreateString("OtherBackend")
-            processed = b.table(2, (0, _INT8, 1), (1, _UINT32, i))
-            delegates.append(b.table(3, (0, _OFFSET, name), (1, _OFFSET, processed)))
-        method = b.CreateString("forward")
-        plans = b.vector([b.table(10, (0, _OFFSET, method), (7, _OFFSET, b.vector(delegates)))])
-        blobs = [*payloads, *named_data.values()]
-        segments = b.vector(_segments(b, blobs, alignment))
-        names = [
-            b.table(2, (0, _OFFSET, b.CreateString(key)), (1, _UINT32, i))
-            for i, key in enumerate(named_data, len(payloads))
-        ]
-        b.Finish(b.table(8, (1, _OFFSET, plans), (4, _OFFSET, segments), (7, _OFFSET, b.vector(names))), b"ET12")
-        flat = bytes(b.Output())
-        size = len(flat) + 32
-        end = sum(_aligned(len(blob), alignment) for blob in blobs[:-1]) + sum(map(len, blobs[-1:]))
-        base = _aligned(size, alignment) if end else 0
-        root = struct.unpack_from("<I", flat)[0] + 32
-        head = struct.pack("<I", root) + flat[4:8] + struct.pack("<4sIQQQ", b"eh00", 32, size, base, end) + flat[8:]
-        path.write_bytes(_with_blobs(head, blobs, alignment) if end else head)
+        named = {**self.named, **self.application}
+        program = oracle.deserialize(oracle.serialize([], [], payload=None)).program
+        first, data = len(program.segments), b""
+        for blob in (*payloads, *named.values()):
+            data += bytes(-len(data) % 128)
+            program.segments.append(oracle.schema.DataSegment(len(data), len(blob)))
+            data += blob
+        for number in range(first, first + len(payloads)):
+            place = oracle.schema.BackendDelegateDataReference(oracle.schema.DataLocation.SEGMENT, number)
+            program.execution_plan[0].delegates.append(oracle.schema.BackendDelegate("OtherBackend", place, []))
+        numbers = range(first + len(payloads), len(program.segments))
+        program.named_data = [oracle.schema.NamedData(*place) for place in zip(named, numbers, strict=True)]
+        flat = bytes(oracle._program_to_flatbuffer(program).data)
+        path.write_bytes(oracle.join(flat, data) if data else flat)
         return path
 
 
