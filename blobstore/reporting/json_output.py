@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
-from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
+from blobstore.core.regions.region import Region, RegionKind
 from blobstore.reporting.checked import MalformedError, boolean, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.find import Cause, Changes
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, PoolAdvice, Problem, Work
@@ -141,7 +141,7 @@ def from_json(plain: Any) -> Report:
         Problem(text(member(problem, "path")), text(member(problem, "reason")))
         for problem in items(member(plain, "problems"))
     )
-    return Report(files, findings, problems, texts(plain.get("notes", [])), _read_pool(plain.get("pool")))
+    return Report(files, findings, problems, texts(member(plain, "notes")), _read_pool(member(plain, "pool")))
 
 
 def _read_pool(plain: Any) -> PoolAdvice | None:
@@ -164,7 +164,7 @@ def _read_file(plain: Any) -> FileReport:
         position = region.stop
     if position != size:
         raise MalformedError(f"{path}: its regions have {position} bytes, not {size}")
-    alignment = max(integer(plain.get("alignment", ALIGNMENT)), 1)
+    alignment = max(integer(member(plain, "alignment")), 1)
     return FileReport(path, text(member(plain, "format")), size, regions, texts(member(plain, "aliases")), alignment)
 
 
@@ -178,7 +178,7 @@ def _read_region(plain: Any) -> Region:
         _read_layout(member(plain, "layout")),
         text(member(plain, "dtype")),
         hexadecimal(member(plain, "digest"), 0, 32),
-        text(plain.get("tensor", "")),
+        text(member(plain, "tensor")),
     )
 
 
@@ -215,7 +215,7 @@ def _read_finding(plain: Any, files: Sequence[FileReport]) -> Finding:
         text(member(plain, "advice")),
         share(member(plain, "share")),
         integer(member(plain, "counted"), saves),
-        _read_work(plain.get("work")),
+        _read_work(member(plain, "work")),
     )
 
 

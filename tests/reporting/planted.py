@@ -11,9 +11,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from blobstore.lowering.export import quiet
 from blobstore.reporting import Finding, Report
 from tests.core.formats.pte import oracle
 from tests.cpp.module_runner import TYPES
+
+with quiet():
+    from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
 
 SCALAR_TYPES = {**TYPES, "bfloat16": 15}
 
@@ -57,10 +62,10 @@ def write_ptd(path: Path, tensors: Sequence[Tensor], alignment: int = 128) -> Pa
         order = list(range(len(tensor.sizes)))
         scalar_type = None if tensor.dtype is None else oracle.ScalarType(SCALAR_TYPES[tensor.dtype])
         layout = scalar_type and oracle.TensorLayout(scalar_type, list(tensor.sizes), order)
-        entries[tensor.key] = oracle.DataEntry(number, 1, layout)
-    payload = oracle.DataPayload([tensor.raw for tensor in tensors], entries)
-    config = oracle.FlatTensorConfig(segment_alignment=alignment)
-    path.write_bytes(bytes(oracle.FlatTensorSerializer(config).serialize(payload)))
+        entries[tensor.key] = DataEntry(number, 1, layout)
+    payload = DataPayload([tensor.raw for tensor in tensors], entries)
+    config = FlatTensorConfig(segment_alignment=alignment)
+    path.write_bytes(bytes(FlatTensorSerializer(config).serialize(payload)))
     return path
 
 

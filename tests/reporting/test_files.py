@@ -79,40 +79,12 @@ def test_xnnpack_stores_convolutions_channels_last(lowered: Any, tmp_path: Path)
     assert finding.saves == weight.nbytes
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_total_is_what_the_command_really_saves(lowered: Any, tmp_path: Path) -> None:
-    """Two programs of one model; the report's command is run, and its promise compared."""
-    for i in range(3):
-        lowered.decoder(delegated=i % 2 == 0).write(tmp_path / "in", f"decoder-{i}")
-    paths = sorted((tmp_path / "in").iterdir())
-    report = report_of(*paths)
-    assert report.command_saves > 0.3 * report.total_bytes
-    [command] = {f.command for f in report.findings if f.command}
-    assert all(str(path) in command for path in paths)
-    result = blobstore.dedup_programs(paths, tmp_path / "out")
-    weights = report.command_saves - (result.bytes_before - result.bytes_after)
-    tables = sum(r.nbytes for f in blobstore.report([tmp_path / "out"]).files for r in f.regions if not r.kind.is_blob)
-    assert abs(weights) < tables  # beside the weights, only tables and padding changed
-    after = report_of(tmp_path / "out")
-    assert after.by_kind.get(FindingKind.DUPLICATE_FILES) is None
-    assert after.by_kind.get(FindingKind.DUPLICATE_TIED) is None
-
-
 def test_tied_weights_that_are_stored_once_are_no_waste(tmp_path: Path) -> None:
     weight = values(1, 40, 30)
     blobstore.save_file({"embed": weight, "head": weight.copy()}, tmp_path / "tied.ptd")
     report = report_of(tmp_path)
     assert not report.findings
     assert report.files[0].already_shared == weight.nbytes
-
-
-def test_tied_weights_of_a_checkpoint_are_told_how_to_be_stored_once(tmp_path: Path) -> None:
-    weight = values(1, 40, 30)
-    path = write_safetensors(tmp_path / "tied.safetensors", [Tensor.of("embed", weight), Tensor.of("head", weight)])
-    [finding] = report_of(path).findings
-    assert finding.kind is FindingKind.DUPLICATE_TIED
-    assert finding.command == f"blobstore convert {path} tied.ptd"
 
 
 def write_gguf(path: Path, *tensors: tuple[str, np.ndarray, Any], **options: Any) -> None:
@@ -219,37 +191,6 @@ def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     report = report_of(good, tmp_path / "missing.ptd", tmp_path / "pipe.ptd", "no-such-protocol://x.ptd")
     assert len(report.files) == 1
     assert sorted(Path(p.path).name for p in report.problems) == ["missing.ptd", "pipe.ptd", "x.ptd"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(tmp_path: Path) -> None:
-    path = write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(9, 30, 30))])
-    path.chmod(0)
-    assert report_of(path).problems
-
-
-def test_every_truncation_of_a_small_file_is_told(tmp_path: Path) -> None:
-    data = write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(9, 5, 5))]).read_bytes()
-    paths = []
-    for length in range(0, len(data), 7):
-        paths.append(tmp_path / f"{length}.ptd")
-        paths[-1].write_bytes(data[:length])
-    report = report_of(*paths)
-    assert len(report.problems) == len(paths)
-
-
-def test_folders_are_searched(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    write_ptd(tmp_path / "a" / "b" / "x.ptd", [Tensor.of("w", values(9, 30, 30))])
-    (tmp_path / "a" / "notes.txt").write_text("not a model")
-    report = report_of(tmp_path)
-    assert len(report.files) == 1
-    assert not report.problems
-
-
-def test_no_files() -> None:
-    report = report_of()
-    assert report.total_bytes == report.total_saves == 0
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import blobstore
 from blobstore.cli.app import app
 from blobstore.errors import UnsupportedDataError
-from blobstore.reporting import Report, load_report
+from blobstore.reporting import FileReport, Finding, FindingKind, Region, RegionKind, Report, load_report
 from blobstore.reporting.find.baseline import Changes
 from blobstore.reporting.find.causes import Cause
 from blobstore.reporting.json_output import from_json, to_json
-from blobstore.reporting.model import CauseKind
+from blobstore.reporting.model import CauseKind, Claim
 from tests.reporting.find.test_planted import values
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 
@@ -70,10 +70,6 @@ def kinds(causes: tuple[Cause, ...]) -> dict[str, int]:
 def only(causes: tuple[Cause, ...]) -> Cause:
     [cause] = causes
     return cause
-
-
-def places(named: tuple[tuple[str, str], ...]) -> set[str]:
-    return {f"{Path(path).name}:{key}" for path, key in named}
 
 
 def sha(array: np.ndarray, name: str = "") -> str:
@@ -198,13 +194,6 @@ def test_every_cause_has_a_case() -> None:
     }
 
 
-def test_a_key_that_changed_is_named_with_the_old_one(tmp_path: Path) -> None:
-    before, after, _, _ = CASES["key"]
-    cause = only(changes_of(tmp_path, before, after).lost)
-    assert places(cause.before) == {f"m.pte:{sha(W)}"}
-    assert places(cause.after) == {f"m.pte:{sha(W, 'encoder')}", f"m.pte:{sha(W, 'decoder')}"}
-
-
 def test_tied_weights_that_are_stored_for_each_name(tmp_path: Path) -> None:
     """Once under both keys before, as blobstore writes it; then as a tool without aliases does."""
     (tmp_path / "models").mkdir()
@@ -232,19 +221,6 @@ def test_padding_and_what_nothing_refers_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_methods_of_a_real_program_that_no_longer_share(lowered: Any, tmp_path: Path) -> None:
-    """ExecuTorch stores the weights of two methods once. With another value in the one, and equal again, under another key."""
-    shared = lowered.decoder().pte
-    report = report_of(tmp_path / "models", {"m.pte": shared})
-    named = [r for r in report.files[0].regions if len(r.methods) > 1 and r.nbytes > 1000]
-    assert named
-    both = report_of(tmp_path / "models", {"m.pte": shared, "n.pte": shared})
-    changes = both.since(report)
-    assert lawful(changes) and set(kinds(changes.lost)) == {"added_file"}
-    assert sum(cause.saves for cause in changes.lost) == both.total_saves - report.total_saves
-
-
-@pytest.mark.long
 def test_slim_programs_that_hold_their_weights_again(lowered: Any, tmp_path: Path) -> None:
     """Real programs before and after `blobstore dedup`, which has the opposite cause."""
     for name, model in {"a": lowered.mlp(), "b": lowered.mlp(delegated=True), "c": lowered.decoder()}.items():
@@ -262,33 +238,17 @@ def test_slim_programs_that_hold_their_weights_again(lowered: Any, tmp_path: Pat
     assert not lost.added and not gained.removed  # files are compared below the folder of each report
 
 
-def test_the_methods_are_named(tmp_path: Path) -> None:
+def test_the_methods_are_named() -> None:
     """A region that two methods use, and one for each now: what the baseline knows of the methods is said."""
-    old = to_json(report_of(tmp_path / "models", {"m.pte": Payload([W.tobytes(), V.tobytes()])}))
-    plain = json.loads(json.dumps(old))
-    regions = [region for region in plain["files"][0]["regions"] if region["digest"]]
-    for region, method in zip(regions, ("encode", "decode"), strict=True):
-        region.update(kind="constant", keys=[f"constant[{method}]"], methods=[method], digest=regions[0]["digest"])
-    shared = json.loads(json.dumps(plain))
-    first, second = (region for region in shared["files"][0]["regions"] if region["digest"])
-    first.update(methods=["encode", "decode"])
-    second.update(kind="padding", keys=[], methods=[], digest="")
-    place = [{"file": 0, "region": r} for r, region in enumerate(plain["files"][0]["regions"]) if region["digest"]]
-    claim = {**place[1], "start": 0, "stop": SIZE}
-    plain["findings"] = [
-        {
-            "kind": "duplicate_methods",
-            "saves": SIZE,
-            "counted": SIZE,
-            "detail": "",
-            "command": None,
-            "advice": "",
-            "share": None,
-            "places": place,
-            "claims": [claim],
-        }
-    ]
-    cause = only(from_json(plain).since(from_json(shared)).lost)
+
+    def region(start: int, *methods: str) -> Region:
+        return Region(RegionKind.CONSTANT, start, start + SIZE, ("constant",), methods, digest="0a")
+
+    shared = FileReport("m.pte", "pte", SIZE, (region(0, "encode", "decode"),))
+    apart = FileReport("m.pte", "pte", 2 * SIZE, (region(0, "encode"), region(SIZE, "decode")))
+    places, claims = ((0, 0), (0, 1)), (Claim(0, 1, 0, SIZE),)
+    finding = Finding(FindingKind.DUPLICATE_METHODS, places, claims, SIZE, counted=SIZE)
+    cause = only(Report((apart,), (finding,)).since(Report((shared,), ())).lost)
     assert (cause.kind, cause.bytes) == (CauseKind.COPIES, SIZE)
     assert cause.detail == "1 before, 2 now; used by encode, decode"
 
@@ -386,7 +346,9 @@ def test_causes_are_on_the_terminal_in_json_and_on_the_page(baseline: Path) -> N
     ]
     causes = {cause["kind"]: cause for cause in plain["changes"]["lost"]}
     assert set(causes) == {"key", "added_file"}
-    assert causes["key"]["before"] == [{"path": str(baseline / "models" / "m.pte"), "key": sha(W)}]
+    path = str(baseline / "models" / "m.pte")
+    assert causes["key"]["before"] == [{"path": path, "key": sha(W)}]
+    assert causes["key"]["after"] == [{"path": path, "key": sha(W, name)} for name in ("encoder", "decoder")]
     run(*options, "--html", baseline / "page.html")
     page = (baseline / "page.html").read_text()
     assert "What changed</h2>" in page and "equal bytes under a new key" in page
@@ -404,15 +366,3 @@ def test_a_baseline_is_a_report(baseline: Path) -> None:
         with pytest.raises(UnsupportedDataError, match="baseline: expected a report, found a"):
             report.to_html(baseline / "new.html", baseline=wrong)
     assert not (baseline / "new.html").exists()
-
-
-def test_a_baseline_of_an_earlier_version_is_read(baseline: Path) -> None:
-    """Fields that were added later may be missing."""
-    plain = json.loads((baseline / "old.json").read_text())
-    for file in plain["files"]:
-        del file["alignment"], file["saves"]
-        for region in file["regions"]:
-            del region["tensor"]
-    del plain["notes"], plain["folders"]
-    (baseline / "old.json").write_text(json.dumps(plain))
-    assert "equal bytes under a new key" in run(baseline / "models", "--baseline", baseline / "old.json")

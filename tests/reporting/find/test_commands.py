@@ -10,19 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import blobstore
 from blobstore.reporting.find.kinds.building import dedup_command, writing
+from tests.reporting.find.test_planted import values
 from tests.reporting.planted import Tensor, write_ptd, write_safetensors
 
 COMMAND = (sys.executable, "-m", "blobstore")
 NAMES = ("plain", "with blank", 'it\'s "quoted" $HOME `x`;&|*?', "-hyphen")
-
-
-def values(seed: int, *sizes: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
 
 
 def printed(arguments: Sequence[str], folder: Path) -> list[str]:
@@ -63,7 +59,7 @@ def run_all(commands: Sequence[str], folder: Path) -> set[str]:
 
 
 @pytest.mark.long
-def test_every_command_runs_as_printed(lowered: Any, tmp_path: Path) -> None:
+def test_every_command_runs_as_printed(lowered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of equal names in folders of all kinds of names, and checkpoints beside them."""
     decoder, mlp = lowered.decoder().pte, lowered.mlp(delegated=True).pte
     weight, bias = values(1, 60, 60), values(2, 50, 50)
@@ -78,24 +74,16 @@ def test_every_command_runs_as_printed(lowered: Any, tmp_path: Path) -> None:
         write_ptd(folder / "tied.ptd", own)  # a key with other bytes in each file: no common data file
     write_safetensors(tmp_path / "-tied.safetensors", [Tensor.of("a", weight - 1), Tensor.of("b", weight - 1)])
     arguments = [*NAMES, "-tied.safetensors"]
+    monkeypatch.chdir(tmp_path)
     commands = printed(arguments, tmp_path)
-    found = {f.command for f in report_in(tmp_path, arguments).findings if f.command}
+    found = {f.command for f in blobstore.report(arguments).findings if f.command}
     assert set(commands) <= found
     assert len(found) >= 2 + 2 * len(NAMES)  # the programs, and each checkpoint and each data file
     made = run_all(sorted(found), tmp_path)
     assert {"tied.ptd", "tied-2.ptd", "-tied.ptd"} <= made
     assert any(name.startswith("slim") for name in made)
-    again = " ".join(f.command for f in report_in(tmp_path, arguments).findings if f.command)
+    again = " ".join(f.command for f in blobstore.report(arguments).findings if f.command)
     assert not any(again.endswith(f" {name}") or f" {name} " in again for name in made)  # those names are in use now
-
-
-def report_in(folder: Path, arguments: Sequence[str]) -> Any:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        return blobstore.report(arguments)
-    finally:
-        os.chdir(before)
 
 
 def test_what_dedup_would_refuse_gets_no_command(lowered: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from blobstore.reporting import FindingKind, Report
 from blobstore.reporting.show.after import after
 from blobstore.reporting.show.page_data import page_data
 from tests.reporting.find.test_planted import accounted, values
+from tests.reporting.find.test_pooling import write_families
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 
 ENTRY = 320  # bytes that a table, a manifest and padding take for a blob, at most
@@ -249,28 +250,19 @@ def test_the_page_grows_with_its_files_and_not_with_their_square(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_zoo_of_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four teams, each with copies, fine-tunes, halves, transposed tensors, zeros and adapters, in both formats."""
-    random = np.random.default_rng(0)
-    base = {
-        f"layers.{i}.{name}": random.standard_normal(sizes).astype(np.float32)
-        for i in range(2)
-        for name, sizes in (("q", (64, 64)), ("up", (96, 64)))
-    }
-    base["embed"] = random.standard_normal((200, 64)).astype(np.float32)
-    for team in range(4):
-        for number in range(10):
-            tensors = dict(base)
-            if number % 4 == 1:
-                tensors["embed"] = tensors["embed"] + np.float32(team * 0.1 + number * 0.01)
-            if number % 4 == 2:
-                tensors = {key: array.astype(np.float16) for key, array in tensors.items()}
-            if number % 4 == 3:
-                tensors |= {"head": turned(tensors["embed"]), "zeros": np.zeros((128, 64), np.float32)}
-            if number % 5 == 4:
-                tensors = {f"lora.{i}": random.standard_normal((8, 64)).astype(np.float32) for i in range(3)}
-            suffix = "safetensors" if number % 2 else "ptd"
-            write(tmp_path / "models" / f"team-{team}" / f"model-{number}.{suffix}", tensors)
+def test_families_of_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty copies, fine-tunes, halves, tied heads and adapters, in both formats."""
+    write_families(tmp_path / "models")
     report = check(tmp_path, monkeypatch)
     equal = sum(finding.counted for finding in report.findings if finding.kind is FindingKind.DUPLICATE_FILES)
     assert report.command_saves > 0.9 * equal
+
+
+@pytest.mark.long
+def test_real_programs(lowered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one model, with and without a delegate."""
+    for number in range(3):
+        lowered.decoder(delegated=number % 2 == 0).write(tmp_path / "models", f"decoder-{number}")
+    report = check(tmp_path, monkeypatch)
+    assert len(commands(report)) == 1
+    assert report.command_saves > 0.3 * report.total_bytes

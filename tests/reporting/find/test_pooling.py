@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def _base(random: np.random.Generator, width: int) -> Weights:
     return {name: (random.standard_normal(shape) * 0.02).astype(np.float32) for name, shape in layers.items()}
 
 
-def _sixty(folder: Path) -> None:
+def write_families(folder: Path) -> None:
     """Three families of twenty: bases, tuned layers, halves, a head, adapters, half of them in data files."""
     random = np.random.default_rng(3)
     for family, width in enumerate((96, 112, 128)):
@@ -54,39 +55,31 @@ def _sixty(folder: Path) -> None:
                     blobstore.save_file(weights, path / f"model-{kind}.ptd")
 
 
-def _tuned(noise: float) -> Callable[[Path], None]:
+def _tuned(noise: float, save: Callable[[Weights, Path], Any], suffix: str) -> Callable[[Path], None]:
     """A base and fine-tunes in all directions, in which each weight moved."""
 
     def write(folder: Path) -> None:
         folder.mkdir()
         random = np.random.default_rng(5)
         base = _base(random, 128)
-        for number in range(8):
+        for number in range(7):
             moved = {k: v + (noise * random.standard_normal(v.shape)).astype(np.float32) for k, v in base.items()}
-            save_file(moved if number else base, folder / f"run-{number}.safetensors")
+            save(moved if number else base, folder / f"run-{number}.{suffix}")
 
     return write
 
 
-def _bfloat16(folder: Path) -> None:
-    """The same in bfloat16, beside the base in float32."""
-    folder.mkdir()
-    random = np.random.default_rng(6)
-    base = _base(random, 128)
-    save_file(base, folder / "base.safetensors")
-    for number in range(6):
-        moved = {k: v + (1e-4 * random.standard_normal(v.shape)).astype(np.float32) for k, v in base.items()}
-        write_safetensors(folder / f"run-{number}.safetensors", [Tensor.bfloat16(k, v) for k, v in moved.items()])
+def _save_bfloat16(weights: Weights, path: Path) -> None:
+    """All but the base, which stays in float32."""
+    if path.stem == "run-0":
+        save_file(weights, path)
+    else:
+        write_safetensors(path, [Tensor.bfloat16(key, value) for key, value in weights.items()])
 
 
-def _torch_saved(folder: Path) -> None:
-    """Fine-tunes as training writes them, by `torch.save`."""
-    folder.mkdir()
-    random = np.random.default_rng(7)
-    base = _base(random, 128)
-    for number in range(6):
-        moved = {k: v + (1e-6 * random.standard_normal(v.shape)).astype(np.float32) for k, v in base.items()}
-        torch.save({key: torch.from_numpy(value) for key, value in moved.items()}, folder / f"run-{number}.pt")
+def _save_torch(weights: Weights, path: Path) -> None:
+    """As training writes it."""
+    torch.save({key: torch.from_numpy(value) for key, value in weights.items()}, path)
 
 
 def _advice(report: Report) -> PoolAdvice:
@@ -111,8 +104,14 @@ def _added(command: str) -> tuple[int, dict[str, bytes]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "most"),
-    [(_sixty, 0.1), (_tuned(1e-6), 0.6), (_tuned(1e-4), 0.75), (_bfloat16, 0.5), (_torch_saved, 0.6)],
-    ids=["sixty", "float32", "far", "bfloat16", "torch"],
+    [
+        (write_families, 0.1),
+        (_tuned(1e-6, save_file, "safetensors"), 0.6),
+        (_tuned(1e-4, save_file, "safetensors"), 0.75),
+        (_tuned(1e-4, _save_bfloat16, "safetensors"), 0.5),
+        (_tuned(1e-6, _save_torch, "pt"), 0.6),
+    ],
+    ids=["families", "float32", "far", "bfloat16", "torch"],
 )
 def test_a_pool_takes_what_the_report_says(
     write: Callable[[Path], None], most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +129,7 @@ def test_a_pool_takes_what_the_report_says(
     assert taken < most * report.total_bytes
     assert sorted(restored.values()) == sorted(before.values())
     bound = blobstore.report("zoo", exact_only=True).pool
-    if write is _sixty:
+    if write is write_families:
         assert bound is not None
         assert bound.is_bound
         assert bound.bytes >= taken
@@ -140,7 +139,7 @@ def test_a_pool_takes_what_the_report_says(
 def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an estimate; JSON has it, and a report that is read from JSON."""
     monkeypatch.chdir(tmp_path)
-    _sixty(tmp_path / "my zoo!")
+    write_families(tmp_path / "my zoo!")
     report = blobstore.report("my zoo!")
     advice = _advice(report)
     assert advice.command == "blobstore pool add pool 'my zoo!' --as my-zoo@1"
@@ -164,7 +163,7 @@ def test_the_advice_is_shown_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_the_browser_copies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the first of its commands, which replaces no files: `a` still shows those after the others."""
     monkeypatch.chdir(tmp_path)
-    _sixty(tmp_path / "zoo")
+    write_families(tmp_path / "zoo")
     report = blobstore.report("zoo")
     async with browsing(report, (120, 40)) as screen:
         rows = (await screen.press("3")).rows

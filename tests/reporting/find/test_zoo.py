@@ -378,9 +378,3 @@ def test_the_terminal_names_types_and_shapes(zoo_report: Report) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     print_report(zoo_report, console, top=1000)
     assert "float 128 x 256" in console.export_text()
-
-
-def test_types_and_shapes(tmp_path: Path) -> None:
-    write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(1, 60, 50)), Tensor.opaque("o", b"opaque" * 9)])
-    facts = {r.name: (r.element_type, r.shape) for r in blobstore.report([tmp_path]).files[0].regions if r.kind.is_blob}
-    assert facts == {"w": ("float", "60 x 50"), "o": ("", "")}

@@ -154,6 +154,8 @@ def test_text_is_readable_on_what_is_behind_it(opened: Opened) -> None:
         text, back = opened.colors(selector)
         contrast = (max(text, back) + 0.05) / (min(text, back) + 0.05)
         assert contrast >= 4.5, (selector, contrast)
+    text, back = opened.colors("h1")
+    assert (text > back) == opened.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
 
 
 @pytest.mark.way
@@ -238,19 +240,6 @@ def test_a_click_opens_a_file(opened: Opened) -> None:
     page.locator("#map-table").click()
     assert all("a.ptd" in row for row in opened.rows())
     assert page.locator("#show-blobs").get_attribute("aria-pressed") == "true"
-
-
-def test_the_page_follows_the_system_when_it_turns_dark(browser: Any, page_file: Path) -> None:
-    with Opened(browser, page_file, "light") as opened:
-        light = opened.colors("h1")
-        opened.page.emulate_media(color_scheme="dark")
-        assert light[0] < light[1]
-
-        def dark() -> bool:
-            text, behind = opened.colors("h1")
-            return text > behind
-
-        until(dark)
 
 
 def test_an_empty_report_has_a_page(browser: Any, tmp_path: Path) -> None:
@@ -386,8 +375,10 @@ def test_the_map_opens_step_by_step_by_keyboard(zoo: Opened) -> None:
     assert seen[-1] == ["all files", "language", "small", "chat"]
     assert ".pte" in page.locator("#map-path [aria-current]").inner_text()
     assert re.match(r"language/small/chat/chat-\d+\.pte: ", page.locator("#map-chosen").inner_text())
-    page.locator("#map-path button", has_text="language").click()
+    page.locator("#map-path button", has_text="language").focus()
+    page.keyboard.press("Enter")
     assert page.locator("#map-path button").count() == 2
+    assert page.evaluate("document.activeElement.getAttribute('aria-current')") == "true"  # still on the way
     page.locator("#map [tabindex='0']").focus()
     page.keyboard.press("Escape")
     assert page.locator("#map-path button").all_inner_texts() == ["all files"]
@@ -540,14 +531,22 @@ LIT = "Array.from(document.querySelectorAll('#map .copy'), tile => map.describe(
 
 
 def test_what_belongs_together_lights_up(opened: Opened) -> None:
-    """Under the pointer and with the keyboard: the copies in other files, and the payload that holds the tensor."""
+    """Under the pointer, which also describes the tile, and with the keyboard: the copies in other files, and the payload that holds the tensor."""
     page = opened.page
-    tile = page.locator("#map .tile .tile", has_text="tied").first
-    tile.hover()
+    before = page.locator("#map-chosen").inner_text()
+    page.locator("#map .tile .tile", has_text="tied").first.hover()
+    assert (
+        page.locator("#map-chosen")
+        .inner_text()
+        .startswith(
+            "a.ptd: tied: 12.0 KB, tensors, float 60 x 50; tied weight, written twice 12.0 KB; also in w, b.safetensors: "
+        )
+    )
     lit = page.evaluate(LIT)
     assert sorted({text.split(":")[0] for text in lit}) == ["a.ptd", "b.safetensors", "d.pte"]
     assert not any("own." in text for text in lit)
-    page.mouse.move(5, 5)
+    page.mouse.move(1, 1)
+    assert page.locator("#map-chosen").inner_text() == before
     assert page.evaluate(LIT) == []
     page.locator("#map [tabindex='0']").focus()
     page.keyboard.press("Home")
@@ -745,30 +744,6 @@ def test_a_search_colors_the_bytes_that_it_finds(zoo: Opened, zoo_report: Report
     assert "backbone.2.weight" in page.evaluate("map.describe(map.match)")
     assert page.locator("#map > .tile").count() > 1
     assert page.evaluate("document.querySelector('#map .chosen-tile').dataset.id == map.match.id")
-
-
-def test_what_is_under_the_pointer_is_described(opened: Opened) -> None:
-    page = opened.page
-    before = page.locator("#map-chosen").inner_text()
-    page.locator("#map .tile .tile", has_text="tied").first.hover()
-    said = page.locator("#map-chosen").inner_text()
-    assert said.startswith(
-        "a.ptd: tied: 12.0 KB, tensors, float 60 x 50; tied weight, written twice 12.0 KB; also in w, b.safetensors: "
-    )
-    page.mouse.move(1, 1)
-    assert page.locator("#map-chosen").inner_text() == before
-
-
-def test_the_way_keeps_the_focus(zoo: Opened) -> None:
-    """Who goes back by the keyboard is still where the way is."""
-    page = zoo.page
-    page.locator("#map [tabindex='0']").focus()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Enter")
-    page.locator("#map-path button").nth(1).focus()
-    page.keyboard.press("Enter")
-    assert page.locator("#map-path button").count() == 2
-    assert page.evaluate("document.activeElement.getAttribute('aria-current')") == "true"
 
 
 def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from blobstore.reporting.json_output import to_json
 from blobstore.reporting.model import Claim
 from blobstore.reporting.show.tree import Node, Tree
 from blobstore.reporting.show.tui.app import Browser
-from blobstore.reporting.show.tui.cells import bar, fit, folded
+from blobstore.reporting.show.tui.cells import fit, folded
 from blobstore.reporting.show.tui.files import Files
 from blobstore.reporting.show.words import FINDINGS
 from tests.helpers.terminal import Terminal
@@ -71,19 +71,6 @@ def nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
         for child in tree.children(node):
             left.append((f"{way}/{child.label}".removeprefix("/"), child))
             yield left[-1]
-
-
-def test_folders_and_files_have_the_bytes_of_the_file_system(zoo_report: Report, zoo_folder: Path) -> None:
-    """Also those that are one with the only folder in them."""
-    tree, seen = Tree.of(zoo_report), 0
-    for way, node in nodes(tree):
-        if node.source is None or node.is_file:
-            path = zoo_folder / way
-            inside = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
-            assert (node.nbytes, node.files) == (sum(one.stat().st_size for one in inside), len(inside)), way
-            seen += len(inside) if node.is_file else 0
-    assert seen == tree.root.files == 200
-    assert (tree.root.nbytes, tree.root.saves) == (zoo_report.total_bytes, zoo_report.total_saves)
 
 
 def test_a_file_has_its_tensors_in_modules(zoo_report: Report, zoo_folder: Path) -> None:
@@ -546,11 +533,11 @@ async def test_what_was_not_read_is_listed(report: Report) -> None:
 
 async def test_colors_can_be_turned_off(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then what can go is filled, and what stays is hatched, all the same."""
-    used = re.findall("#d55e00", (await after_keys(report, ["2"])).svg)
-    assert used
+    for keys in ([], ["2"]):  # in bars, and beside findings
+        assert {"#d55e00", "#009e73"} <= set(re.findall("#[0-9a-f]{6}", (await after_keys(report, keys)).svg))
     monkeypatch.setenv("NO_COLOR", "1")
     drawing = await after_keys(report)
-    assert "#d55e00" not in drawing.svg
+    assert not {"#d55e00", "#009e73"} & set(re.findall("#[0-9a-f]{6}", drawing.svg))
     assert re.search(r"\[█+░*", drawing.text)
 
 
@@ -672,34 +659,16 @@ def test_a_name_is_cut_to_its_cells(text: str) -> None:
         assert len(rows) <= lines and all(cell_len(row) <= 20 for row in rows)
 
 
-def test_a_bar_has_the_colors_of_what_can_go() -> None:
-    drawn = bar(100, {FindingKind.DUPLICATE_FILES: 50, FindingKind.CONSTANT: 25}, 200, 16)
-    assert drawn.plain == "[██████░░        ]"
-    assert [str(span.style) for span in drawn.spans] == ["#d55e00", "#009e73", "dim"]
-    assert bar(1, {}, 10**9, 16).plain == "[░               ]"
-    assert bar(0, {}, 0, 16).plain == "[                ]"
-
-
 # ------------------------------------------------------------------------------------------------- the command line
 
 
-def invoke(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
-    return done.exit_code, done.output
-
-
-def test_it_needs_a_terminal(folder: Path) -> None:
+def test_it_needs_a_terminal_and_is_not_json(folder: Path) -> None:
     """A pipe gets one line that says what to do, before all the work."""
-    code, output = invoke(folder, "--tui")
-    assert (code, len(output.splitlines())) == (3, 1)
-    assert (
-        "--tui needs a terminal" in output and " is none" in output and "--html FILE" in output and "--json" in output
-    )
-
-
-def test_it_is_not_json(folder: Path) -> None:
-    code, output = invoke(folder, "--tui", "--json")
-    assert code == 2 and "--json" in output and "Usage" in output
+    done = CliRunner().invoke(app, ["report", str(folder), "--tui"])
+    assert (done.exit_code, len(done.output.splitlines())) == (3, 1)
+    assert all(text in done.output for text in ("--tui needs a terminal", " is none", "--html FILE", "--json"))
+    done = CliRunner().invoke(app, ["report", str(folder), "--tui", "--json"])
+    assert done.exit_code == 2 and "--json" in done.output and "Usage" in done.output
 
 
 @pytest.mark.long
@@ -766,18 +735,19 @@ def test_what_was_copied_is_in_the_clipboard_and_on_the_terminal(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_terminal_that_cannot_move_its_cursor_is_none(tmp_path: Path) -> None:
-    write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(1, 60, 50))])
-    terminal = Terminal("report", "a.ptd", "--tui", folder=tmp_path, term="dumb")
+@pytest.mark.parametrize(
+    ("where", "term", "reason"),
+    [("models", "dumb", b"--tui needs a terminal"), ("empty", "xterm-256color", b"no file to report on")],
+)
+def test_without_a_file_or_a_cursor_that_moves_nothing_opens(
+    where: str, term: str, reason: bytes, tmp_path: Path
+) -> None:
+    for name in ("models", "empty"):
+        (tmp_path / name).mkdir()
+    write_ptd(tmp_path / "models" / "a.ptd", [Tensor.of("w", values(1, 60, 50))])
+    terminal = Terminal("report", where, "--tui", folder=tmp_path, term=term)
     assert terminal.end() == 3
-    assert b"--tui needs a terminal" in terminal.output and b"\x1b[?1049h" not in terminal.output
-
-
-@pytest.mark.long
-def test_without_a_file_there_is_nothing_to_walk_through(tmp_path: Path) -> None:
-    terminal = Terminal("report", ".", "--tui", folder=tmp_path)
-    assert terminal.end() == 3
-    assert b"no file to report on" in terminal.output and b"\x1b[?1049h" not in terminal.output
+    assert reason in terminal.output and b"\x1b[?1049h" not in terminal.output
 
 
 def test_the_picture_of_the_documentation_is_what_is_shown(zoo_report: Report) -> None:

@@ -17,10 +17,10 @@ with quiet():
     from executorch.exir._serialize import _program
     from executorch.exir._serialize._flatbuffer_program import _program_to_flatbuffer
     from executorch.exir._serialize._named_data_store import NamedDataStore
-    from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+    from executorch.exir._serialize.data_serializer import DataPayload
     from executorch.exir.scalar_type import ScalarType
     from executorch.exir.tensor_layout import TensorLayout
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
 
 def write_ptd(path: Path, entries: Iterable[tuple[Any, ...]]) -> Path:
