@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +56,33 @@ def hf_logits(module: Any) -> Tensor:
         return module(TOKENS).logits
 
 
-def save_peft(folder: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any) -> Tensor:
-    """Have PEFT save a random adapter of `hf_llama`, and return the logits that the model computes with it."""
-    import copy
-
+@contextlib.contextmanager
+def peft() -> Iterator[Any]:
+    """The package, without what it prints and warns of."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from peft import LoraConfig, get_peft_model
+        import peft
 
+        yield peft
+
+
+def peft_model(folder: Path, base: Any = None) -> Any:
+    """The model that PEFT makes of an adapter and a copy of `base`, or of `hf_llama()`."""
+    with peft() as library:
+        return library.PeftModel.from_pretrained(copy.deepcopy(base or hf_llama()), folder).eval().float()
+
+
+def peft_scales(model: Any) -> dict[str, float]:
+    """The scale of each of PEFT's own layers."""
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    return {name.removeprefix("base_model.model."): layer.scaling["default"] for name, layer in layers.items()}
+
+
+def save_peft(folder: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any) -> Tensor:
+    """Have PEFT save a random adapter of `hf_llama`, and return the logits that the model computes with it."""
+    with peft() as library:
         options = {"r": RANK, "lora_alpha": 6, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **config}
-        model = get_peft_model(copy.deepcopy(hf_llama()), LoraConfig(**options)).eval()
+        model = library.get_peft_model(copy.deepcopy(hf_llama()), library.LoraConfig(**options)).eval()
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():
             if "lora_" in name:

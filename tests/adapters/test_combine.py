@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,7 @@ from blobstore.errors import (
     UpdateError,
 )
 from blobstore.logical.steps import cast
-from blobstore.runtime import BlobCache, Program
+from blobstore.runtime import BlobCache
 from tests.adapters.caches import X, bits, open_lora
 from tests.adapters.nets import SCALE, LoraNet, adapter_of, lower_lora, make
 from tests.lowering.live import inputs
@@ -139,36 +138,6 @@ def test_one_alone_is_what_load_adapter_stores(lora: Any) -> None:
     set_adapter_strengths(cache, [0.9])
     set_adapter_strength(other, 0.9)
     assert bits(cache) == bits(other)
-
-
-def test_requests_of_several_threads(wide: Any) -> None:
-    """Threads that take turns on one cache get the answers of their own adapters; those with a cache of their own need no
-    turns."""
-    foundation = BlobCache(wide.foundation)
-    shared = BlobCache(wide.adapter, base=foundation)
-    program, turn, failed = Program(wide.pte, shared), threading.Lock(), []
-    wanted = {seed: expected({seed: 1}) for seed in SCALES}
-
-    def serve(seed: int) -> None:
-        try:
-            method = program.method()
-            own = BlobCache(wide.adapter, base=foundation)
-            load_adapters(own, [wide.paths[seed]], program_scale=SCALE)
-            of_own = Program(wide.pte, own).method()
-            for _ in range(10):
-                with turn:
-                    load_adapters(shared, [wide.paths[seed]], program_scale=SCALE)
-                    torch.testing.assert_close(method(*X), wanted[seed], rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(of_own(*X), wanted[seed], rtol=1e-4, atol=1e-4)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in SCALES]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
 
 
 def test_what_is_refused(wide: Any, tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from blobstore import open_ptd, save_file
 from blobstore.adapters import bind_adapter, load_adapter, load_adapters, save_adapter
 from blobstore.errors import (
     AdapterError,
-    ClosedError,
     DataChangedError,
     KeyNotFoundError,
     LayoutError,
-    UnsupportedDataError,
     UpdateError,
 )
 from blobstore.runtime import BlobCache, Program, make_working_copy
@@ -253,15 +251,3 @@ def test_overwritten_files(lora: Any) -> None:
     with pytest.raises(DataChangedError, match=rf"foundation\.ptd: the file was overwritten .*'{key}' differs"):
         load_adapter(cache, path)
     assert cache.generation == 0
-
-
-def test_wrong_caches(lora: Any) -> None:
-    """Other objects and closed caches are refused."""
-    path = save(lora, 1)
-    for wrong in (None, "model.ptd", (lora.adapter,)):
-        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
-            load_adapter(wrong, path)  # type: ignore[arg-type]
-    cache = BlobCache(lora.adapter)
-    cache.close()
-    with pytest.raises(ClosedError):
-        load_adapter(cache, path)

@@ -14,10 +14,8 @@ from safetensors.torch import save_file
 from blobstore.adapters import import_peft, inspect_adapters, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import (
     AdapterError,
-    ClosedError,
     KeyNotFoundError,
     LayoutError,
-    UnsupportedDataError,
     UpdateError,
 )
 from blobstore.runtime import BlobCache, Program
@@ -40,6 +38,10 @@ def test_merge_and_undo(plain: Any, alpha: float) -> None:
     close(method(*X), merged(1, alpha * SCALE))
     if alpha == 1:
         close(method(*X), eager(1))
+    later = merge_adapter(cache, adapter_of(2), scale=SCALE)
+    with pytest.raises(AdapterError, match=r"changed after the adapter was merged in generation 1; undo first"):
+        handle.undo()
+    later.undo()
     handle.undo()
     assert bits(cache) == before
     assert torch.equal(method(*X), first)
@@ -60,23 +62,6 @@ def test_tensors_without_a_file(plain: Any) -> None:
     handle = merge_adapter(cache, tensors, scale=SCALE, names={"head": "l.1.weight"})
     close(method(*X), eager(1))
     handle.undo()
-    close(method(*X), merged(1, 0))
-
-
-@pytest.mark.long
-def test_last_in_first_out(plain: Any) -> None:
-    """Adapters in the same weights are undone in reverse order."""
-    cache, method = open_plain(plain)
-    handles, states = [], []
-    for seed in (1, 2):
-        states.append(bits(cache))
-        handles.append(merge_adapter(cache, adapter_of(seed), scale=SCALE))
-    with pytest.raises(AdapterError, match=r"changed after the adapter was merged in generation 1; undo first"):
-        handles[0].undo()
-    assert cache.generation == 2
-    for handle, state in zip(reversed(handles), reversed(states), strict=True):
-        handle.undo()
-        assert bits(cache) == state
     close(method(*X), merged(1, 0))
 
 
@@ -154,29 +139,12 @@ def test_what_cannot_be_merged(plain: Any, change: Any, error: type[Exception], 
     assert bits(cache) == before
 
 
-def test_wrong_arguments(plain: Any) -> None:
-    """Each is a BlobStoreError, and nothing changes."""
-    path = plain.folder / "1.ptd"
-    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
+def test_what_is_no_number_and_no_adapter(plain: Any) -> None:
+    """Nothing changes."""
     cache, _ = open_plain(plain)
-    for wrong in (None, "model.ptd", cache.paths):
-        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
-            merge_adapter(wrong, path)  # type: ignore[arg-type]
-    for options in ({"names": ["l.0"]}, {"names": 5}, {"weights": 5}, {"weights": ["l.0.weight"]}):
-        with pytest.raises(UnsupportedDataError, match="must be a mapping by name"):
-            merge_adapter(cache, path, **options)
-    with pytest.raises(AdapterError, match="alpha .* is not a finite number"):
-        merge_adapter(cache, path, alpha=10**400)
-    for adapter in (3, None, ["a"]):
-        with pytest.raises(UnsupportedDataError):
-            merge_adapter(cache, adapter)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedDataError):
-        merge_adapter(cache, {"l.0.lora_a.weight": 3})
-    with pytest.raises(AdapterError, match="alpha"):
-        merge_adapter(cache, adapter_of(1), float("inf"))
+    for alpha in (10**400, float("inf")):
+        with pytest.raises(AdapterError, match="alpha .* is not a finite number"):
+            merge_adapter(cache, adapter_of(1), alpha)
     with pytest.raises(AdapterError, match="not an adapter"):
         merge_adapter(cache, {})
     assert cache.generation == 0
-    cache.close()
-    with pytest.raises(ClosedError):
-        merge_adapter(cache, path)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from blobstore import load_file, save_file
+from blobstore import save_file
 from blobstore.adapters import (
     AdapterTags,
     export_peft,
@@ -38,7 +34,7 @@ from blobstore.errors import (
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.adapters import llama
-from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, peft_model, peft_scales, save_peft
 from tests.adapters.nets import adapter_of, write_peft
 from tests.helpers.models import quiet
 from tests.lowering.live import plugin, write
@@ -71,36 +67,15 @@ def safetensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load(folder / "adapter_model.safetensors")
 
 
-def peft_scales(folder: Path) -> dict[str, float]:
-    """The scale that PEFT gives each module whose tensors are in a folder."""
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from peft import LoraConfig
-        from peft.tuners.tuners_utils import check_target_module_exists
-        from peft.utils.other import get_pattern_key
-
-        config = LoraConfig.from_pretrained(folder)
-    scales = {}
-    for key, tensor in safetensors_of(folder).items():
-        module, end = key.removeprefix("base_model.model.").rsplit(".lora_", 1)
-        assert check_target_module_exists(config, module)
-        if end == "A.weight":
-            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, module), config.r)
-            alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, module), config.lora_alpha)
-            assert rank == tensor.shape[0]
-            scales[module] = alpha / (rank**0.5 if config.use_rslora else rank)
-    return scales
-
-
-def check_same(one: Path, other: Path) -> None:
-    """The same tensors to the bit, with the same scales, of the same base and task."""
+def check_same(one: Path, other: Path, base: Any = None) -> None:
+    """The same tensors to the bit, with the same scales in PEFT's own layers, of the same base and task."""
     left, right = safetensors_of(one), safetensors_of(other)
     assert left.keys() == right.keys()
     for key, tensor in left.items():
         assert tensor.dtype == right[key].dtype
         assert tensor.shape == right[key].shape
         assert torch.equal(tensor.view(torch.uint8), right[key].view(torch.uint8))
-    scales, want = peft_scales(other), peft_scales(one)
+    scales, want = (peft_scales(peft_model(folder, base)) for folder in (other, one))
     assert scales.keys() == want.keys()
     for module, scale in want.items():
         assert abs(scales[module] - scale) <= math.ulp(scale)  # not every scale is alpha divided by the rank
@@ -111,11 +86,7 @@ def check_same(one: Path, other: Path) -> None:
 
 def peft_logits(folder: Path) -> torch.Tensor:
     """What PEFT computes with an adapter that it loads."""
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from peft import PeftModel
-
-        return hf_logits(PeftModel.from_pretrained(copy.deepcopy(hf_llama()), folder).eval().float())
+    return hf_logits(peft_model(folder))
 
 
 def edit(folder: Path, **fields: Any) -> None:
@@ -151,23 +122,38 @@ def test_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool, told: str)
 
 
 def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> None:
-    """Without tables and params.json only adapters of other modules are taken."""
+    """Without tables and params.json only adapters of other modules are taken, imported or as they are."""
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=True), tables=False)
-    with pytest.raises(AdapterError, match=r"layers\.0\.attention\.w[qk].*--params"):
-        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    weights = {llama.llama_names(name): tensor for name, tensor in hf_llama().state_dict().items()}
+    save_file(weights, tmp_path / "f.ptd")
+    cache = BlobCache(tmp_path / "f.ptd")
+
+    def take(folder: Path, **options: Any) -> None:
+        import_peft(folder, tmp_path / "a.ptd", foundation=foundation, like=lowered, **options)
+
+    for use in (take, lambda folder: merge_adapter(cache, folder)):
+        with pytest.raises(AdapterError, match=r"peft: .*layers\.0\.attention\.w[qk].*--params"):
+            use(saved)
+    assert cache.dirty == ()
     save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
-    import_peft(tmp_path / "v", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    take(tmp_path / "v")
+    merge_adapter(cache, tmp_path / "v")
+    assert len(cache.dirty) == 4
     with pytest.raises(LayoutError, match="no heads of 24"):
-        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params={"head_dim": 24})
+        take(saved, params={"head_dim": 24})
 
 
 @pytest.mark.slow_for("delegated")
 @pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bool) -> None:
-    """Rank 2 and three of seven modules, in a program with rank 4 in all: the rest is zero (L2, L3)."""
+    """Rank 2 and three of seven modules, in a program with rank 4 in all: the rest is zero. The same as a folder (L2, L3)."""
     small = {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "o_proj", "up_proj"]}
-    want = save_peft(tmp_path / "peft", **small)
+    patterns = {
+        "rank_pattern": {"up_proj": 3},
+        "alpha_pattern": {"up_proj": 4.5, "o_proj": 6, r"layers.1.self_attn\.q_proj": 12},
+    }
+    want = save_peft(tmp_path / "peft", **small, **patterns)
     tags = AdapterTags()
     module = executorch_llama(hf_rope=False, alpha=6)
     manager = lower(
@@ -178,24 +164,33 @@ def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bo
     import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
     cache = BlobCache(lowered, base=BlobCache(foundation))
     method = Program(pte, cache).method()
-    load_adapter(cache, tmp_path / "a.ptd", program_scale=6 / 4)
-    torch.testing.assert_close(method(TOKENS), want, rtol=1e-3, atol=1e-3)
+    for adapter in (tmp_path / "a.ptd", tmp_path / "peft"):
+        load_adapter(cache, adapter, program_scale=6 / 4)
+        torch.testing.assert_close(method(TOKENS), want, rtol=1e-3, atol=1e-3)
+        cache.revert()
+    with pytest.raises(AdapterError, match=r"peft: its scale is 1\.5, and no file of .* records that of the programs"):
+        load_adapter(cache, tmp_path / "peft")
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
 
 
-def test_names_of_hugging_face(tmp_path: Path, saved: Path) -> None:
-    """A program with these names takes the tensors as they are, and merging gives PEFT's logits (L2)."""
-    foundation = hf_foundation(tmp_path)
-    import_peft(saved, tmp_path / "a.ptd", foundation=foundation)
-    adapter = read_adapter(tmp_path / "a.ptd")
-    assert "model.layers.1.self_attn.q_proj.lora_a.weight" in adapter.contents
-    cache = BlobCache(foundation)
-    merge_adapter(cache, tmp_path / "a.ptd")
-    cache.save(tmp_path / "merged.ptd")
-    module = copy.deepcopy(hf_llama())
-    module.load_state_dict({name: torch.as_tensor(t) for name, t in load_file(tmp_path / "merged.ptd").items()})
-    torch.testing.assert_close(hf_logits(module), peft_logits(saved), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
+def test_merging_into_the_weights_of_a_llama(tmp_path: Path, hf_rope: bool) -> None:
+    """The weights are those of PEFT's `merge_and_unload`, in the order of rows that the program has (L2)."""
+    save_peft(tmp_path / "peft", alpha_pattern={"v_proj": 12})
+    tensors = tensors_of(executorch_llama(hf_rope=hf_rope))
+    save_file({n.replace(".linear.", "."): t for n, t in tensors.items() if "lora_" not in n}, tmp_path / "f.ptd")
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    cache = BlobCache(tmp_path / "f.ptd")
+    want = peft_model(tmp_path / "peft").merge_and_unload().state_dict()
+    for adapter in (tmp_path / "a.ptd", tmp_path / "peft"):
+        merged = merge_adapter(cache, adapter)
+        for name, tensor in want.items():
+            rotated = ("q_proj" in name or "k_proj" in name) and not hf_rope
+            found = torch.tensor(cache.numpy(llama.llama_names(name)))
+            expected = llama.neighbours(tensor) if rotated else tensor
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        merged.undo()
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "base_model.model.", "wrapper.inner."])
@@ -267,55 +262,21 @@ def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     torch.testing.assert_close(peft_logits(tmp_path / "again"), want)
 
 
-@settings(max_examples=10)
-@given(
-    alpha=st.floats(0.25, 64),
-    rank=st.integers(1, 6),
-    rslora=st.booleans(),
-    ranks=st.dictionaries(
-        st.sampled_from(["q_proj", r"layers\.0\.mlp\.up_proj", "^model.layers.1.mlp.up_proj"]), st.integers(1, 6)
-    ),
-    alphas=st.dictionaries(st.sampled_from(["q_proj", "layers.0.mlp.up_proj", "1.mlp.up_proj"]), st.floats(0.25, 64)),
-)
-def test_scales_are_those_of_peft(
-    tmp_path_factory: pytest.TempPathFactory, alpha: float, rank: int, rslora: bool, ranks: Any, alphas: Any
-) -> None:
-    """For each module, the same number as in PEFT's own layers (L2)."""
-    fields = {"r": rank, "lora_alpha": alpha, "use_rslora": rslora, "rank_pattern": ranks, "alpha_pattern": alphas}
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from peft import LoraConfig, get_peft_model
+def test_float64_would_be_rounded(tmp_path: Path) -> None:
+    """To the float32 of the programs, which must be allowed; a file of its own keeps all bits (L2)."""
+    from safetensors.torch import save_file as save
 
-        model = get_peft_model(copy.deepcopy(hf_llama()), LoraConfig(target_modules=["q_proj", "up_proj"], **fields))
-        model.save_pretrained(folder := tmp_path_factory.mktemp("peft"))
-    layers = {n.removeprefix("base_model.model."): m for n, m in model.named_modules() if hasattr(m, "lora_A")}
-    assert len(layers) == 4
-    assert {pair.module: pair.scale for pair in read_peft(folder).pairs} == {
-        name: layer.scaling["default"] for name, layer in layers.items()
-    }
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("with_like", [False, True])
-def test_dtypes_come_back(tmp_path: Path, dtype: torch.dtype, with_like: bool) -> None:
-    """Narrower numbers fit float32 exactly; float64 would be rounded, which must be allowed (L2)."""
-    save_peft(tmp_path / "peft", dtype=dtype)
+    save_peft(tmp_path / "peft", dtype=torch.float64)
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
-    options: dict[str, Any] = {"foundation": foundation, "like": lowered if with_like else None}
-    if dtype is torch.float64 and with_like:
-        tensors = safetensors_of(tmp_path / "peft")
-        from safetensors.torch import save_file as save
-
-        third = {name: torch.full_like(tensor, 1 / 3) for name, tensor in tensors.items()}
-        save(third, tmp_path / "peft/adapter_model.safetensors")
-        with pytest.raises(AdapterError, match="is double, and would be rounded to the float of"):
-            import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options)
-        import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options, round_values=True)
-        assert float(next(iter(read_adapter(tmp_path / "a.ptd").tensors.values())).max()) == pytest.approx(1 / 3)
-        return
-    import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options)
+    third = {name: torch.full_like(tensor, 1 / 3) for name, tensor in safetensors_of(tmp_path / "peft").items()}
+    save(third, tmp_path / "peft/adapter_model.safetensors")
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation)
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
+    with pytest.raises(AdapterError, match="is double, and would be rounded to the float of"):
+        import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered, round_values=True)
+    assert float(next(iter(read_adapter(tmp_path / "a.ptd").tensors.values())).max()) == pytest.approx(1 / 3)
 
 
 REFUSED = [
@@ -350,6 +311,20 @@ REFUSED = [
     ("alpha_pattern", {"q_proj": 7}),
     ("rank_pattern", {"q_proj": 2}),
 ]
+MALFORMED = [
+    ("r", 0),
+    ("r", True),
+    ("r", "8"),
+    ("r", 2**40),
+    ("lora_alpha", "16"),
+    ("lora_alpha", float("nan")),
+    ("lora_alpha", float("inf")),
+    ("lora_alpha", 10**400),
+    ("use_rslora", 1),
+    ("rank_pattern", [1]),
+    ("rank_pattern", {"q_proj": 2.5}),
+    ("alpha_pattern", {"q_proj": None}),
+]
 HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
 
 
@@ -364,13 +339,18 @@ def test_every_field_of_peft_is_decided(saved: Path) -> None:
         assert [pair.scale for pair in read_peft(saved).pairs] == scales, name
 
 
-@pytest.mark.parametrize(("field", "value"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, saved: Path, field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("error", "field", "value"),
+    [*((AdapterError, *case) for case in REFUSED), *((InvalidFileError, *case) for case in MALFORMED)],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    tmp_path: Path, saved: Path, error: type[BlobStoreError], field: str, value: Any
+) -> None:
     """Nothing is written, and nothing is ignored (L2)."""
     edit(saved, **{field: value})
-    if field == "rank_pattern":
+    if (error, field) == (AdapterError, "rank_pattern"):
         edit(saved, r=3)
-    with pytest.raises(AdapterError, match=field):
+    with pytest.raises(error, match=field):
         import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
     assert not (tmp_path / "a.ptd").exists()
 
@@ -384,29 +364,6 @@ def test_fields_that_are_switched_off_do_no_harm(tmp_path: Path, saved: Path, va
     kept = ("peft_type", "r", "lora_alpha")
     path.write_text(json.dumps({name: field for name, field in json.loads(path.read_text()).items() if name in kept}))
     import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("r", 0),
-        ("r", True),
-        ("r", "8"),
-        ("r", 2**40),
-        ("lora_alpha", "16"),
-        ("lora_alpha", float("nan")),
-        ("lora_alpha", float("inf")),
-        ("lora_alpha", 10**400),
-        ("use_rslora", 1),
-        ("rank_pattern", [1]),
-        ("rank_pattern", {"q_proj": 2.5}),
-        ("alpha_pattern", {"q_proj": None}),
-    ],
-)
-def test_malformed_fields(tmp_path: Path, saved: Path, field: str, value: Any) -> None:
-    edit(saved, **{field: value})
-    with pytest.raises(InvalidFileError, match=field):
-        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -540,45 +497,3 @@ def test_adapters_that_cannot_go_out(tmp_path: Path, lora: Any) -> None:
     with pytest.raises(OutputPathError):
         export_peft(tmp_path / "a.ptd", tmp_path / "out")
     assert (tmp_path / "out/adapter_model.safetensors").read_text() == "something else"
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"config": [], "modules": {}}',
-        '{"config": {"task_type": 3}, "modules": {}}',
-        '{"config": {"task_type": "\\ud800"}, "modules": {}}',
-        '{"config": {"use_dora": "no"}, "modules": {}}',
-        *(
-            '{"config": {}, "modules": {"l": ' + module + "}}"
-            for module in (
-                "[]",
-                '[1, "b", 1, "FLOAT", "FLOAT", 1, 0]',
-                '["a", "b", 0, "FLOAT", "FLOAT", 1, 0]',
-                '["a", "b", 9, "FLOAT", "FLOAT", 1, 0]',
-                '["a", "b", 1, "LONG", "FLOAT", 1, 0]',
-                '["a", "b", 1, "NONE", "FLOAT", 1, 0]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1e400, 0]',
-                '["a", "b", 1, "FLOAT", "FLOAT", true, 0]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, 1]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, -1]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, 0, 0]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 0, 0]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1, 7]',
-                '["a", "b", 1, "FLOAT", "FLOAT", 1, 8]',
-                '["a", "a", 1, "FLOAT", "FLOAT", 1, 0]',
-            )
-        ),
-    ],
-)
-def test_hostile_records(tmp_path: Path, record: str) -> None:
-    """The metadata of a file is checked before it is used (B5)."""
-    save_file({"l.weight": torch.ones(3, 2)}, tmp_path / "f.ptd")
-    tensors = {"l.lora_a.weight": torch.ones(1, 2), "l.lora_b.weight": torch.ones(3, 1)}
-    metadata = {"blobstore.adapter.peft": record}
-    save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "f.ptd", scale=1, metadata=metadata)
-    with pytest.raises(BlobStoreError, match=r"a\.ptd"):
-        export_peft(tmp_path / "a.ptd", tmp_path / "out")

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 
 from blobstore.adapters import (
-    AdapterTags,
     combine_adapters,
     load_adapter,
     load_adapters,
@@ -23,19 +22,10 @@ from blobstore.adapters import (
     set_adapter_strengths,
 )
 from blobstore.errors import AdapterError, BlobStoreError, FileAccessError, InvalidFileError, KeyNotFoundError
-from blobstore.lowering.export import lower
-from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, eager, merged, open_lora, open_plain
-from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, llama_names, neighbours, save_peft
 from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, make, with_adapter, write_peft
-from tests.lowering.live import plugin, write
 
 NAME = "adapter_model.safetensors"
-
-
-def edit(folder: Path, **fields: Any) -> None:
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def test_a_folder_instead_of_a_file(lora: Any, tmp_path: Path) -> None:
@@ -81,71 +71,6 @@ def test_a_folder_is_merged_and_taken_out(plain: Any, tmp_path: Path) -> None:
         merge_adapter(cache, renamed)
     merge_adapter(cache, renamed, names={"x.y": "l.0.weight"})
     assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
-def test_a_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool) -> None:
-    """Rank 2 in a program with rank 4, some modules, patterns of ranks and alphas, and rows in either order (L2)."""
-    patterns = {"rank_pattern": {"up_proj": 3}, "alpha_pattern": {"o_proj": 7, r"layers.1.self_attn\.q_proj": 5}}
-    want = save_peft(
-        tmp_path / "peft", r=2, lora_alpha=3, target_modules=["q_proj", "k_proj", "o_proj", "up_proj"], **patterns
-    )
-    tags = AdapterTags()
-    module = executorch_llama(hf_rope=hf_rope, alpha=6)
-    manager = lower({"forward": (module, (TOKENS,))}, partitioners=plugin(tags), external_constants=tags)
-    pte = write(manager, tmp_path / "out")
-    cache = BlobCache(tmp_path / "out/adapter.ptd", base=BlobCache(tmp_path / "out/foundation.ptd"))
-    method = Program(pte, cache).method()
-    with pytest.raises(AdapterError, match=r"peft: its scale is 1\.5, and no file of .* records that of the programs"):
-        load_adapter(cache, tmp_path / "peft")
-    load_adapter(cache, tmp_path / "peft", program_scale=6 / 4)
-    torch.testing.assert_close(method(TOKENS), want, rtol=1e-3, atol=1e-3)
-    assert (want - hf_logits(hf_llama())).abs().max() > 1
-
-
-@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
-def test_merging_into_the_weights_of_a_llama(tmp_path: Path, hf_rope: bool) -> None:
-    """The weights are those of PEFT's `merge_and_unload`, in the order of rows that the program has (L2)."""
-    save_peft(tmp_path / "peft", alpha_pattern={"v_proj": 5})
-    module = executorch_llama(hf_rope=hf_rope)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    from blobstore import save_file
-
-    save_file(
-        {n.replace(".linear.", "."): t.detach() for n, t in tensors if "lora_" not in n}, tmp_path / "foundation.ptd"
-    )
-    cache = BlobCache(tmp_path / "foundation.ptd")
-    merge_adapter(cache, tmp_path / "peft")
-    import copy
-    import warnings
-
-    from peft import PeftModel
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        want = PeftModel.from_pretrained(copy.deepcopy(hf_llama()), tmp_path / "peft").merge_and_unload().state_dict()
-    for name, tensor in want.items():
-        rotated = ("q_proj" in name or "k_proj" in name) and not hf_rope
-        found = torch.tensor(cache.numpy(llama_names(name)))
-        torch.testing.assert_close(found, neighbours(tensor) if rotated else tensor, rtol=1e-5, atol=1e-5)
-
-
-def test_an_unknown_order_of_rows(tmp_path: Path) -> None:
-    """Without rotary tables the device cannot know it; nothing is changed, and other modules are taken."""
-    from blobstore import save_file
-
-    save_peft(tmp_path / "peft")
-    weights = {llama_names(name): tensor for name, tensor in hf_llama().state_dict().items()}
-    save_file(weights, tmp_path / "f.ptd")
-    cache = BlobCache(tmp_path / "f.ptd")
-    with pytest.raises(AdapterError, match=r"peft: the rows of module 'layers\.0\.attention\.w[qk]'.*--params"):
-        merge_adapter(cache, tmp_path / "peft")
-    assert cache.dirty == ()
-    save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
-    merge_adapter(cache, tmp_path / "v")
-    assert len(cache.dirty) == 4
 
 
 def test_what_it_says_of_itself(lora: Any, tmp_path: Path) -> None:

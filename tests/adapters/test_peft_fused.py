@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from blobstore import save_file
 from blobstore.adapters import export_peft, import_peft, load_adapter, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.runtime import BlobCache
-from tests.adapters.llama import hf_logits
+from tests.adapters.llama import hf_logits, peft, peft_model
 from tests.adapters.test_peft import check_same, safetensors_of
 from tests.helpers.models import quiet
 
@@ -76,12 +75,9 @@ def foundation(folder: Path) -> Path:
 
 def save_peft(folder: Path, **config: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Have PEFT save a random adapter; returns the logits and the weights with the adapter merged."""
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from peft import LoraConfig, get_peft_model
-
+    with peft() as library:
         options = {"r": 3, "lora_alpha": 6, "target_modules": FUSED, "task_type": "CAUSAL_LM", **config}
-        model = get_peft_model(copy.deepcopy(phi()), LoraConfig(**options)).eval()
+        model = library.get_peft_model(copy.deepcopy(phi()), library.LoraConfig(**options)).eval()
         generator = torch.Generator().manual_seed(1)
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -107,7 +103,7 @@ def test_fused_modules_are_split_by_rows(tmp_path: Path, imported: bool) -> None
         import_peft(source, tmp_path / "a.ptd", foundation=base)
         assert len(read_adapter(tmp_path / "a.ptd").pairs) == 2 * 7
         export_peft(tmp_path / "a.ptd", tmp_path / "again")
-        check_same(source, tmp_path / "again")
+        check_same(source, tmp_path / "again", phi())
         source = tmp_path / "a.ptd"
     cache = BlobCache(base)
     merge_adapter(cache, source)
@@ -142,7 +138,7 @@ def test_the_parts_as_rows_of_a_program(tmp_path: Path) -> None:
     for name, tensor in adapter.tensors.items():
         assert torch.equal(torch.tensor(cache.numpy(name)), torch.tensor(tensor))
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
-    check_same(tmp_path / "peft", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again", phi())
 
 
 def test_parts_that_were_trained_apart_go_out(tmp_path: Path) -> None:
@@ -156,11 +152,7 @@ def test_parts_that_were_trained_apart_go_out(tmp_path: Path) -> None:
     options = {"foundation": base, "scale": adapter.scale or 0, "metadata": dict(adapter.metadata)}
     save_adapter(tmp_path / "b.ptd", trained, **options)
     export_peft(tmp_path / "b.ptd", tmp_path / "out")
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from peft import PeftModel
-
-        want = PeftModel.from_pretrained(copy.deepcopy(phi()), tmp_path / "out").merge_and_unload().state_dict()
+    want = peft_model(tmp_path / "out", phi()).merge_and_unload().state_dict()
     cache = BlobCache(base)
     merge_adapter(cache, tmp_path / "b.ptd")
     check_merged(cache, want)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
 from blobstore import save_file
@@ -77,63 +76,40 @@ def write_gguf(
     return path
 
 
+def check_same_import(folder: Path, gguf: Path, peft: Path, **options: Any) -> None:
+    """Both give the same adapter, `a.ptd` of the former and `b.ptd` of the latter."""
+    read = []
+    for name, source in (("a.ptd", gguf), ("b.ptd", peft)):
+        import_peft(source, folder / name, **options)
+        read.append(read_adapter(folder / name))
+    one, other = read
+    assert one.scale == other.scale
+    assert one.contents.keys() == other.contents.keys()
+    assert all(np.array_equal(one.value(name)[0], other.value(name)[0]) for name in one.contents)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_an_adapter_of_a_llama(tmp_path: Path, dtype: torch.dtype) -> None:
-    """The tensors are those of PEFT's folder, and exporting gives a folder with which PEFT computes the same (L2)."""
-    want = save_peft(tmp_path / "peft", dtype=dtype, rank_pattern={"up_proj": 3}, alpha_pattern={"up_proj": 4.5})
+    """The tensors are those of PEFT's folder, with a rank of its own for each, and so is the folder that exporting
+    gives (L2)."""
+    save_peft(tmp_path / "peft", dtype=dtype, rank_pattern={"up_proj": 2})
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
-    tensors = named(safetensors_of(tmp_path / "peft"), reordered=True)
-    gguf = write_gguf(tmp_path / "a.gguf", tensors, "llama")
-    edited = {name: tensor for name, tensor in tensors.items() if "ffn_up" not in name}
-    write_gguf(tmp_path / "a.gguf", edited, "llama")  # llama.cpp has one alpha
-    save_peft(tmp_path / "rest", dtype=dtype, target_modules=[t for t in NAMES_OF_LLAMA if t != "up_proj"])
-    rest = {key: tensor for key, tensor in safetensors_of(tmp_path / "peft").items() if "up_proj" not in key}
-    from safetensors.torch import save_file as save
-
-    save(rest, tmp_path / "rest/adapter_model.safetensors")
+    gguf = write_gguf(tmp_path / "a.gguf", named(safetensors_of(tmp_path / "peft"), reordered=True), "llama")
     for like in (None, lowered):
-        import_peft(gguf, tmp_path / "a.ptd", foundation=foundation, like=like)
-        import_peft(tmp_path / "rest", tmp_path / "b.ptd", foundation=foundation, like=like)
-        one, other = (read_adapter(tmp_path / name) for name in ("a.ptd", "b.ptd"))
-        assert one.scale == other.scale == 6 / 4
-        assert one.contents.keys() == other.contents.keys()
-        for name in one.contents:
-            assert np.array_equal(one.value(name)[0], other.value(name)[0])
+        check_same_import(tmp_path, gguf, tmp_path / "peft", foundation=foundation, like=like)
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
-    again = load_safetensors(tmp_path / "again/adapter_model.safetensors")
-    assert again.keys() == rest.keys()
-    assert all(torch.equal(again[key], tensor) and again[key].dtype is dtype for key, tensor in rest.items())
+    again, tensors = safetensors_of(tmp_path / "again"), safetensors_of(tmp_path / "peft")
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[key], tensor) and again[key].dtype is dtype for key, tensor in tensors.items())
     if dtype is torch.float32:
-        torch.testing.assert_close(peft_logits(tmp_path / "again"), peft_logits(tmp_path / "rest"))
-        assert not torch.allclose(want, peft_logits(tmp_path / "rest"))
-
-
-NAMES_OF_LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-def test_ranks_that_differ(tmp_path: Path) -> None:
-    """llama.cpp's scale is alpha divided by the rank of each pair, as with PEFT's rank_pattern."""
-    save_peft(tmp_path / "peft", rank_pattern={"up_proj": 2})
-    tensors = named(safetensors_of(tmp_path / "peft"), reordered=True)
-    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
-    for name, source in (("a", write_gguf(tmp_path / "a.gguf", tensors, "llama")), ("b", tmp_path / "peft")):
-        import_peft(source, tmp_path / f"{name}.ptd", foundation=foundation, like=lowered)
-    one, other = (read_adapter(tmp_path / f"{name}.ptd") for name in "ab")
-    assert one.scale == other.scale
-    assert all(np.array_equal(one.value(name)[0], other.value(name)[0]) for name in other.contents)
+        torch.testing.assert_close(peft_logits(tmp_path / "again"), peft_logits(tmp_path / "peft"))
 
 
 def test_an_adapter_of_phi(tmp_path: Path) -> None:
     """llama.cpp keeps its fused modules, and the order of its rows (L2)."""
     phi.save_peft(tmp_path / "peft")
-    tensors = named(safetensors_of(tmp_path / "peft"), reordered=False)
-    gguf = write_gguf(tmp_path / "a.gguf", tensors, "phi3")
-    foundation = phi.foundation(tmp_path)
-    for name, source in (("a", gguf), ("b", tmp_path / "peft")):
-        import_peft(source, tmp_path / f"{name}.ptd", foundation=foundation)
-    one, other = (read_adapter(tmp_path / f"{name}.ptd") for name in "ab")
-    assert one.scale == other.scale and one.contents.keys() == other.contents.keys()
-    assert all(np.array_equal(one.value(name)[0], other.value(name)[0]) for name in other.contents)
+    gguf = write_gguf(tmp_path / "a.gguf", named(safetensors_of(tmp_path / "peft"), reordered=False), "phi3")
+    check_same_import(tmp_path, gguf, tmp_path / "peft", foundation=phi.foundation(tmp_path))
 
 
 def test_rows_that_cannot_be_brought_back(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from torch import Tensor, nn
 
 from blobstore import save_file
 from blobstore.adapters import bind_adapter, export_peft, import_peft, read_adapter, save_adapter
-from blobstore.errors import AdapterError, InvalidFileError, LayoutError
-from tests.helpers.models import quiet
+from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError
+from tests.adapters.llama import peft_model, peft_scales
 
 IN, OUT = 8, 6
 
@@ -69,23 +67,12 @@ def config_of(folder: Path) -> Any:
     return json.loads((folder / "adapter_config.json").read_text())
 
 
-@contextlib.contextmanager
-def peft() -> Iterator[Any]:
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import peft
-
-        yield peft
-
-
-def peft_scales(folder: Path, *, again: Path | None = None) -> dict[str, float]:
+def scales_of(folder: Path, *, again: Path | None = None) -> dict[str, float]:
     """The scales of PEFT's own layers; a tensor that does not fit makes PEFT raise. Optionally, PEFT saves it again."""
-    with peft() as library:
-        model = library.PeftModel.from_pretrained(Net(), folder)
-        if again is not None:
-            model.save_pretrained(again)
-        layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
-        return {name.removeprefix("base_model.model."): layer.scaling["default"] for name, layer in layers.items()}
+    model = peft_model(folder, Net())
+    if again is not None:
+        model.save_pretrained(again)
+    return peft_scales(model)
 
 
 def trained(folder: Path, source: Path, ranks: Mapping[str, int], **options: Any) -> Path:
@@ -101,11 +88,11 @@ def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
     """The first entry that matches counts, in PEFT and here; the fields that are written are sorted, as PEFT does."""
     patterns = {"rank_pattern": {"self_attn.q_proj": 4, "q_proj": 2}, "alpha_pattern": {SELF_Q: 8, "q_proj": 8}}
     source = write_peft(tmp_path / "peft", {SELF_Q: 4, CROSS_Q: 2}, r=2, lora_alpha=8, **patterns)
-    want = peft_scales(source)
+    want = scales_of(source)
     assert want == {SELF_Q: 2.0, CROSS_Q: 4.0}
     import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
-    assert peft_scales(tmp_path / "again") == want
+    assert scales_of(tmp_path / "again") == want
     config = config_of(tmp_path / "again")
     assert list(config) == sorted(config)
 
@@ -118,7 +105,7 @@ def test_another_scale_than_the_imported_one(tmp_path: Path) -> None:
     old = read_adapter(tmp_path / "a.ptd").scale or 0
     bind_adapter(tmp_path / "a.ptd", tmp_path / "b.ptd", foundation=tmp_path / "f.ptd", scale=old * 5)
     export_peft(tmp_path / "b.ptd", tmp_path / "out")
-    assert peft_scales(tmp_path / "out") == {SELF_Q: 3.0 * 5, CROSS_Q: 1.5 * 5}
+    assert scales_of(tmp_path / "out") == {SELF_Q: 3.0 * 5, CROSS_Q: 1.5 * 5}
 
 
 ranks_of_modules = st.dictionaries(st.sampled_from(MODULES), st.integers(1, 40), min_size=1)
@@ -148,7 +135,7 @@ def test_any_scale_and_ranks_come_back(scale: float, ranks: dict[str, int]) -> N
         export_peft(folder / "b.ptd", folder / "again")
         modules = [name.removesuffix(".lora_a.weight") for name in tensors if "lora_a" in name]
         for made, its in (("out", scale), ("again", back.scale or 0)):
-            found = peft_scales(folder / made)
+            found = scales_of(folder / made)
             assert sorted(found) == sorted(modules)
             assert all(abs(one - its) <= math.ulp(its) for one in found.values())
         again, out = (load_safetensors(folder / name / "adapter_model.safetensors") for name in ("again", "out"))
@@ -174,9 +161,7 @@ def test_any_ranks_that_grew_come_back(alpha: float, rslora: bool, power: int, o
         source = write_peft(folder / "peft", dict.fromkeys(ranks, old), **config)
         import_peft(source, folder / "a.ptd", foundation=foundation(folder))
         export_peft(trained(folder, folder / "a.ptd", ranks), folder / "out")
-        assert peft_scales(folder / "out", again=folder / "again") == peft_scales(
-            folder / "again"
-        )  # PEFT sorts entries
+        assert scales_of(folder / "out", again=folder / "again") == scales_of(folder / "again")  # PEFT sorts entries
         import_peft(folder / "out", folder / "b.ptd", foundation=folder / "f.ptd")
         scale, back = read_adapter(folder / "a.ptd").scale or 0, read_adapter(folder / "b.ptd")
         # either scale may be the common one
@@ -238,7 +223,7 @@ def products(one: Path, other: Path, **tolerance: float) -> None:
         sums.append(
             {
                 module: scale * tensors[f"{path}{module}.lora_B.weight"] @ tensors[f"{path}{module}.lora_A.weight"]
-                for module, scale in peft_scales(folder).items()
+                for module, scale in scales_of(folder).items()
             }
         )
     assert sums[0].keys() == sums[1].keys()
@@ -272,38 +257,59 @@ def test_quotients_that_float32_has_room_for(tmp_path: Path, dtype: torch.dtype)
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     again = load_safetensors(tmp_path / "again/adapter_model.safetensors")
     assert all(torch.equal(again[name], tensor) and again[name].dtype is dtype for name, tensor in tensors.items())
-    assert peft_scales(tmp_path / "again") == peft_scales(source)
+    assert scales_of(tmp_path / "again") == scales_of(source)
     numbers = {name: tensor_of(tensor) + 1 / 3 for name, tensor in adapter.tensors.items()}
     options = {"scale": adapter.scale, "metadata": dict(adapter.metadata)}
     save_adapter(tmp_path / "trained.ptd", numbers, foundation=tmp_path / "f.ptd", **options)
     export_peft(tmp_path / "trained.ptd", tmp_path / "trained")
     out = load_safetensors(tmp_path / "trained/adapter_model.safetensors")
     assert torch.equal(out[f"base_model.model.{WI}.lora_B.weight"], numbers[f"{WI}.lora_b.weight"])
-    assert peft_scales(tmp_path / "trained")[WI] == 1.5
+    assert scales_of(tmp_path / "trained")[WI] == 1.5
 
 
 HUGE = "1" + "0" * 400
+HOSTILE = [
+    "[]",
+    '["a", "b", 1]',
+    '[1, "b", 1, "FLOAT", "FLOAT", 1, 0]',
+    '["a", "a", 1, "FLOAT", "FLOAT", 1, 0]',
+    '["a", "b", 1, "LONG", "FLOAT", 1, 0]',
+    '["a", "b", 1, "NONE", "FLOAT", 1, 0]',
+    '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, 1]',
+    '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, -1]',
+    '["a", "b", 1, "FLOAT", "FLOAT", 1, 0, 0, 0]',
+    *(
+        f'["a", "b", {rank}, "FLOAT", "FLOAT", {factor}, {head_dim}]'
+        for rank, factor, head_dim in (
+            *((1, factor, 0) for factor in (HUGE, f"-{HUGE}", "true", '"1"', "NaN", "Infinity", "1e400", "5e-324")),
+            *((1, factor, 0) for factor in ("-Infinity", "0", "null")),
+            *((rank, 1, 0) for rank in (HUGE, f"-{HUGE}", "true", "1.0", "NaN", 0, 2, 9, "null")),
+            *((1, 1, head_dim) for head_dim in (HUGE, f"-{HUGE}", "true", "2.0", "NaN", -2, 7, 8, 16, "null")),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("rank", "factor", "head_dim"),
+    "record",
     [
-        *(
-            (1, factor, 0)
-            for factor in (HUGE, f"-{HUGE}", "true", '"1"', "NaN", "Infinity", "-Infinity", "5e-324", "null")
-        ),
-        *((rank, 1, 0) for rank in (HUGE, f"-{HUGE}", "true", "1.0", "NaN", 2, "null")),
-        *((1, 1, head_dim) for head_dim in (HUGE, f"-{HUGE}", "true", "2.0", "NaN", -2, 16, "null")),
+        "",
+        "[]",
+        "{}",
+        '{"config": [], "modules": {}}',
+        '{"config": {"task_type": 3}, "modules": {}}',
+        '{"config": {"task_type": "\\ud800"}, "modules": {}}',
+        '{"config": {"use_dora": "no"}, "modules": {}}',
+        *(f'{{"config": {{}}, "modules": {{"cross.q_proj": {module}}}}}' for module in HOSTILE),
     ],
 )
 @pytest.mark.parametrize("rows", [OUT, 0])
-def test_hostile_numbers_of_records(tmp_path: Path, rows: int, rank: Any, factor: Any, head_dim: Any) -> None:
-    """NaN, and numbers that no float or size can hold, are errors of the library (B5)."""
-    record = f'{{"config":{{}},"modules":{{"cross.q_proj":["a","b",{rank},"FLOAT","FLOAT",{factor},{head_dim}]}}}}'
+def test_hostile_records(tmp_path: Path, rows: int, record: str) -> None:
+    """The metadata of a file is checked before it is used, also numbers that no float or size can hold (B5)."""
     tensors = {"cross.q_proj.lora_a.weight": torch.ones(1, IN), "cross.q_proj.lora_b.weight": torch.ones(rows, 1)}
     metadata = {"blobstore.adapter.scale": "1.0", "blobstore.adapter.peft": record}
     save_file(tensors, tmp_path / "a.ptd", metadata=metadata)
-    with pytest.raises(InvalidFileError, match=r"a\.ptd: .*(blobstore\.adapter\.peft|module 'cross\.q_proj')"):
+    with pytest.raises(BlobStoreError, match=r"a\.ptd: .*(blobstore\.adapter\.peft|module 'cross\.q_proj')"):
         export_peft(tmp_path / "a.ptd", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Static
 from transformers.exporters.base import ExportedModel
 from transformers.exporters.configs import ExecutorchConfig
 
-import blobstore.transformers
 from blobstore import open_ptd
 from blobstore.adapters import merge_adapter
 from blobstore.errors import (
     FileAccessError,
     InputError,
     InvalidFileError,
-    MissingDependencyError,
     UnsupportedOperationError,
 )
 from blobstore.lowering import quiet
@@ -202,15 +199,6 @@ def test_other_backends_are_refused() -> None:
     """Weights can be changed under XNNPACK only."""
     with pytest.raises(UnsupportedOperationError, match="backend 'mlx'"):
         BlobStoreExporter().export(llama(0), {"input_ids": PROMPT}, ExecutorchConfig(backend="mlx"))
-
-
-def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the extra."""
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for module in [name for name in sys.modules if name.startswith("blobstore.transformers.")]:
-        monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(MissingDependencyError, match=r"\[transformers\]"):
-        blobstore.transformers.load  # noqa: B018
 
 
 @pytest.fixture
