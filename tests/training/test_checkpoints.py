@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -493,47 +492,12 @@ optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
 batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
 training.step(optimizer, *batch)
 """
-_SAVING = """
-training.save(folder / "checkpoint", optimizer)
-print("saving", flush=True)
-while True:
-    training.step(optimizer, *batch)
-    training.save(folder / "checkpoint", optimizer)
-"""
 
 
 def run_script(script: str, folder: Path) -> None:
     """In a process of its own, which may fork."""
     command = [sys.executable, "-W", "ignore", "-c", _BEGIN + script, str(folder)]
     subprocess.run(command, check=True, timeout=120)
-
-
-@pytest.mark.long
-def test_killed_while_saving(tmp_path: Path) -> None:
-    """Whenever the process is killed, the file is the old one or the new one, and a run continues from it (B3)."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
-    alone = TrainingProgram(tmp_path / "train.pte")
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BEGIN + _XOR + _SAVING, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"saving\n"
-        while not list(tmp_path.glob(".blobstore-*")) or (tmp_path / "checkpoint").stat().st_size == 0:
-            assert process.poll() is None
-        # in the middle of writing
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
-    ours, theirs = (made("adam", t) for t in (training, alone))
-    training.load(tmp_path / "checkpoint", ours)
-    for _ in range(int(next(iter(ours.state.values()))["step"])):
-        alone.step(theirs, *joint.batches[0])
-    assert same(state(training, ours), state(alone, theirs))
 
 
 def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,22 +590,6 @@ def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
     run_script(_FORKING_IN_A_CALL, tmp_path)
-
-
-def test_wrong_paths_and_caches(tmp_path: Path) -> None:
-    """Wrong types of paths and caches are BlobStoreErrors."""
-    training = nets.xor().load(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    for path in (None, 5, "a\0b"):
-        with pytest.raises(errors.FileAccessError, match="not a path"):
-            training.save(path)  # type: ignore[arg-type]
-        with pytest.raises(errors.FileAccessError, match="not a path"):
-            training.save(tmp_path / "new.ptd", base=path)  # type: ignore[arg-type]
-    with pytest.raises(errors.UnsupportedDataError, match="cache must be a BlobCache, not a str"):
-        training.publish("model.ptd")  # type: ignore[arg-type]
-    assert sorted(tmp_path.iterdir()) == before
-    training.save(os.fsencode(tmp_path / "bytes.ptd"))  # type: ignore[arg-type]
-    training.load(tmp_path / "bytes.ptd")
 
 
 @pytest.mark.long

@@ -67,12 +67,6 @@ def test_skipping_the_check() -> None:
     assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
 
 
-@pytest.mark.long
-def test_right_gradients_pass() -> None:
-    """Correct gradients up to rounding pass the check."""
-    assert lower(nn.GroupNorm(2, 8), nn.GELU()) is not None
-
-
 def test_an_operator_without_a_kernel_is_named() -> None:
     """Lowering succeeds, but the step cannot run."""
     with pytest.raises(GradientError, match="does not run: .*replication_pad2d_backward"):
@@ -113,6 +107,7 @@ def test_dropout_in_train_cannot_be_compared() -> None:
         nn.BatchNorm2d(8, affine=False),
         nn.BatchNorm2d(8, track_running_stats=False),
         nn.ZeroPad2d((1, 0, 2, 3)),
+        nn.Sequential(nn.GroupNorm(2, 8), nn.GELU()),
         nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(8), nn.MaxPool1d(3), nn.AvgPool1d(2), nn.Unflatten(2, (1, -1))),
     ],
     ids=str,

@@ -168,8 +168,9 @@ def portable_second(folder: Path) -> tuple[BlobCache, Program]:
 
 
 @pytest.mark.long
-def test_weights_of_another_shape(tmp_path: Path) -> None:
-    """The error names the weight, and nothing changes (B3)."""
+@pytest.mark.parametrize("kind", [portable, delegated])
+def test_what_is_not_published(kind: Any, tmp_path: Path) -> None:
+    """The error names a weight of another shape, and with `finite` one that has a NaN; nothing changes (B3)."""
 
     class Wider(nets.XOR):
         def __init__(self) -> None:
@@ -178,26 +179,17 @@ def test_weights_of_another_shape(tmp_path: Path) -> None:
 
     joint = nets.xor()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
-    for number, kind in enumerate((portable, delegated)):
-        cache, _ = kind(Wider(), x, tmp_path / str(number))
-        with pytest.raises(errors.LayoutError, match=r"first\.weight"):
-            training.publish(cache)
-        assert (cache.generation, cache.dirty) == (0, ())
-
-
-@pytest.mark.long
-def test_finite_only(tmp_path: Path) -> None:
-    """`finite` refuses NaN, and nothing changes (B3)."""
-    joint = nets.xor()
-    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
-    for number, kind in enumerate((portable, delegated)):
-        cache, _ = kind(joint.model, x, tmp_path / str(number))
-        training.named_parameters()["second.bias"][0] = float("nan")
-        with pytest.raises(errors.UpdateError, match=r"'second\.bias'.*not finite"):
-            training.publish(cache, finite=True)
-        assert (cache.generation, cache.dirty) == (0, ())
-        training.publish(cache)
-        assert cache.generation == 1
+    wider, _ = kind(Wider(), x, tmp_path / "wider")
+    with pytest.raises(errors.LayoutError, match=r"first\.weight"):
+        training.publish(wider)
+    cache, _ = kind(joint.model, x, tmp_path / "serve")
+    training.named_parameters()["second.bias"][0] = float("nan")
+    with pytest.raises(errors.UpdateError, match=r"'second\.bias'.*not finite"):
+        training.publish(cache, finite=True)
+    for one in (wider, cache):
+        assert (one.generation, one.dirty) == (0, ())
+    training.publish(cache)
+    assert cache.generation == 1
 
 
 @pytest.mark.way

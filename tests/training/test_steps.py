@@ -91,18 +91,6 @@ def test_steps_are_those_of_eager(make: Callable[[], nets.Joint], optimizer: str
     assert set(training.named_parameters()) == {n for n, p in eager.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.long
-def test_xor_is_learned(tmp_path: Path) -> None:
-    """The flow of ExecuTorch's training example (T1)."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
-    optimizer = sgd(training, lr=0.5, momentum=0.9)
-    outputs = [training.step(optimizer, *joint.batches[0]) for _ in range(300)]
-    assert outputs[0][0] > 0.5
-    assert outputs[-1][0] < 0.05
-    assert torch.equal(outputs[-1][1], joint.batches[0][1])
-
-
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
 def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
     """Its steps are those of torch.optim.SGD with the same options (T1)."""
