@@ -193,9 +193,9 @@ def test_bfloat16_of_wider_floats(tmp_path: Path, wide: type) -> None:
     assert "bfloat16" in detail
 
 
-@pytest.mark.parametrize("bits", [0x38000001, 0x387FFFFF, 0x33000000, 0x477FF000, 0x47800000, 0x7FC00001])
+@pytest.mark.parametrize("bits", [0x3F800001, 0x38000001, 0x387FFFFF, 0x33000000, 0x477FF000, 0x47800000, 0x7FC00001])
 def test_one_value_that_does_not_fit_is_not_the_same(bits: int, tmp_path: Path) -> None:
-    """A bit too many, above the subnormal numbers and among them; too small, rounded up, too large; the payload of a NaN."""
+    """A bit too many, in a normal number, above the subnormal numbers and among them; too small, rounded up, too large; the payload of a NaN."""
     wide = values(7, 20, 30).astype(np.float16).astype(np.float32)
     half = wide.astype(np.float16)
     wide.view(np.uint32)[-1, -1] = bits

@@ -281,6 +281,12 @@ def overwrite(path: Path, start: int, data: bytes) -> None:
         file.write(data)
 
 
+def another_version(path: Path) -> None:
+    base = sqlite3.connect(path)
+    base.executescript("DROP TABLE known; CREATE TABLE known (something TEXT); PRAGMA user_version = 999")
+    base.close()
+
+
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut": lambda path: os.truncate(path, 5000),
     "cut to its head": lambda path: os.truncate(path, 100),
@@ -294,7 +300,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "null": lambda path: damage_rows(path, "proof", "NULL"),
     "a digest": lambda path: damage_rows(path, "fingerprints", "replace(replace(body, 'a', 'b'), '1', '2')"),
     "a number": lambda path: damage_rows(path, "regions", "replace(body, ',0,', ',1,')"),
-    "another version": lambda path: sqlite3.connect(path).execute("PRAGMA user_version = 999").connection.close(),
+    "another version": another_version,
 }
 
 
