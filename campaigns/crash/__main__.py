@@ -117,7 +117,8 @@ class _Campaign:
         self.row: dict[str, Any] = {"name": scenario.name, **counts}
 
     def run(self) -> dict[str, Any]:
-        self.template.mkdir()
+        for name in ("in", "out"):
+            (self.template / name).mkdir(parents=True)
         _must(in_child(lambda: self.scenario.prepare(self.template), PREPARATION))
         names = self._reset()
         self.old = self._look()

@@ -1,6 +1,6 @@
 """The scenarios, one for each thing that writes: the state of the folder before, and the work on it.
 
-`prepare` fills an empty folder with the old state. `act` is the work in which system calls fail. `look` describes the
+`prepare` makes the old state in a folder that has the empty folders `in` and `out`. `act` is the work in which system calls fail. `look` describes the
 state in JSON values, and runs in a process of its own.
 """
 
@@ -35,7 +35,7 @@ State = Any
 def files(folder: Path) -> State:
     """Names and contents of all files in the folder `out`, without temporary ones; data files are verified."""
     state = {}
-    for path in sorted((folder / "out").rglob("*")) if (folder / "out").exists() else []:
+    for path in sorted((folder / "out").rglob("*")):
         if path.is_file() and not path.name.startswith(".blobstore-"):
             state[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
             if path.suffix == ".ptd":
@@ -67,12 +67,7 @@ class Scenario:
 
 
 def _prepare_saved(folder: Path) -> None:
-    (folder / "out").mkdir()
     save_file(network.weights(1), folder / "out" / "model.ptd")
-
-
-def _prepare_nothing(folder: Path) -> None:
-    (folder / "out").mkdir()
 
 
 def _save(folder: Path) -> None:
@@ -80,7 +75,6 @@ def _save(folder: Path) -> None:
 
 
 def _prepare_convert(folder: Path) -> None:
-    (folder / "in").mkdir()
     _prepare_saved(folder)
     save_file(network.weights(2), folder / "in" / "source.ptd")
     convert(folder / "in" / "source.ptd", folder / "in" / "source.safetensors")
@@ -90,7 +84,6 @@ def _prepare_convert(folder: Path) -> None:
 
 def _prepare_cache(folder: Path) -> None:
     _prepare_saved(folder)
-    (folder / "in").mkdir()
     save_file(network.weights(3), folder / "in" / "foundation.ptd")
 
 
@@ -118,7 +111,6 @@ def _blobs(folder: Path) -> State:
 
 
 def _prepare_group(folder: Path) -> None:
-    (folder / "out").mkdir()
     _write_group(folder, 1)
 
 
@@ -130,7 +122,7 @@ def _write_group(folder: Path, value: int) -> None:
 
 
 def _prepare_many(folder: Path) -> None:
-    (folder / "out" / "sub").mkdir(parents=True)
+    (folder / "out" / "sub").mkdir()
     _write_many(folder, 1)
 
 
@@ -143,15 +135,14 @@ def _write_many(folder: Path, value: int) -> None:
 
 
 def _prepare_programs(folder: Path) -> None:
+    (folder / "old").mkdir()
     for name, values in (("old", (1, 1)), ("in", (2, 2))):
-        (folder / name).mkdir()
         for program, value in zip("xy", values, strict=True):
             lower_embedded(folder / name / f"{program}.pte", value)
     blobstore.dedup_programs([folder / "old" / "x.pte", folder / "old" / "y.pte"], folder / "out")
 
 
 def _prepare_new_programs(folder: Path) -> None:
-    (folder / "in").mkdir()
     for program in "xy":
         lower_embedded(folder / "in" / f"{program}.pte", 2)
 
@@ -180,8 +171,6 @@ _BATCH = (torch.ones(3, 4), torch.tensor([0, 1, 0]))
 
 
 def _prepare_training(folder: Path) -> None:
-    (folder / "out").mkdir()
-    (folder / "in").mkdir()
     torch.manual_seed(0)
     manager = lower_training(Learner(4), _BATCH, tag="model")
     blobstore.save_programs({"train": manager}, folder / "in")
@@ -215,7 +204,6 @@ def _prepare_shared(folder: Path) -> None:
 
 
 def _prepare_unopened(folder: Path) -> None:
-    (folder / "out").mkdir()
     save_file(network.weights(1), folder / "out" / "original.ptd")
     make_working_copy(folder / "out" / "original.ptd", folder / "out" / "model.ptd")
     (folder / "out" / "original.ptd").unlink()
@@ -267,7 +255,6 @@ def _prepare_packed(folder: Path) -> None:
 
     from blobstore.lowering import BlobStorePartitioner, lower
 
-    (folder / "out").mkdir()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).eval()
@@ -338,7 +325,6 @@ def _prepare_release(folder: Path) -> None:
     """A device with a first release, and a second one whose data file is assembled from blobs that are here."""
     from blobstore.releases import publish, pull
 
-    (folder / "in").mkdir()
     tensors = {f"{i}.weight": np.full((64, 64), i, np.float32) for i in range(8)}
     save_file(tensors, folder / "in" / "model.ptd")
     publish(folder / "in", folder / "releases", name="a", version="1")
@@ -381,7 +367,7 @@ def _current_release(folder: Path) -> State:
 
 
 SCENARIOS = (
-    Scenario("save_file, new", _prepare_nothing, _save),
+    Scenario("save_file, new", lambda folder: None, _save),
     Scenario("save_file, over another", _prepare_saved, _save),
     Scenario(
         "safetensors to .ptd",

@@ -168,12 +168,6 @@ GUARDS = (
         ("tests/pool/test_requests.py::test_damaged_copies_lose_nothing",),
     ),
     Guard(
-        "the log of a pool that was made anew is another one",
-        "blobstore/pool/log.py",
-        "known in numbers and self._tag not in {None, commits[0].etag}",
-        ("tests/pool/test_requests.py::test_another_pool_at_the_same_place_while_one_is_open",),
-    ),
-    Guard(
         "a sweep looks again after it removed something",
         "blobstore/publishing/beside.py",
         "rounds[-1].changed",
@@ -397,13 +391,6 @@ GUARDS = (
         "(row.pack not in gone, -row.length, row.pack)",
         ("tests/pool/test_turns.py::test_rows_that_lead_nowhere",),
         mutant="(-row.length, row.pack)",
-    ),
-    Guard(
-        "pool: a store that ignores conditions makes no pool",
-        f"{_POOL}/pool.py",
-        "try_new(self.objects)",
-        ("tests/pool/test_promises.py::test_no_pool_is_made_in_a_store_that_breaks_a_promise",),
-        mutant="None",
     ),
     Guard(
         "pool: a store that ignores conditions changes no pool",

@@ -18,7 +18,6 @@ from pathlib import Path
 from campaigns.crash import __main__ as campaign, scenarios
 
 def prepare(folder):
-    (folder / "out").mkdir()
     (folder / "out" / "state").write_text("old")
 
 def act(folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.pool import Pool
 from tests.pool import gateway as server
 from tests.pool import places
 from tests.pool.proxy import Proxy, proxying
@@ -27,6 +28,13 @@ def proxy(gateway: server.Gateway) -> Iterator[Proxy]:
     """What stands between a client and the server."""
     with proxying(gateway.url) as running:
         yield running
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    """An empty one in the folder `pool`."""
+    with Pool(tmp_path / "pool", create=True) as made:
+        yield made
 
 
 @pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])

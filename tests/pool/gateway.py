@@ -172,24 +172,10 @@ class Gateway:
 
     def _start(self, program: str, *arguments: str) -> None:
         """Start a server that the system kills if this process ends in any way."""
+        tied = (shutil.which("setpriv") or "", "--pdeathsig", "KILL")
+        command = [*tied, program, "-f", *arguments, "-c", str(self._configuration)]
         with (self._folder / f"{program}.out").open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        shutil.which("setpriv") or "",
-                        "--pdeathsig",
-                        "KILL",
-                        program,
-                        "-f",
-                        *arguments,
-                        "-c",
-                        str(self._configuration),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                )
-            )
+            self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
 
     def _answers(self, port: int) -> bool:
         for process in self._processes:

@@ -112,14 +112,13 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_changed_file_is_read_again(cluster: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(cluster: str, pool: Pool, tmp_path: Path) -> None:
     """A cluster remembers what it did with the same arguments, and must not here."""
     path = tmp_path / "m.safetensors"
-    with Pool(tmp_path / "pool", create=True) as pool:
-        for number in range(2):
-            write(path, tensors(number))
-            pool.add(path, f"m@{number}", executor=cluster)
-        assert b"".join(map(bytes, pool.cat("m@1", "m.safetensors"))) == path.read_bytes()
+    for number in range(2):
+        write(path, tensors(number))
+        pool.add(path, f"m@{number}", executor=cluster)
+    assert b"".join(map(bytes, pool.cat("m@1", "m.safetensors"))) == path.read_bytes()
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ SCALED = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_they_take_nothing_beside_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_they_take_nothing_beside_the_weights(pool: Pool, tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {name: torch.from_numpy(values).to(dtype) for name, values in weights().items()}
     floats = {name: one.float() for name, one in tensors.items()}
     save_file(tensors, tmp_path / "base.safetensors")
@@ -98,19 +98,18 @@ def test_they_take_nothing_beside_the_weights(tmp_path: Path, dtype: torch.dtype
             path = files[f"{kind} {way}".replace(" ", "-")] = tmp_path / f"{kind} {way}.safetensors"
             most = torch.finfo(type_).max
             save_file({name: scaled(one, most).clamp(-most, most).to(type_) for name, one in floats.items()}, path)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "base.safetensors", "base@1")
-        for name, path in files.items():
-            added = pool.add(path, f"{name}@1")
-            headers = path.stat().st_size - sum(one.nbytes for one in tensors.values()) * 8 // (8 * dtype.itemsize)
-            assert added.stored_bytes <= max(0.01 * added.bytes, headers), name
-        assert pool.verify() == []
-        other = {name: torch.from_numpy(values) for name, values in weights(7).items()}
-        save_file({name: one.to(torch.float8_e4m3fn) for name, one in other.items()}, tmp_path / "other.safetensors")
-        assert pool.add(tmp_path / "other.safetensors", "other@1").stored_bytes > 0.5 * 2 * 96 * 256
+    pool.add(tmp_path / "base.safetensors", "base@1")
+    for name, path in files.items():
+        added = pool.add(path, f"{name}@1")
+        headers = path.stat().st_size - sum(one.nbytes for one in tensors.values()) * 8 // (8 * dtype.itemsize)
+        assert added.stored_bytes <= max(0.01 * added.bytes, headers), name
+    assert pool.verify() == []
+    other = {name: torch.from_numpy(values) for name, values in weights(7).items()}
+    save_file({name: one.to(torch.float8_e4m3fn) for name, one in other.items()}, tmp_path / "other.safetensors")
+    assert pool.add(tmp_path / "other.safetensors", "other@1").stored_bytes > 0.5 * 2 * 96 * 256
 
 
-def test_of_a_tune_a_difference_remains(tmp_path: Path) -> None:
+def test_of_a_tune_a_difference_remains(pool: Pool, tmp_path: Path) -> None:
     """What the base gives is nearly what the tune gives, so little is stored, and every byte comes back."""
     base = weights()
     random = np.random.default_rng(3)
@@ -120,12 +119,11 @@ def test_of_a_tune_a_difference_remains(tmp_path: Path) -> None:
     }
     save_file({name: torch.from_numpy(values) for name, values in base.items()}, tmp_path / "base.safetensors")
     path = write_gguf(tmp_path / "tuned.gguf", tuned, "q8_0")
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "base.safetensors", "base@1")
-        added = pool.add(path, "tuned@1")
-        assert added.stored_bytes < 0.25 * added.bytes
-        (restored,) = pool.get("tuned@1", tmp_path / "out")
-        assert restored.read_bytes() == path.read_bytes()
+    pool.add(tmp_path / "base.safetensors", "base@1")
+    added = pool.add(path, "tuned@1")
+    assert added.stored_bytes < 0.25 * added.bytes
+    (restored,) = pool.get("tuned@1", tmp_path / "out")
+    assert restored.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("step", ["gguf:q4_1", "float8:float8e4m3fn:/:96"])

@@ -312,18 +312,17 @@ def test_no_version_is_written_into_the_pool(shared: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no file of Windows has such a name")
-def test_names_that_only_windows_forbids(tmp_path: Path) -> None:
+def test_names_that_only_windows_forbids(pool: Pool, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write(folder / "a\\b.safetensors", tensors())
     for name in ("tag:latest", "what?", "dot.", " space ", '<"|*>'):
         (folder / name).write_text(name)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(folder, "m@1")
-        pool.get("m@1", tmp_path / "out")
-        assert contents(tmp_path / "out") == contents(folder)
-        np.testing.assert_array_equal(
-            pool.open("m@1").numpy("layer.bias"), load_file(folder / "a\\b.safetensors")["layer.bias"]
-        )
+    pool.add(folder, "m@1")
+    pool.get("m@1", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(folder)
+    np.testing.assert_array_equal(
+        pool.open("m@1").numpy("layer.bias"), load_file(folder / "a\\b.safetensors")["layer.bias"]
+    )
 
 
 def test_a_folder_for_temporary_files_with_a_quote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

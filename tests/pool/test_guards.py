@@ -160,17 +160,16 @@ def test_a_base_of_a_base(tmp_path: Path) -> None:
             assert restored[0].read_bytes() == contents[number]
 
 
-def test_a_base_that_is_a_difference_to_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_is_a_difference_to_a_difference(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever rows are found."""
     below = stored(b"y" * 100, base=sha256(b"another"), encoding="near:u1:0")
     base = stored(bytes(range(100)), base=below.digest, encoding="near:u1:0")
     row = stored(b"x" * 100, base=base.digest, encoding="near:u1:0")
     found = {one.digest: one for one in (row, base, below)}
     monkeypatch.setattr("blobstore.pool.contents.stored_rows", lambda *_, **__: found)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        blobs = Blobs(pool.objects, pool.tables, [row.digest])
-        with pytest.raises(PoolError, match="is a difference to a difference"):
-            blobs.read(row.digest)
+    blobs = Blobs(pool.objects, pool.tables, [row.digest])
+    with pytest.raises(PoolError, match="is a difference to a difference"):
+        blobs.read(row.digest)
 
 
 def test_a_row_that_asks_for_more_than_its_object_has() -> None:
@@ -209,18 +208,17 @@ def test_a_pack_that_is_shorter_than_its_row(reader: Reader) -> None:
     ],
 )
 def test_a_file_whose_parts_were_not_all_seen_is_read_again(
-    tmp_path: Path, parts: list[tuple[int, int]], size: int, whole: bool
+    pool: Pool, tmp_path: Path, parts: list[tuple[int, int]], size: int, whole: bool
 ) -> None:
     """Those of a version that appears while others look may be seen later than its event."""
-    with Pool(tmp_path / "pool", create=True) as pool:
-        (tmp_path / "a.bin").write_bytes(bytes(range(100)))
-        pool.add(tmp_path / "a.bin", "a@1")
-        digest = sha256(bytes(range(100)))
-        described = {"name": "f", "size": size, "sha256": "0" * 64, "url": "s3://b/f", "etag": "e"}
-        version(pool, [described], [("f", at, nbytes, digest) for at, nbytes in parts])
-        pool.tables.fresh()
-        wanted = BucketFile(Objects("s3://b"), "f", "f", size, "e")
-        assert [file.name for file in files_read_before(pool.tables, [wanted])] == (["f"] if whole else [])
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    pool.add(tmp_path / "a.bin", "a@1")
+    digest = sha256(bytes(range(100)))
+    described = {"name": "f", "size": size, "sha256": "0" * 64, "url": "s3://b/f", "etag": "e"}
+    version(pool, [described], [("f", at, nbytes, digest) for at, nbytes in parts])
+    pool.tables.fresh()
+    wanted = BucketFile(Objects("s3://b"), "f", "f", size, "e")
+    assert [file.name for file in files_read_before(pool.tables, [wanted])] == (["f"] if whole else [])
 
 
 def test_what_is_stored_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,114 +316,111 @@ def forms() -> dict[str, tuple[dict[str, Array], bytes, int]]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", forms())
-def test_what_programs_make_of_a_weight(tmp_path: Path, form: str) -> None:
-    model, content, most = forms()[form]
-    others = {
-        f"other{at}": normal(90 + at, value.shape).astype(value.dtype) for at, value in enumerate([*model.values()] * 3)
-    }
-    program = opaque(tmp_path / "program.ptd", {"constant": content})
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {**others, **model}), "checkpoint@1")
+def follows(folder: Path, model: dict[str, Array], content: bytes, most: int) -> str:
+    """How what a program has is stored beside the checkpoint that it is made of: in no more than some bytes, and it comes back,
+    also after the checkpoint is dropped."""
+    values = [*model.values()] * 3
+    others = {f"other{at}": normal(90 + at, one.shape).astype(one.dtype) for at, one in enumerate(values)}
+    program = opaque(folder / "program.ptd", {"constant": content})
+    with Pool(folder / "pool", create=True) as pool:
+        pool.add(write(folder / "checkpoint.safetensors", {**others, **model}), "checkpoint@1")
         pool.add(program, "program@1")
         encoding, length, is_based = stored(pool, content)
         assert is_based and length <= most, encoding
         pool.drop("checkpoint@1")
         pool.gc(grace=0, keep=0)
-        assert back(pool, "program@1", program, tmp_path / "out")
+        assert back(pool, "program@1", program, folder / "out")
+    return encoding
 
 
-def test_a_checkpoint_that_comes_later(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("form", forms())
+def test_what_programs_make_of_a_weight(tmp_path: Path, form: str) -> None:
+    follows(tmp_path, *forms()[form])
+
+
+def test_a_checkpoint_that_comes_later(pool: Pool, tmp_path: Path) -> None:
     """It follows from what a program had."""
     weight = convolution()
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(
-            opaque(tmp_path / "program.ptd", {"constant": last(weight), "other": last(convolution(4))}), "program@1"
-        )
-        checkpoint = write(tmp_path / "checkpoint.safetensors", {"w": weight})
-        pool.add(checkpoint, "checkpoint@1")
-        encoding, length, _ = stored(pool, weight.tobytes())
-        assert encoding.startswith("layout:") and length == 0
-        assert back(pool, "checkpoint@1", checkpoint, tmp_path / "out")
-        np.testing.assert_array_equal(pool.open("checkpoint@1").numpy("w"), weight)
+    pool.add(opaque(tmp_path / "program.ptd", {"constant": last(weight), "other": last(convolution(4))}), "program@1")
+    checkpoint = write(tmp_path / "checkpoint.safetensors", {"w": weight})
+    pool.add(checkpoint, "checkpoint@1")
+    encoding, length, _ = stored(pool, weight.tobytes())
+    assert encoding.startswith("layout:") and length == 0
+    assert back(pool, "checkpoint@1", checkpoint, tmp_path / "out")
+    np.testing.assert_array_equal(pool.open("checkpoint@1").numpy("w"), weight)
 
 
-def test_both_at_once(tmp_path: Path) -> None:
+def test_both_at_once(pool: Pool, tmp_path: Path) -> None:
     """Whatever their files are called: the checkpoint is stored whole."""
     weight = convolution()
     (tmp_path / "in").mkdir()
     opaque(tmp_path / "in/a.ptd", {"wide": last(weight), "numbers": last(rows_int8(weight))})
     write(tmp_path / "in/b.safetensors", {"w": weight})
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "in", "both@1")
-        assert stored(pool, weight.tobytes())[0] == "planes:4"
-        assert stored(pool, last(weight))[1] == stored(pool, last(rows_int8(weight)))[1] == 0
-        assert pool.verify() == []
+    pool.add(tmp_path / "in", "both@1")
+    assert stored(pool, weight.tobytes())[0] == "planes:4"
+    assert stored(pool, last(weight))[1] == stored(pool, last(rows_int8(weight)))[1] == 0
+    assert pool.verify() == []
 
 
-def test_the_program_of_a_fine_tune_follows_from_it(tmp_path: Path) -> None:
+def test_the_program_of_a_fine_tune_follows_from_it(pool: Pool, tmp_path: Path) -> None:
     """The fine-tune is stored against its base; both stay as long as the program does, wherever they are moved to."""
     weight = convolution()
     tune = moved(weight)
     filling = {f"f{at}": normal(90 + at, (64, 64)) for at in range(20)}  # so that little of a pack is needed in the end
-    with Pool(tmp_path / "pool", create=True) as pool:
-        for version, one in (("1", weight), ("2", tune)):
-            pool.add(write(tmp_path / f"{version}.safetensors", {"w": one, **filling}), f"m@{version}")
-            filling = {name: -values for name, values in filling.items()}
-        program = opaque(tmp_path / "program.ptd", {"constant": last(tune)})
-        pool.add(program, "program@2")
-        assert stored(pool, last(tune)) == ("layout:64,48,9:0,2,1", 0, False)
-        # a further step would be one too many: there is no base for what is close to the program
-        again = last(moved(tune))
-        pool.add(opaque(tmp_path / "again.ptd", {"constant": again}), "program@3")
-        chains = """SELECT count(b.base), count(c.base) FROM blobs a
-            JOIN blobs b ON a.base = b.digest LEFT JOIN blobs c ON b.base = c.digest WHERE a.base IS NOT NULL"""
-        ((twos, threes),) = pool.tables.query(chains)
-        assert twos > 0 and threes == 0 and pool.verify() == []
-        for version in ("m@1", "m@2", "program@3"):
-            pool.drop(version)
-        for _ in range(2):
-            pool.gc(keep=0)
-            assert pool.verify() == []
-            restored = pool.get("program@2", tmp_path / "out", force=True)
-            assert restored[0].read_bytes() == program.read_bytes()
-        assert len(pool.tables.query("SELECT DISTINCT digest FROM blobs")) < 12
-
-
-def test_what_follows_from_nothing_is_stored_as_it_is(tmp_path: Path) -> None:
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", checkpoint("float32")), "checkpoint@1")
-        contents = {"own": last(convolution(77)), "numbers": last(rows_int8(convolution(78))), "zeros": bytes(55_296)}
-        pool.add(opaque(tmp_path / "program.ptd", contents), "program@1")
-        for content in contents.values():
-            assert stored(pool, content)[0] in {"raw", "planes:1", "planes:4"}
+    for version, one in (("1", weight), ("2", tune)):
+        pool.add(write(tmp_path / f"{version}.safetensors", {"w": one, **filling}), f"m@{version}")
+        filling = {name: -values for name, values in filling.items()}
+    program = opaque(tmp_path / "program.ptd", {"constant": last(tune)})
+    pool.add(program, "program@2")
+    assert stored(pool, last(tune)) == ("layout:64,48,9:0,2,1", 0, False)
+    # a further step would be one too many: there is no base for what is close to the program
+    again = last(moved(tune))
+    pool.add(opaque(tmp_path / "again.ptd", {"constant": again}), "program@3")
+    chains = """SELECT count(b.base), count(c.base) FROM blobs a
+        JOIN blobs b ON a.base = b.digest LEFT JOIN blobs c ON b.base = c.digest WHERE a.base IS NOT NULL"""
+    ((twos, threes),) = pool.tables.query(chains)
+    assert twos > 0 and threes == 0 and pool.verify() == []
+    for version in ("m@1", "m@2", "program@3"):
+        pool.drop(version)
+    for _ in range(2):
+        pool.gc(keep=0)
         assert pool.verify() == []
+        restored = pool.get("program@2", tmp_path / "out", force=True)
+        assert restored[0].read_bytes() == program.read_bytes()
+    assert len(pool.tables.query("SELECT DISTINCT digest FROM blobs")) < 12
 
 
-def test_a_tensor_with_another_shape(tmp_path: Path) -> None:
+def test_what_follows_from_nothing_is_stored_as_it_is(pool: Pool, tmp_path: Path) -> None:
+    pool.add(write(tmp_path / "checkpoint.safetensors", checkpoint("float32")), "checkpoint@1")
+    contents = {"own": last(convolution(77)), "numbers": last(rows_int8(convolution(78))), "zeros": bytes(55_296)}
+    pool.add(opaque(tmp_path / "program.ptd", contents), "program@1")
+    for content in contents.values():
+        assert stored(pool, content)[0] in {"raw", "planes:1", "planes:4"}
+    assert pool.verify() == []
+
+
+def test_a_tensor_with_another_shape(pool: Pool, tmp_path: Path) -> None:
     """A weight that is transposed, and one that only has other dimensions, of types that are known."""
     weight = normal(0, (96, 128))
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "1.safetensors", {"w": weight}), "m@1")
-        pool.add(write(tmp_path / "2.safetensors", {"w": np.ascontiguousarray(weight.T)}), "m@2")
-        pool.add(write(tmp_path / "3.safetensors", {"w": moved(weight).reshape(96, 128, 1, 1)}), "m@3")
-        assert stored(pool, weight.T.tobytes())[:2] == ("layout:96,128:1,0", 0)
-        assert stored(pool, moved(weight).tobytes())[0].startswith("near:f4")
-        assert pool.verify() == []
+    pool.add(write(tmp_path / "1.safetensors", {"w": weight}), "m@1")
+    pool.add(write(tmp_path / "2.safetensors", {"w": np.ascontiguousarray(weight.T)}), "m@2")
+    pool.add(write(tmp_path / "3.safetensors", {"w": moved(weight).reshape(96, 128, 1, 1)}), "m@3")
+    assert stored(pool, weight.T.tobytes())[:2] == ("layout:96,128:1,0", 0)
+    assert stored(pool, moved(weight).tobytes())[0].startswith("near:f4")
+    assert pool.verify() == []
 
 
 @pytest.mark.parametrize(
     "shape", ["", "x", "64,48,3", "64,48,3,3,", "-64,-48,3,3", "٦٤,48,3,3", "0,9", "1," * 500 + "27648"]
 )
-def test_a_damaged_shape_is_no_reason_to_fail(tmp_path: Path, shape: str) -> None:
+def test_a_damaged_shape_is_no_reason_to_fail(pool: Pool, tmp_path: Path, shape: str) -> None:
     weight = convolution()
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
-        change_rows(pool, "dtype = 'float'", lambda row: {"shape": shape})
-        program = opaque(tmp_path / "program.ptd", {"constant": last(weight), "numbers": rows_int8(weight).tobytes()})
-        pool.add(program, "program@1")
-        assert back(pool, "program@1", program, tmp_path / "out")
+    pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+    change_rows(pool, "dtype = 'float'", lambda row: {"shape": shape})
+    program = opaque(tmp_path / "program.ptd", {"constant": last(weight), "numbers": rows_int8(weight).tobytes()})
+    pool.add(program, "program@1")
+    assert back(pool, "program@1", program, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -437,14 +434,15 @@ def test_a_damaged_shape_is_no_reason_to_fail(tmp_path: Path, shape: str) -> Non
         ("layout:64,48,9:0,2,1+layout:64,9,48:0,2,1", PoolError, "which this version does not know"),
     ],
 )
-def test_a_damaged_recipe_is_one_error(tmp_path: Path, encoding: str, error: type[Exception], message: str) -> None:
+def test_a_damaged_recipe_is_one_error(
+    pool: Pool, tmp_path: Path, encoding: str, error: type[Exception], message: str
+) -> None:
     weight = convolution()
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
-        pool.add(opaque(tmp_path / "program.ptd", {"constant": last(weight)}), "program@1")
-        change_rows(pool, "encoding LIKE 'layout%'", lambda row: {"encoding": encoding})
-        with pytest.raises(error, match=message):
-            pool.get("program@1", tmp_path / "out")
+    pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+    pool.add(opaque(tmp_path / "program.ptd", {"constant": last(weight)}), "program@1")
+    change_rows(pool, "encoding LIKE 'layout%'", lambda row: {"encoding": encoding})
+    with pytest.raises(error, match=message):
+        pool.get("program@1", tmp_path / "out")
 
 
 # ------------------------------------------------------------------------------------------- stock ExecuTorch
@@ -505,19 +503,19 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_programs_of_xnnpack_take_nearly_nothing_beside_their_checkpoint(lowered: Path, tmp_path: Path) -> None:
+def test_programs_of_xnnpack_take_nearly_nothing_beside_their_checkpoint(
+    lowered: Path, pool: Pool, tmp_path: Path
+) -> None:
     weights = sum(value.numel() * 4 for value in Net().state_dict().values())
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(lowered / "net.safetensors", "net@checkpoint")
-        for name in ("float32", "int8"):
-            program = lowered / f"{name}.pte"
-            assert pool.add(program, f"net@{name}").stored_bytes <= 0.03 * weights, name
-            assert back(pool, f"net@{name}", program, tmp_path / "out")
+    pool.add(lowered / "net.safetensors", "net@checkpoint")
+    for name in ("float32", "int8"):
+        program = lowered / f"{name}.pte"
+        assert pool.add(program, f"net@{name}").stored_bytes <= 0.03 * weights, name
+        assert back(pool, f"net@{name}", program, tmp_path / "out")
 
 
 @pytest.mark.long
-def test_programs_and_their_checkpoint_at_once(lowered: Path, tmp_path: Path) -> None:
+def test_programs_and_their_checkpoint_at_once(lowered: Path, pool: Pool) -> None:
     checkpoint = (lowered / "net.safetensors").stat().st_size
-    with Pool(tmp_path / "pool", create=True) as pool:
-        assert pool.add(lowered, "net@all").stored_bytes <= 0.95 * checkpoint
-        assert pool.verify() == []
+    assert pool.add(lowered, "net@all").stored_bytes <= 0.95 * checkpoint
+    assert pool.verify() == []

@@ -138,50 +138,47 @@ def check(pool: Pool, version: str, path: Path, model: Model, folder: Path) -> N
 
 @pytest.mark.parametrize(("make", "dtype"), [*SHORT, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG)])
 def test_what_is_made_of_stored_tensors_takes_little(
-    tmp_path: Path, make: Callable[[Model], Model], dtype: str
+    pool: Pool, tmp_path: Path, make: Callable[[Model], Model], dtype: str
 ) -> None:
     model = one_of(dtype)
     made = make(model)
     path = save(tmp_path / "made.safetensors", made)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(save(tmp_path / "model.safetensors", model), "m@1")
-        added = pool.add(path, "m@2")
-        assert added.stored_bytes < 0.06 * path.stat().st_size
-        assert pool.add(path, "m@3").stored_bytes == 0
-        pool.drop("m@1")
-        pool.drop("m@2")
-        pool.gc(grace=0, keep=0)
-        pool.gc(grace=0, keep=0)
-        check(pool, "m@3", path, made, tmp_path / "out")
+    pool.add(save(tmp_path / "model.safetensors", model), "m@1")
+    added = pool.add(path, "m@2")
+    assert added.stored_bytes < 0.06 * path.stat().st_size
+    assert pool.add(path, "m@3").stored_bytes == 0
+    pool.drop("m@1")
+    pool.drop("m@2")
+    pool.gc(grace=0, keep=0)
+    pool.gc(grace=0, keep=0)
+    check(pool, "m@3", path, made, tmp_path / "out")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [joined, stacked, shards, column_shards, cut, longer])
-def test_the_same_of_a_fine_tune_is_a_difference(tmp_path: Path, make: Callable[[Model], Model]) -> None:
+def test_the_same_of_a_fine_tune_is_a_difference(pool: Pool, tmp_path: Path, make: Callable[[Model], Model]) -> None:
     model = matrices(2)
     made = make(tuned(model, 3))
     path = save(tmp_path / "made.safetensors", made)
-    with Pool(tmp_path / "alone", create=True) as pool:
-        alone = pool.add(path, "m@1").stored_bytes
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(save(tmp_path / "model.safetensors", model), "m@1")
-        assert pool.add(path, "m@2").stored_bytes < 0.6 * alone
-        check(pool, "m@2", path, made, tmp_path / "out")
+    with Pool(tmp_path / "alone", create=True) as other:
+        alone = other.add(path, "m@1").stored_bytes
+    pool.add(save(tmp_path / "model.safetensors", model), "m@1")
+    assert pool.add(path, "m@2").stored_bytes < 0.6 * alone
+    check(pool, "m@2", path, made, tmp_path / "out")
 
 
 @pytest.mark.parametrize("join", [joined, pytest.param(stacked, marks=pytest.mark.long)])
-def test_parts_of_a_whole_that_came_first(tmp_path: Path, join: Callable[[Model], Model]) -> None:
+def test_parts_of_a_whole_that_came_first(pool: Pool, tmp_path: Path, join: Callable[[Model], Model]) -> None:
     """Whether they come all together, or one of them with others that are new."""
     model = matrices(4)
     one = {"one": model["2.weight"], "other": matrices(5)["0.weight"]}
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(save(tmp_path / "whole.safetensors", join(model)), "m@1")
-        path = save(tmp_path / "parts.safetensors", model)
-        assert pool.add(path, "m@2").stored_bytes < 1000
-        single = save(tmp_path / "one.safetensors", one)
-        pool.add(single, "m@3")
-        check(pool, "m@2", path, model, tmp_path / "out")
-        check(pool, "m@3", single, one, tmp_path / "single")
+    pool.add(save(tmp_path / "whole.safetensors", join(model)), "m@1")
+    path = save(tmp_path / "parts.safetensors", model)
+    assert pool.add(path, "m@2").stored_bytes < 1000
+    single = save(tmp_path / "one.safetensors", one)
+    pool.add(single, "m@3")
+    check(pool, "m@2", path, model, tmp_path / "out")
+    check(pool, "m@3", single, one, tmp_path / "single")
 
 
 _STEPS = st.lists(
@@ -219,7 +216,7 @@ def test_any_cuts_and_joins_come_back(tmp_path_factory: pytest.TempPathFactory, 
             check(pool, f"m@{number}", path, made, folder / "out")
 
 
-def test_an_overlap_never_costs_more_than_a_tensor_of_its_own(tmp_path: Path) -> None:
+def test_an_overlap_never_costs_more_than_a_tensor_of_its_own(pool: Pool, tmp_path: Path) -> None:
     """Rows that are everywhere, and numbers whose signs say nothing."""
     random = np.random.default_rng(8)
     row = random.standard_normal(COLUMNS).astype(np.float32)
@@ -229,12 +226,11 @@ def test_an_overlap_never_costs_more_than_a_tensor_of_its_own(tmp_path: Path) ->
         "zeros": np.zeros((300, COLUMNS), np.float32),
     }
     path = save(tmp_path / "made.safetensors", made)
-    with Pool(tmp_path / "alone", create=True) as pool:
-        alone = pool.add(path, "m@1").stored_bytes
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(save(tmp_path / "rows.safetensors", {"rows": np.tile(row, (200, 1))}), "m@1")
-        assert pool.add(path, "m@2").stored_bytes <= 1.02 * alone + 500
-        check(pool, "m@2", path, made, tmp_path / "out")
+    with Pool(tmp_path / "alone", create=True) as other:
+        alone = other.add(path, "m@1").stored_bytes
+    pool.add(save(tmp_path / "rows.safetensors", {"rows": np.tile(row, (200, 1))}), "m@1")
+    assert pool.add(path, "m@2").stored_bytes <= 1.02 * alone + 500
+    check(pool, "m@2", path, made, tmp_path / "out")
 
 
 def test_a_file_that_changes_while_it_is_taken_apart(tmp_path: Path) -> None:
@@ -294,16 +290,17 @@ def test_whatever_a_shape_says_rows_fit(shape: str) -> None:
         (lambda keys: [None] * len(keys), lambda places: [None] * len(places)),
     ],
 )
-def test_pieces_that_somebody_made_up_lead_to_no_other_bytes(tmp_path: Path, keys: Any, places: Any) -> None:
+def test_pieces_that_somebody_made_up_lead_to_no_other_bytes(
+    pool: Pool, tmp_path: Path, keys: Any, places: Any
+) -> None:
     model = matrices(9)
     made = joined(model)
     path = save(tmp_path / "made.safetensors", made)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(save(tmp_path / "model.safetensors", model), "m@1")
-        change_rows(
-            pool,
-            "true",
-            lambda row: {"piece_keys": keys(row.piece_keys or []), "piece_places": places(row.piece_places or [])},
-        )
-        pool.add(path, "m@2")
-        check(pool, "m@2", path, made, tmp_path / "out")
+    pool.add(save(tmp_path / "model.safetensors", model), "m@1")
+    change_rows(
+        pool,
+        "true",
+        lambda row: {"piece_keys": keys(row.piece_keys or []), "piece_places": places(row.piece_places or [])},
+    )
+    pool.add(path, "m@2")
+    check(pool, "m@2", path, made, tmp_path / "out")

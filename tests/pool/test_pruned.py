@@ -85,31 +85,29 @@ def count_zeros(weight: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("how", "most"), [("magnitude", 0.01), ("zeros", 0.01), ("rows", 0.064), ("random", 0.064)])
-def test_a_pruned_model_takes_its_mask(tmp_path: Path, dtype: str, how: str, most: float) -> None:
+def test_a_pruned_model_takes_its_mask(pool: Pool, tmp_path: Path, dtype: str, how: str, most: float) -> None:
     """Or next to nothing, where the smallest magnitudes went; in narrow types, some of those that are equal did not."""
     weight = weights(dtype)
     save_file({"w": weight}, tmp_path / "whole.safetensors")
     save_file({"w": pruned(weight, how)}, tmp_path / "pruned.safetensors")
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "whole.safetensors", "m@1")
-        added = pool.add(tmp_path / "pruned.safetensors", "m@2")
-        assert added.stored_bytes <= most * weight.nbytes
-        assert back(pool, "m@2", tmp_path / "pruned.safetensors", tmp_path / "out")
+    pool.add(tmp_path / "whole.safetensors", "m@1")
+    added = pool.add(tmp_path / "pruned.safetensors", "m@2")
+    assert added.stored_bytes <= most * weight.nbytes
+    assert back(pool, "m@2", tmp_path / "pruned.safetensors", tmp_path / "out")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_pruned_fine_tune_takes_what_remains_of_its_difference(tmp_path: Path, dtype: str) -> None:
+def test_a_pruned_fine_tune_takes_what_remains_of_its_difference(pool: Pool, tmp_path: Path, dtype: str) -> None:
     """Its base is what the fine-tune is a difference to."""
     weight = weights(dtype)
     tuned = (weight.float() * (1 + 0.003 * torch.randn(weight.shape))).to(weight.dtype)
     for name, model in {"base": weight, "tuned": tuned, "pruned": pruned(tuned, "magnitude")}.items():
         save_file({"w": model}, tmp_path / f"{name}.safetensors")
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "base.safetensors", "m@1")
-        difference = pool.add(tmp_path / "tuned.safetensors", "m@2").stored_bytes
-        added = pool.add(tmp_path / "pruned.safetensors", "m@3").stored_bytes
-        assert added < 0.8 * difference
-        assert back(pool, "m@3", tmp_path / "pruned.safetensors", tmp_path / "out")
+    pool.add(tmp_path / "base.safetensors", "m@1")
+    difference = pool.add(tmp_path / "tuned.safetensors", "m@2").stored_bytes
+    added = pool.add(tmp_path / "pruned.safetensors", "m@3").stored_bytes
+    assert added < 0.8 * difference
+    assert back(pool, "m@3", tmp_path / "pruned.safetensors", tmp_path / "out")
 
 
 def test_what_is_not_pruned_is_no_mask() -> None:
@@ -132,7 +130,9 @@ def test_steps_from_hostile_tables() -> None:
     assert nothing is not None and not any(nothing)
 
 
-def test_a_step_that_no_table_can_have_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_no_table_can_have_is_not_stored(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is proved is what is read later: the text of a row, of which `+` ends a step."""
     weight = weights("float32")
     save_file({"w": weight}, tmp_path / "whole.safetensors")
@@ -143,10 +143,9 @@ def test_a_step_that_no_table_can_have_is_not_stored(tmp_path: Path, monkeypatch
         return found and (found[0].replace(":z", ":+"), found[1])
 
     monkeypatch.setattr("blobstore.pool.packs.find_pruning", find_another)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(tmp_path / "whole.safetensors", "m@1")
-        pool.add(tmp_path / "pruned.safetensors", "m@2")
-        assert back(pool, "m@2", tmp_path / "pruned.safetensors", tmp_path / "out")
+    pool.add(tmp_path / "whole.safetensors", "m@1")
+    pool.add(tmp_path / "pruned.safetensors", "m@2")
+    assert back(pool, "m@2", tmp_path / "pruned.safetensors", tmp_path / "out")
 
 
 @pytest.mark.long

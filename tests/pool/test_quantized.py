@@ -77,20 +77,19 @@ def add(pool: Pool, path: Path, version: str, tensors: dict[str, torch.Tensor]) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
-def test_quantized_weights_take_nearly_nothing(tmp_path: Path, form: str) -> None:
+def test_quantized_weights_take_nearly_nothing(pool: Pool, tmp_path: Path, form: str) -> None:
     """And come back, also through the base that they are quantized from."""
-    with Pool(tmp_path / "pool", create=True) as pool:
-        add(pool, tmp_path / "other.safetensors", "other", {"weight": weights(5)})
-        add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
-        taken = add(pool, tmp_path / "quantized.safetensors", "quantized", {"renamed": FORMS[form]})
-        assert taken < FORMS[form].nbytes / 25
-        (path,) = pool.get("m@quantized", tmp_path / "out")
-        assert path.read_bytes() == (tmp_path / "quantized.safetensors").read_bytes()
-        np.testing.assert_array_equal(pool.open("m@quantized").numpy("renamed"), FORMS[form].numpy())
-        pool.drop("m@wide")
-        pool.drop("m@other")
-        pool.gc(grace=0, keep=0)
-        assert pool.verify() == []
+    add(pool, tmp_path / "other.safetensors", "other", {"weight": weights(5)})
+    add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
+    taken = add(pool, tmp_path / "quantized.safetensors", "quantized", {"renamed": FORMS[form]})
+    assert taken < FORMS[form].nbytes / 25
+    (path,) = pool.get("m@quantized", tmp_path / "out")
+    assert path.read_bytes() == (tmp_path / "quantized.safetensors").read_bytes()
+    np.testing.assert_array_equal(pool.open("m@quantized").numpy("renamed"), FORMS[form].numpy())
+    pool.drop("m@wide")
+    pool.drop("m@other")
+    pool.gc(grace=0, keep=0)
+    assert pool.verify() == []
 
 
 @pytest.mark.long
@@ -114,34 +113,31 @@ def test_weights_of_torchao(where: Place, tmp_path: Path) -> None:
         assert pool.verify() == []
 
 
-def test_what_is_not_quantized_from_a_stored_weight_is_stored_as_it_is(tmp_path: Path) -> None:
-    with Pool(tmp_path / "pool", create=True) as pool:
-        add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
-        other = symmetric(weights(3), 32, 7.5, -8, 7)
-        assert add(pool, tmp_path / "q.safetensors", "q", {"weight": other}) > other.nbytes / 3
-        assert not any(encoding.startswith("quant") for encoding in pool.stats().encodings)
+def test_what_is_not_quantized_from_a_stored_weight_is_stored_as_it_is(pool: Pool, tmp_path: Path) -> None:
+    add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
+    other = symmetric(weights(3), 32, 7.5, -8, 7)
+    assert add(pool, tmp_path / "q.safetensors", "q", {"weight": other}) > other.nbytes / 3
+    assert not any(encoding.startswith("quant") for encoding in pool.stats().encodings)
 
 
-def test_another_rounding_costs_only_what_it_changes(tmp_path: Path) -> None:
+def test_another_rounding_costs_only_what_it_changes(pool: Pool, tmp_path: Path) -> None:
     """As quantizers that move some weights, to make up for others."""
     moved = symmetric(weights(), _COLUMNS, 127, -127, 127)
     chosen = torch.rand(moved.shape, generator=torch.Generator().manual_seed(1)) < 0.1
     moved = torch.where(chosen, moved.clamp(max=126) + 1, moved)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
-        assert add(pool, tmp_path / "q.safetensors", "q", {"weight": moved}) < moved.nbytes / 6
-        assert pool.verify() == []
+    add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
+    assert add(pool, tmp_path / "q.safetensors", "q", {"weight": moved}) < moved.nbytes / 6
+    assert pool.verify() == []
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), float("-inf"), 0.0, 1e-45, -3e38])
-def test_weights_of_any_value(tmp_path: Path, special: float) -> None:
+def test_weights_of_any_value(pool: Pool, tmp_path: Path, special: float) -> None:
     weight = weights()
     weight[3, 5], weight[7] = special, special
     numbers = symmetric(torch.nan_to_num(weight, 0, 0, 0), _COLUMNS, 127, -127, 127)
-    with Pool(tmp_path / "pool", create=True) as pool:
-        add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weight})
-        add(pool, tmp_path / "q.safetensors", "q", {"weight": numbers})
-        assert pool.verify() == []
+    add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weight})
+    add(pool, tmp_path / "q.safetensors", "q", {"weight": numbers})
+    assert pool.verify() == []
 
 
 RULES = ["127", "127.5", "127e", "127.5e", "128/127", "255", "7", "7.5", "8/7", "15"]
@@ -201,10 +197,9 @@ def test_small_and_odd_weights_have_no_recipe() -> None:
         assert find_rule(memoryview(data), memoryview(base), shape)[0] is None
 
 
-def test_a_recipe_that_does_not_fit_its_base_is_an_error(tmp_path: Path) -> None:
-    with Pool(tmp_path / "pool", create=True) as pool:
-        add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
-        add(pool, tmp_path / "q.safetensors", "q", {"weight": FORMS["int8, rows"]})
-        change_rows(pool, "encoding LIKE 'quant%'", lambda row: {"encoding": "quant:127:1000:n"})
-        with pytest.raises(IntegrityError, match="a base of another size"):
-            pool.get("m@q", tmp_path / "out")
+def test_a_recipe_that_does_not_fit_its_base_is_an_error(pool: Pool, tmp_path: Path) -> None:
+    add(pool, tmp_path / "wide.safetensors", "wide", {"weight": weights()})
+    add(pool, tmp_path / "q.safetensors", "q", {"weight": FORMS["int8, rows"]})
+    change_rows(pool, "encoding LIKE 'quant%'", lambda row: {"encoding": "quant:127:1000:n"})
+    with pytest.raises(IntegrityError, match="a base of another size"):
+        pool.get("m@q", tmp_path / "out")

@@ -118,7 +118,9 @@ def test_the_bits_of_a_difference_are_about_its_entropy(width: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_base_is_found_however_old_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_a_base_is_found_however_old_it_is(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     """And however many of its kind came after it."""
     random = np.random.default_rng(3)
     monkeypatch.setattr(relations, "_NEWEST", 1)
@@ -126,13 +128,12 @@ def test_a_base_is_found_however_old_it_is(tmp_path: Path, monkeypatch: pytest.M
     models = [random.standard_normal(_SHAPE).astype("f4") for _ in range(40)]
     clock = iter(range(10**9, 2 * 10**9))
     monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
-    with Pool(tmp_path / "pool", create=True) as pool:
-        write(tmp_path / "bases.safetensors", {f"{number}": model for number, model in enumerate(models)})
-        size = pool.add(tmp_path / "bases.safetensors", "bases@1").stored_bytes / len(models)
-        for number in (39, 20, 0):
-            near = np.nextafter(models[number], np.float32(np.inf)).astype(dtype)
-            path = write(tmp_path / "near.safetensors", {"weight": near})
-            assert pool.add(path, f"near@{number}").stored_bytes < size / 5
+    write(tmp_path / "bases.safetensors", {f"{number}": model for number, model in enumerate(models)})
+    size = pool.add(tmp_path / "bases.safetensors", "bases@1").stored_bytes / len(models)
+    for number in (39, 20, 0):
+        near = np.nextafter(models[number], np.float32(np.inf)).astype(dtype)
+        path = write(tmp_path / "near.safetensors", {"weight": near})
+        assert pool.add(path, f"near@{number}").stored_bytes < size / 5
 
 
 def test_similar_weights_have_similar_signatures() -> None:
@@ -160,29 +161,27 @@ def test_similar_weights_have_similar_signatures() -> None:
 
 
 @pytest.mark.parametrize(("distance", "most"), [(0.003, 0.65), (0.015, 0.72), (0.05, 0.78)])
-def test_fine_tunes_in_float32_are_differences(tmp_path: Path, distance: float, most: float) -> None:
+def test_fine_tunes_in_float32_are_differences(pool: Pool, tmp_path: Path, distance: float, most: float) -> None:
     """Their last bits are noise by themselves and in a difference, so neither is small."""
     random = np.random.default_rng(6)
     base = (random.standard_normal((256, 192)) * 0.02).astype("f4")
-    with Pool(tmp_path / "pool", create=True) as pool:
-        first, *tunes = added(
-            pool,
-            tmp_path,
-            [base, *(base * (1 + distance * random.standard_normal(base.shape).astype("f4")) for _ in "ab")],
-        )
-        assert first > 0.8 * base.nbytes
-        assert max(tunes) < most * base.nbytes
-        assert pool.verify() == []
+    first, *tunes = added(
+        pool,
+        tmp_path,
+        [base, *(base * (1 + distance * random.standard_normal(base.shape).astype("f4")) for _ in "ab")],
+    )
+    assert first > 0.8 * base.nbytes
+    assert max(tunes) < most * base.nbytes
+    assert pool.verify() == []
 
 
-def test_contents_are_found_by_whole_digests(tmp_path: Path) -> None:
+def test_contents_are_found_by_whole_digests(pool: Pool) -> None:
     """In several files of the table, among many, and not if only the first bytes of a digest are those of another."""
     rows = {
         digest: Stored(digest, 4, "", "", "raw", None, bytes(32), 64 * at, 4, at) for at, digest in enumerate(DIGESTS)
     }
-    with Pool(tmp_path / "pool", create=True) as pool:
-        for first in range(0, len(DIGESTS), 100):
-            pool.tables.append("blobs", [rows[digest].row() for digest in DIGESTS[first : first + 100]])
-        assert stored_rows(pool.tables, DIGESTS[::2]) == {digest: rows[digest] for digest in DIGESTS[::2]}
-        assert stored_rows(pool.tables, [digest[:8] + bytes(24) for digest in DIGESTS]) == {}
-        assert stored_rows(pool.tables, []) == {}
+    for first in range(0, len(DIGESTS), 100):
+        pool.tables.append("blobs", [rows[digest].row() for digest in DIGESTS[first : first + 100]])
+    assert stored_rows(pool.tables, DIGESTS[::2]) == {digest: rows[digest] for digest in DIGESTS[::2]}
+    assert stored_rows(pool.tables, [digest[:8] + bytes(24) for digest in DIGESTS]) == {}
+    assert stored_rows(pool.tables, []) == {}

@@ -20,7 +20,7 @@ from blobstore.pool.derived import derive, made_size
 from blobstore.pool.scaled import factors_size, find_factors, scale
 from tests.pool.models import write
 from tests.pool.rows import change_rows
-from tests.pool.test_layouts import back, bytes_of, moved, normal, opaque, stored
+from tests.pool.test_layouts import bytes_of, follows, moved, normal, opaque, stored
 
 Array = npt.NDArray[Any]
 
@@ -140,43 +140,30 @@ def forms() -> dict[str, tuple[Array, Array, int]]:
 @pytest.mark.parametrize("form", forms())
 def test_folded_weights_take_a_factor_for_each_channel(tmp_path: Path, form: str) -> None:
     weight, made, channels = forms()[form]
-    content = np.ascontiguousarray(made).tobytes()
-    program = opaque(tmp_path / "program.ptd", {"constant": content})
-    others = {f"other{at}": normal(90 + at, weight.shape) for at in range(5)}
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {**others, "w": weight}), "checkpoint@1")
-        pool.add(program, "program@1")
-        encoding, length, is_based = stored(pool, content)
-        assert "scale:" in encoding and length == 4 * channels and is_based
-        assert back(pool, "program@1", program, tmp_path / "out")
-        pool.drop("checkpoint@1")
-        pool.gc(grace=0, keep=0)
-        assert back(pool, "program@1", program, tmp_path / "out")
+    assert "scale:" in follows(tmp_path, {"w": weight}, np.ascontiguousarray(made).tobytes(), 4 * channels)
 
 
-def test_folded_weights_of_a_fine_tune(tmp_path: Path) -> None:
+def test_folded_weights_of_a_fine_tune(pool: Pool, tmp_path: Path) -> None:
     weight = normal(0, (64, 48, 3, 3))
     content = np.ascontiguousarray(folded(moved(weight), 64).transpose(0, 2, 3, 1)).tobytes()
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
-        pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
-        encoding, length, _ = stored(pool, content)
-        assert encoding.startswith("scale:432+layout:64,48,9:0,2,1+near:f4:") and length < len(content) / 3
-        assert pool.verify() == []
+    pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+    pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
+    encoding, length, _ = stored(pool, content)
+    assert encoding.startswith("scale:432+layout:64,48,9:0,2,1+near:f4:") and length < len(content) / 3
+    assert pool.verify() == []
 
 
-def test_factors_that_are_gone_are_one_error(tmp_path: Path) -> None:
+def test_factors_that_are_gone_are_one_error(pool: Pool, tmp_path: Path) -> None:
     weight = normal(0, (64, 48, 3, 3))
     content = folded(weight, 64).tobytes()
-    with Pool(tmp_path / "pool", create=True) as pool:
-        pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
-        pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
-        length = 4 * 64
-        for values, message in (
-            ({"length": 0}, "a base of another size"),
-            ({"length": length - 4}, "a base of another size"),
-            ({"length": length, "offset": 64}, "are damaged"),  # other factors
-        ):
-            change_rows(pool, "encoding LIKE 'scale%'", lambda row, values=values: values)
-            with pytest.raises(IntegrityError, match=message):
-                pool.get("program@1", tmp_path / "out")
+    pool.add(write(tmp_path / "checkpoint.safetensors", {"w": weight}), "checkpoint@1")
+    pool.add(opaque(tmp_path / "program.ptd", {"constant": content}), "program@1")
+    length = 4 * 64
+    for values, message in (
+        ({"length": 0}, "a base of another size"),
+        ({"length": length - 4}, "a base of another size"),
+        ({"length": length, "offset": 64}, "are damaged"),  # other factors
+    ):
+        change_rows(pool, "encoding LIKE 'scale%'", lambda row, values=values: values)
+        with pytest.raises(IntegrityError, match=message):
+            pool.get("program@1", tmp_path / "out")

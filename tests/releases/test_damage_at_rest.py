@@ -38,9 +38,8 @@ def damaged(device: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["model.ptd", "tokenizer/0.json"])
 @pytest.mark.parametrize("damage", ["a bit", "of something else", "missing"])
-def test_verify_repairs_what_is_installed(releases: Path, tmp_path: Path, name: str, damage: str) -> None:
+def test_verify_repairs_what_is_installed(releases: Path, device: Path, name: str, damage: str) -> None:
     """Every file is compared with its digest, and a damaged one is fetched again, also if nothing is new (F3, S1)."""
-    device = tmp_path / "device"
     pull(releases / "a/1", device)
     spoil((device / "current" / name).resolve(), damage)
     done = pull(releases / "a/1", device, verify=True)
@@ -50,9 +49,8 @@ def test_verify_repairs_what_is_installed(releases: Path, tmp_path: Path, name: 
     assert pull(releases / "a/1", device, verify=True).new_files == 0
 
 
-def test_a_release_is_not_made_of_damage(releases: Path, tmp_path: Path) -> None:
+def test_a_release_is_not_made_of_damage(releases: Path, device: Path) -> None:
     """Contents that are here are compared as they are used, and damaged ones are fetched (S1)."""
-    device = tmp_path / "device"
     pull(releases / "a/2", device)
     spoil((device / "current/model.ptd").resolve(), "a bit")
     done = pull(releases / "a/3", device)
@@ -94,10 +92,9 @@ def committed_by_cpp(release: Path, device: Path, table: bytes) -> Any:
 @pytest.mark.parametrize("parts", [[], [[0, 1, "0" * 64]]])
 @pytest.mark.parametrize("language", ["Python", "C++"])
 def test_zeros_that_nothing_names_are_not_written(
-    releases: Path, tmp_path: Path, size: int, parts: list[Any], language: str
+    releases: Path, device: Path, size: int, parts: list[Any], language: str
 ) -> None:
     """A table must cover its file but for padding, and the file must fit on the disk (S3)."""
-    device = tmp_path / "device"
     pull(releases / "a/1", device)
     before = sorted(one.name for one in (device / "files").iterdir())
     release, table = hostile(releases, size + len(parts), parts)

@@ -141,9 +141,8 @@ def test_programs_need_their_executorch(releases: Path, tmp_path: Path, needed: 
     pull(releases / "a/1", tmp_path / "data", executorch="0.1")
 
 
-def test_commands_that_run_twice(releases: Path, tmp_path: Path) -> None:
+def test_commands_that_run_twice(releases: Path, device: Path) -> None:
     """A second run changes nothing (F3)."""
-    device = tmp_path / "device"
     pull(releases / "a/1", device)
     first = sorted((path, path.lstat().st_mtime_ns) for path in device.rglob("*") if path.is_file())
     assert not pull(releases / "a/1", device).changed
@@ -280,9 +279,8 @@ def test_a_damaged_index_of_a_device(releases: Path, tmp_path: Path, how: str, k
     assert {*found(device / "current")} == {*weights()}
 
 
-def test_damaged_parts_on_a_device(releases: Path, tmp_path: Path) -> None:
+def test_damaged_parts_on_a_device(releases: Path, device: Path) -> None:
     """What they would say is fetched; a server is not blamed for them (F4)."""
-    device = tmp_path / "device"
     pull(releases / "a/1", device)
     index = json.loads((releases / "a/1/index.json").read_text())
     listed = device / "files" / index["parts"][0]

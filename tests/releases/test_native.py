@@ -228,9 +228,8 @@ def test_of_whole_files_and_other_forms_both_choose_the_same(whole: Path, tmp_pa
     assert tree(device / "current") == tree(other / "current")
 
 
-def test_a_whole_file_that_is_wrong(whole: Path, tmp_path: Path) -> None:
+def test_a_whole_file_that_is_wrong(whole: Path, device: Path) -> None:
     """It only gets another name, once it was compared with its digest (F4)."""
-    device = tmp_path / "device"
     for _ in range(2):
         todo = lacks(whole / "1", device, plain=True)
         download(whole.parent, todo)
@@ -246,9 +245,8 @@ def test_a_whole_file_that_is_wrong(whole: Path, tmp_path: Path) -> None:
     assert take(whole / "1", device, plain=True)[4]
 
 
-def test_the_two_take_turns_in_one_folder(published: Path, tmp_path: Path) -> None:
+def test_the_two_take_turns_in_one_folder(published: Path, device: Path) -> None:
     """Each goes on from what the other one left, also after gc."""
-    device = tmp_path / "device"
     pull(published / "1", device)
     update(published / "2", device)
     assert not pull(published / "2", device).changed
@@ -393,9 +391,8 @@ def test_both_decode_the_same_bytes(data: st.DataObject) -> None:
         assert native.decoded(encoding, size, bytes(stored), base) == decoded
 
 
-def test_a_server_without_ranges(published: Path, tmp_path: Path) -> None:
+def test_a_server_without_ranges(published: Path, device: Path) -> None:
     """Whole objects are taken for ranges (F2)."""
-    device = tmp_path / "device"
     update(published / "2", device)
     for _ in range(2):
         todo = lacks(published / "3", device)
@@ -450,9 +447,8 @@ def updated(published: Path, folder: Path, version: str) -> Path:
     return device
 
 
-def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path) -> None:
+def test_a_damaged_blob_that_is_here_is_fetched(published: Path, device: Path, tmp_path: Path) -> None:
     """Also one that is damaged after the list was made (F4)."""
-    device = tmp_path / "device"
     update(published / "2", device)
     path = (device / "current/model.ptd").resolve()
     bad = bytearray(path.read_bytes())
@@ -498,9 +494,8 @@ def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int) -> No
     assert not lacks(published / "4", other).fetches
 
 
-def test_what_is_not_collected(published: Path, tmp_path: Path) -> None:
+def test_what_is_not_collected(published: Path, device: Path) -> None:
     """A release that a process has open, and anything if the current index is damaged (F4, N1)."""
-    device = tmp_path / "device"
     for wrong, message in ((0, "at least one release"), (1, "no release is installed")):
         with pytest.raises(ReleaseError, match=message):
             native.collect_releases(os.fsencode(device), wrong)
@@ -524,18 +519,16 @@ def test_what_is_not_collected(published: Path, tmp_path: Path) -> None:
     assert same(found(device / "current"), last_weights())
 
 
-def test_fetched_files_go_also_after_a_kill(published: Path, tmp_path: Path) -> None:
+def test_fetched_files_go_also_after_a_kill(published: Path, device: Path) -> None:
     """A process that was killed after its switch leaves ranges that no other step would remove (N1)."""
-    device = tmp_path / "device"
     update(published / "2", device)
     (device / "incoming" / f"{'0' * 64}.0-99").write_bytes(bytes(100))
     assert not take(published / "2", device)[4]
     assert list((device / "incoming").iterdir()) == []
 
 
-def test_what_is_refused(published: Path, tmp_path: Path) -> None:
+def test_what_is_refused(published: Path, device: Path, tmp_path: Path) -> None:
     """Another name, another digest, an older release, a newer ExecuTorch; nothing changes (F4)."""
-    device = tmp_path / "device"
     update(published / "2", device)
     before = tree(device)
     digest = hashlib.sha256((published / "4/index.json").read_bytes()).hexdigest()
@@ -703,9 +696,8 @@ PARTS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-def test_hostile_parts_are_refused(published: Path, tmp_path: Path, change: Any) -> None:
+def test_hostile_parts_are_refused(published: Path, device: Path, change: Any) -> None:
     """A list that an index names, but that is of other files, overlaps, or leads out (F4)."""
-    device = tmp_path / "device"
     folder, data = with_parts(published / "2", device, change)
     index = parse_index((folder / "index.json").read_bytes(), "index")
     with pytest.raises(InvalidFileError):

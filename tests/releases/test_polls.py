@@ -58,10 +58,9 @@ def taken(server: Server, releases: Path, folder: Path, *versions: int) -> Path:
 # Polls
 
 
-def test_a_poll_sends_the_tag_and_gets_nothing(server: Server, releases: Path, tmp_path: Path) -> None:
+def test_a_poll_sends_the_tag_and_gets_nothing(server: Server, releases: Path, device: Path) -> None:
     """One request without a body; after a new release its index comes, and its tag is sent from then on."""
     offer(releases, 1)
-    device = tmp_path / "device"
     assert go(server, device).changed
     for _ in range(2):
         done = go(server, device)
@@ -76,11 +75,8 @@ def test_a_poll_sends_the_tag_and_gets_nothing(server: Server, releases: Path, t
 
 @pytest.mark.parametrize("damage", ["missing", "a byte less"])
 @pytest.mark.parametrize("what", ["files", "indexes"])
-def test_nothing_is_taken_for_unchanged_that_is_not_whole(
-    server: Server, tmp_path: Path, what: str, damage: str
-) -> None:
+def test_nothing_is_taken_for_unchanged_that_is_not_whole(server: Server, device: Path, what: str, damage: str) -> None:
     """The index is fetched, and what is lacking, whatever tag is kept."""
-    device = tmp_path / "device"
     go(server, device)
     pattern = "*.json" if what == "indexes" else "*"
     spoil(max((device / what).glob(pattern), key=lambda path: path.stat().st_size), damage)
@@ -102,9 +98,8 @@ def test_a_tag_is_for_one_server(server: Server, releases: Path, tmp_path: Path)
         assert other.conditions == [(None, None)]
 
 
-def test_a_tag_has_an_end(server: Server, tmp_path: Path) -> None:
+def test_a_tag_has_an_end(server: Server, device: Path) -> None:
     """A server whose tags never change hides releases for 30 days at most; so does a clock that runs back."""
-    device = tmp_path / "device"
     go(server, device)
     (path,) = (device / "indexes").glob("*.etag")
     source, _, tag = path.read_text().split()
@@ -118,9 +113,8 @@ def test_a_tag_has_an_end(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tag", ["x", '"a', '"a b"', '"\u00e9"', f'"{"x" * 201}"', 'W/ "a"', '"a"\t"b"', "*", '"a", "b"']
 )
-def test_tags_that_are_none(server: Server, tmp_path: Path, tag: str) -> None:
+def test_tags_that_are_none(server: Server, device: Path, tmp_path: Path, tag: str) -> None:
     """They are not sent, whether a server or the folder has them."""
-    device = tmp_path / "device"
 
     def fault(handler: Any, times: int) -> bool:
         if "index" not in handler.path:
@@ -359,9 +353,8 @@ def test_who_asks_for_an_older_release_is_told(server: Server, releases: Path, t
         pull(place, device, patience=NOW)
 
 
-def test_another_name_is_never_stale(server: Server, releases: Path, tmp_path: Path) -> None:
+def test_another_name_is_never_stale(server: Server, releases: Path, device: Path, tmp_path: Path) -> None:
     """However old it is, and whatever a cache says."""
-    device = tmp_path / "device"
     publish(inputs(tmp_path / "in", weights(layers=2, size=32)), tmp_path / "others", name="b", version="1")
     publish(inputs(tmp_path / "in", weights(layers=2, size=32)), releases, name="a", version="5")
     go(server, device)
@@ -371,9 +364,8 @@ def test_another_name_is_never_stale(server: Server, releases: Path, tmp_path: P
         go(server, device)
 
 
-def test_an_unsigned_index_is_never_stale(server: Server, releases: Path, tmp_path: Path) -> None:
+def test_an_unsigned_index_is_never_stale(server: Server, releases: Path, device: Path, tmp_path: Path) -> None:
     """Where signatures are demanded, one that was here before they were is refused."""
-    device = tmp_path / "device"
     go(server, device)  # version 3, without a signature
     key = signed(releases, tmp_path)
     assert go(server, device, key=key).version == "4"

@@ -118,9 +118,8 @@ def test_each_version_follows_the_one_before(releases: Path, tmp_path: Path, kin
             assert len(server.log) < 20 < len(small)  # small files came together
 
 
-def test_gc_keeps_what_is_needed(releases: Path, tmp_path: Path) -> None:
+def test_gc_keeps_what_is_needed(releases: Path, device: Path) -> None:
     """The current release stays, and one that a process has locked (F3)."""
-    device = tmp_path / "device"
     first = pull(releases / "assistant/1", device)
     pull(releases / "assistant/2", device)
     pull(releases / "assistant/3", device)
@@ -137,9 +136,8 @@ def test_gc_keeps_what_is_needed(releases: Path, tmp_path: Path) -> None:
         gc(device, keep=0)
 
 
-def test_older_and_other_releases_are_refused(releases: Path, tmp_path: Path) -> None:
+def test_older_and_other_releases_are_refused(releases: Path, device: Path, tmp_path: Path) -> None:
     """A server cannot take a device back (F4)."""
-    device = tmp_path / "device"
     pull(releases / "assistant/2", device)
     with pytest.raises(TrustError, match="version 1 is older than version 2"):
         pull(releases / "assistant/1", device)
@@ -204,9 +202,8 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
     assert seen == {False, True}
 
 
-def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_release(releases: Path, device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next pull with more room goes on (F3)."""
-    device = tmp_path / "device"
     pull(releases / "assistant/1", device)
     real, room = os.pwrite, 20_000
 
@@ -226,9 +223,8 @@ def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monk
     assert same(found(device / "current"), expected())
 
 
-def test_a_damaged_base_that_is_here_is_not_used(releases: Path, tmp_path: Path) -> None:
+def test_a_damaged_base_that_is_here_is_not_used(releases: Path, device: Path) -> None:
     """A difference to it would be of no use; the content is fetched whole (F4)."""
-    device = tmp_path / "device"
     path = (pull(releases / "assistant/1", device).path / "model.ptd").resolve()
     with open_ptd(path) as data_map:
         start, _ = data_map.byte_range("layer2.weight")

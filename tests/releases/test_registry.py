@@ -209,20 +209,8 @@ def test_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if path.name in str(pull(releases / "a/1", tmp_path / "third").sha256)
         )
         (tmp_path / "raw").write_bytes(base64.b64decode(signature.read_bytes()))
-        subprocess.run(
-            [
-                openssl,
-                "dgst",
-                "-sha256",
-                "-verify",
-                public,
-                "-signature",
-                tmp_path / "raw",
-                releases / "a/1/index.json",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        proof = ("-verify", public, "-signature", tmp_path / "raw", releases / "a/1/index.json")
+        subprocess.run([openssl, "dgst", "-sha256", *proof], check=True, stdout=subprocess.DEVNULL)
     index = releases / "a/2/index.json"
     index.write_bytes(index.read_bytes() + b" ")
     with pytest.raises(TrustError, match="is not signed"):

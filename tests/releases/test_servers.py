@@ -365,7 +365,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("where", ["index", "an object", "an object, again"])
-def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, tmp_path: Path, where: str) -> None:
+def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, device: Path, where: str) -> None:
     """While a server keeps a pull waiting, another one into the folder goes on, gc too, and Ctrl-C ends the first (F2, F3)."""
     waiting, released = threading.Event(), threading.Event()
     largest = max((releases / "packs").glob("*/*"), key=lambda path: path.stat().st_size)
@@ -385,7 +385,6 @@ def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, 
         return False
 
     server.fault = fault
-    device = tmp_path / "device"
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, f"{server.url}/a/1/index.json", str(device)],
         stdout=subprocess.PIPE,
