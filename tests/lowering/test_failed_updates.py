@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from blobstore.errors import ProgramError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
+from tests.helpers.beside import running
 from tests.helpers.waiting import until
 from tests.lowering.live import close, inputs, lower_exported, seeded
 from tests.lowering.test_quantized import pt2e, put
@@ -125,17 +126,12 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
     other = BlobCache(path.parent / "model.ptd")
     allowed = Program(path, cache).method()(*EXAMPLE)
     caches = (cache, cache, other)
-    stop, wrong, calls, updates = threading.Event(), [], [0] * len(caches), 0
+    calls, updates = [0] * len(caches), 0
+    methods = [Program(path, one).method() for one in caches]
 
     def serve(number: int) -> None:
-        try:
-            method = Program(path, caches[number]).method()
-            while not stop.is_set():
-                if not torch.equal(method(*EXAMPLE), allowed):
-                    wrong.append("output")
-                calls[number] += 1
-        except BaseException as error:
-            wrong.append(repr(error))
+        assert torch.equal(methods[number](*EXAMPLE), allowed)
+        calls[number] += 1
 
     def fail() -> None:
         nonlocal updates
@@ -143,11 +139,5 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
             cache.update({**weights(updates), f"{NAMES[updates % 3]}.scale": -torch.ones(8)})
         updates += 1
 
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(len(caches))]
-    for thread in threads:
-        thread.start()
-    until(lambda: wrong or (updates >= 60 and min(calls) >= 60), meanwhile=fail)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with running(*(functools.partial(serve, number) for number in range(len(caches)))) as wrong:
+        until(lambda: wrong or (updates >= 60 and min(calls) >= 60), meanwhile=fail)

@@ -16,10 +16,10 @@ from tests.lowering.live import Live, inputs, seeded
 pytestmark = pytest.mark.long
 
 BEGIN = """
-import os, sys, threading
+import sys
 import numpy as np
 from blobstore.runtime import BlobCache, Program
-from tests.helpers.beside import in_child
+from tests.helpers.beside import in_child, running
 
 pte, ptd, mode, inputs = sys.argv[1:]
 x = np.load(inputs)
@@ -40,18 +40,7 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
     """Children of a process whose threads run delegates and commit can do both, too; nothing hangs (B4)."""
     make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
     script = """
-    stop, started = threading.Event(), threading.Barrier(3)
-
-    def serve():
-        mine = program.load_method()
-        started.wait()
-        while not stop.is_set():
-            mine(x)
-
-    threads = [threading.Thread(target=serve) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    started.wait()
+    methods = [program.load_method() for _ in range(2)]
     key = next(key for key in cache if key.startswith("slope.weight@"))
     old = cache.numpy(key).view(np.float32).copy()
     before = method(x)
@@ -65,13 +54,11 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
         assert mode == "shared" or not np.array_equal(after, before)
 
     children = []
-    for n in range(8):
-        children.append(in_child(child))  # while the others are running the delegate
-        cache.update({key: old.tobytes()})
-    codes = [wait() for wait in children]
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with running(*(lambda mine=mine: mine(x) for mine in methods)):
+        for n in range(8):
+            children.append(in_child(child))  # while the others are running the delegate
+            cache.update({key: old.tobytes()})
+        codes = [wait() for wait in children]
     cache.update({key: old.tobytes()})
     assert codes == [0] * 8, codes
     assert np.array_equal(method(x), before)

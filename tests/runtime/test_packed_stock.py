@@ -23,6 +23,7 @@ from torch import nn
 from blobstore import dedup_programs
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
+from tests.helpers.beside import running
 from tests.helpers.native_build import ROOT
 from tests.lowering import nets
 from tests.lowering.live import lower_exported, seeded
@@ -390,23 +391,16 @@ def test_commits_while_loads_pack(shared: bool, made: Any, folder: Path) -> None
 
     for store in stores:
         cache = opened(store)
-        end = threading.Event()
 
-        def commit(cache: BlobCache = cache, end: threading.Event = end) -> None:
-            while not end.is_set():
-                cache.update({key: zeros})
-                if shared:
-                    cache.update({key: base})
-                else:
-                    cache.revert()
+        def commit(cache: BlobCache = cache) -> None:
+            cache.update({key: zeros})
+            if shared:
+                cache.update({key: base})
+            else:
+                cache.revert()
 
-        thread = threading.Thread(target=commit)
-        thread.start()
-        try:
+        with running(commit):
             found = outputs(model, cache)
-        finally:
-            end.set()
-            thread.join()
         assert found in possible
         assert [outputs(model, opened(store)) for _ in range(2)] == 2 * [outputs(model, opened(None))]
 
@@ -433,24 +427,13 @@ def test_looking_at_files_locks_none(made: Any, folder: Path) -> None:
     model.start(PackedStore(model.packed))
     gc.collect()
     path = packed_files.only(model.packed)
-    store, over = PackedStore(model.packed), threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            store.list()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        with path.open("rb") as file:
-            for _ in range(20_000):
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                fcntl.flock(file, fcntl.LOCK_UN)
-            fcntl.flock(file, fcntl.LOCK_SH)
-            assert [one.in_use for one in store.list()] == [True]
-    finally:
-        over.set()
-        thread.join()
+    store = PackedStore(model.packed)
+    with running(store.list), path.open("rb") as file:
+        for _ in range(20_000):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert [one.in_use for one in store.list()] == [True]
     assert [one.in_use for one in store.list()] == [False]
 
 

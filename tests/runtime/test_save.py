@@ -9,7 +9,6 @@ import resource
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import strategies
 from tests.core.disk.outputs import files, leftovers
 from tests.core.formats.ptd.test_bad_files import ENTRY, SEGMENTS, with_manifest
+from tests.helpers.beside import running
 
 BLOBS = st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=12)
 
@@ -327,15 +327,11 @@ def test_a_blob_that_changes_while_it_is_written(tmp_path, foundation):
     cache = BlobCache(foundation, "copy")
     array = cache.numpy("large")
     live = np.ctypeslib.as_array((ctypes.c_float * array.size).from_address(array.ctypes.data))
-    stop = threading.Event()
 
     def scribble():
-        while not stop.is_set():
-            live[:] = live + 1
+        live[:] = live + 1
 
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
+    with running(scribble):
         for _ in range(200):
             try:
                 cache.save(tmp_path / "saved.ptd")
@@ -343,9 +339,6 @@ def test_a_blob_that_changes_while_it_is_written(tmp_path, foundation):
                 assert "'large' changed after they were added" in str(error)
                 break
             open_ptd(tmp_path / "saved.ptd", verify=True).close()
-    finally:
-        stop.set()
-        thread.join()
     assert leftovers(tmp_path) == []
 
 
