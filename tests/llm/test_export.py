@@ -137,12 +137,7 @@ def test_two_parameters_on_one_memory_are_one(tmp_path: Path) -> None:
             return self.head(torch.relu(self.embed(tokens)))
 
     module, tokens = Tied().eval(), torch.arange(4)
-    manager = lower(
-        {"forward": (module, (tokens,))},
-        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())],
-        external_constants=lambda node: "model",
-    )
-    save_programs({"a": manager}, tmp_path)
+    save_programs({"a": lower(module, tokens, tag="model")}, tmp_path)
     cache = BlobCache(tmp_path / "model.ptd")
     method = Program(tmp_path / "a.pte", cache).method()
     for name in ("embed.weight", "head.weight"):

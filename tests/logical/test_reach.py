@@ -39,18 +39,12 @@ class Net(nn.Module):
         return self.norm(self.linear(self.embed(tokens))) * self.scale + torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])
 
 
-def stock() -> list[Any]:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-
-    return [XnnpackPartitioner()]
-
-
 def external(node: Any) -> str:
     return "model"
 
 
 LOWERINGS: dict[str, Callable[[], Any]] = {
-    "ours": lambda: lower(METHOD, partitioners=plugin(), external_constants=external),
+    "ours": lambda: lower(METHOD, tag="model"),
     "no tag": lambda: lower(METHOD, partitioners=plugin(None), external_constants=external),
     "some tags": lambda: lower(
         METHOD,
@@ -58,7 +52,7 @@ LOWERINGS: dict[str, Callable[[], Any]] = {
         external_constants=external,
     ),
     "inside": lambda: lower(METHOD, partitioners=plugin()),
-    "stock": lambda: lower(METHOD, partitioners=stock, external_constants=external),
+    "stock": lambda: lower(METHOD, external_constants=external),
     "portable": lambda: lower(METHOD, partitioners=list),
 }
 METHOD = {"forward": (seeded(Net), TOKENS)}

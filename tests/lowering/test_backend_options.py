@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from blobstore import dedup_programs
-from blobstore.lowering.export import lower, quiet
+from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import close, lower_through, seeded, write
 from tests.runtime.application import build
 
 pytestmark = pytest.mark.long
-
-with quiet():
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +53,7 @@ def test_a_file_of_a_packed_store_is_one_for_stock_executorch(application: Path,
     """ExecuTorch loads it by its own option, for delegates of both kinds, and packs nothing (K1)."""
     x, module = torch.ones(2, 16), seeded(nets.MLP)
     ours = lower_through({"forward": (module, (x,))}, tmp_path / "ours")
-    stock = write(
-        lower(
-            {"forward": (module, (x,))},
-            partitioners=lambda: [XnnpackPartitioner()],
-            external_constants=lambda node: "model",
-        ),
-        tmp_path / "stock",
-    )
+    stock = write(lower(module, (x,), external_constants=lambda node: "model"), tmp_path / "stock")
     dedup_programs([stock.parent], tmp_path / "slim")
     for path, data in (
         (ours, ours.with_name("model.ptd")),

@@ -61,11 +61,7 @@ def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
 def test_programs_of_one_cache_share(tmp_path: Path) -> None:
     """Two input lengths of one model as two programs, merged with save_programs (W1, D1)."""
     module = seeded(nets.MLP)
-    programs = {
-        str(n): lower({"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda _: "model")
-        for n in (2, 5)
-    }
-    save_programs(programs, tmp_path)
+    save_programs({str(n): lower(module, inputs(n, 16), tag="model") for n in (2, 5)}, tmp_path)
     files = sorted(tmp_path.glob("*.ptd"))
     cache = BlobCache(files)
     short, long = (Program(tmp_path / f"{n}.pte", cache) for n in (2, 5))

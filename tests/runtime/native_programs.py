@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from blobstore import save_programs
-from blobstore.lowering import BlobStorePartitioner, lower, restore_names
+from blobstore.lowering import lower, restore_names
 from blobstore.lowering.export import quiet
 from tests.helpers import models
 
@@ -57,21 +57,14 @@ def write_increment(path: Path, *, planned: bool) -> None:
 
 def write_packed(folder: Path) -> None:
     """packed.pte and packed.ptd: three linear layers in a delegate of XNNPACK."""
-    with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 20)).eval()
-    manager = lower(
-        {"forward": (module, (torch.ones(1, 300),))},
-        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="packed")],
-    )
-    save_programs({"packed": manager}, folder, data_name="packed.ptd")
+    save_programs({"packed": lower(module, (torch.ones(1, 300),), tag="packed")}, folder)
 
 
 def write_quantized(folder: Path) -> None:
     """NAME.pte, NAME.ptd and NAME.out for each way of packing a linear layer: what torch computes, as float32."""
     with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
             XNNPACKQuantizer,
             get_symmetric_quantization_config,
@@ -99,11 +92,7 @@ def write_quantized(folder: Path) -> None:
                 grain = PerAxis(0) if name == "int4" else PerGroup(32)
                 quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int4, weight_granularity=grain))
             (folder / f"{name}.out").write_bytes(module(x).numpy().tobytes())
-        manager = lower(
-            {"forward": (module, (x,))},
-            partitioners=lambda name=name: [BlobStorePartitioner(XnnpackPartitioner(), tag=name)],
-        )
-        save_programs({name: manager}, folder, data_name=f"{name}.ptd")
+        save_programs({name: lower(module, (x,), tag=name)}, folder)
 
 
 def write_text(path: Path) -> None:

@@ -16,13 +16,10 @@ import torch
 from torch import nn
 
 from blobstore import save_programs
-from blobstore.lowering import BlobStorePartitioner, lower
+from blobstore.lowering import lower
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering.live import seeded
-
-with quiet():
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 CHANNELS = 16
 
@@ -87,11 +84,7 @@ def check(row: tuple[str, ...], folder: Path) -> None:
     if HALF in row:
         x, tolerance = x.half(), {"rtol": 2e-2, "atol": 5e-3}
     with quiet():
-        program = lower(
-            {"forward": (before, (x,))},
-            partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())],
-            external_constants=lambda _: "model",
-        )
+        program = lower(before, (x,), tag="model")
     save_programs({"model": program}, folder)
     for mode in ("private", "shared"):
         data, store = folder / "model.ptd", folder / mode

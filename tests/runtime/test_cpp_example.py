@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from blobstore.lowering.export import lower, quiet
+from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.helpers import models, native_build
+from tests.lowering.live import write
 from tests.runtime.application import ROOT, build, build_java
 
 pytestmark = pytest.mark.long
@@ -55,22 +56,12 @@ def test_errors_are_printed(examples, tmp_path):
 
 def test_from_module_to_a_cache(examples, tmp_path):
     """Both applications of docs/cpp.md compute what eager PyTorch does; the second changes a weight (N1, U1)."""
-    with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-
-        from blobstore.lowering import BlobStorePartitioner
     torch.manual_seed(0)
     model, point = nn.Linear(2, 3).eval(), torch.tensor([[0.5, -0.5]])
-    partitioners = {"stock": list, "live": lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="model")]}
-    for name, partitioner in partitioners.items():
-        manager = lower(
-            {"forward": (model, (point,))}, partitioners=partitioner, external_constants=lambda node: "model"
-        )
-        (tmp_path / name).mkdir()
-        manager.write_tensor_data_to_file(str(tmp_path / name))
-        with (tmp_path / name / "model.pte").open("wb") as file:
-            manager.write_to_file(file)
-    files = {name: (tmp_path / name / "model.pte", tmp_path / name / "model.ptd") for name in partitioners}
+    files = {}
+    for name, options in {"stock": {"partitioners": list}, "live": {}}.items():
+        pte = write(lower(model, point, tag="model", **options), tmp_path / name)
+        files[name] = (pte, pte.with_name("model.ptd"))
     module = run(examples / "with_module", *files["stock"])
     cache = run(examples / "with_cache", *files["live"], "bias")
     found = [float(line) for line in (module.stdout + cache.stdout).split()]

@@ -86,10 +86,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         place.mkdir(exist_ok=True)
         blobstore.save_programs({"serve": lowered}, place, keep_small=1 << 20 if place.name == "embedded" else 0)
-    stock = lower(
-        {"forward": (NET, (X,))}, partitioners=lambda: [XnnpackPartitioner()], external_constants=lambda _: "stock"
-    )
-    blobstore.save_programs({"stock": stock}, folder)
+    blobstore.save_programs({"stock": lower(NET, (X,), external_constants=lambda _: "stock")}, folder)
     state = TUNED.state_dict()
     save_file({name: value for name, value in state.items() if "lora_" not in name}, folder / "fine_tune.safetensors")
     for name, net, foundation in (("other", OTHER, folder), ("of_tuned", TUNED, folder / "tuned")):

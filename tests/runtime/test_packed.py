@@ -18,7 +18,7 @@ from blobstore.errors import BlobStoreError, FileAccessError, UnsupportedDataErr
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering import nets
-from tests.lowering.live import inputs, lower_exported, lower_through, plugin, seeded
+from tests.lowering.live import inputs, lower_exported, lower_through, seeded, write
 from tests.lowering.test_quantized import pt2e
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, read, run_child
@@ -26,7 +26,6 @@ from tests.runtime.packed_files import Running, ones, read, run_child
 pytestmark = pytest.mark.long
 
 with quiet():
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
     from torchao.quantization.granularity import PerGroup
 
@@ -184,13 +183,7 @@ def test_counters_never_reach_the_disk(mlp: Path, tmp_path: Path) -> None:
 def test_programs_with_other_input_lengths_use_one_file(tmp_path: Path) -> None:
     """On one data file: the second program adds what describes it, and no weights (K1)."""
     module = seeded(nets.MLP)
-    programs = {
-        f"length{n}": lower(
-            {"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda node: "model"
-        )
-        for n in (2, 5)
-    }
-    save_programs(programs, tmp_path / "model")
+    save_programs({f"length{n}": lower(module, inputs(n, 16), tag="model") for n in (2, 5)}, tmp_path / "model")
     store = PackedStore(tmp_path / "packed")
     running = []
     for n in (2, 5, 2, 5):
@@ -267,11 +260,8 @@ def test_the_same_weight_in_other_operators_does_not_meet(tmp_path: Path) -> Non
 def test_programs_of_the_stock_partitioner(external: bool, tmp_path: Path) -> None:
     """As they were lowered, or deduplicated: hits, and the heap on a cache that was changed (K1)."""
     module = seeded(nets.MLP)
-    manager = lower({"forward": (module, inputs(2, 16))}, partitioners=lambda: [XnnpackPartitioner()])
     folder = tmp_path / "made"
-    folder.mkdir()
-    (folder / "model.pte").write_bytes(bytes(manager.buffer))
-    manager.write_tensor_data_to_file(str(folder))
+    write(lower(module, inputs(2, 16)), folder)
     if external:
         dedup_programs([folder], tmp_path / "slim")
         folder = tmp_path / "slim"

@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from blobstore.lowering.export import lower, quiet
+from blobstore.lowering.export import lower
 from tests.helpers import native_build
 from tests.lowering import nets
 from tests.lowering.live import close, lower_through, seeded, write
 
 pytestmark = pytest.mark.long
-
-with quiet():
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 X = torch.ones(2, 16)
 # Loads the program twice, updates and reverts; prints the outputs and what the store counted
@@ -71,12 +68,7 @@ def test_weights_are_packed_on_the_heap_with_one_warning(older: Path, partitione
     if partitioner == "blobstore":
         path = lower_through({"forward": (module, (X,))}, tmp_path)
     else:
-        lowered = lower(
-            {"forward": (module, (X,))},
-            partitioners=lambda: [XnnpackPartitioner()],
-            external_constants=lambda _: "model",
-        )
-        path = write(lowered, tmp_path)
+        path = write(lower(module, (X,), external_constants=lambda _: "model"), tmp_path)
     with torch.no_grad():
         expected = [module(X)]
         if partitioner == "blobstore":

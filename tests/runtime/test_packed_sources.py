@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge_transform_and_lower
 
 from blobstore import dedup_programs, errors, open_ptd, save_programs
-from blobstore.lowering import BlobStorePartitioner, lower
+from blobstore.lowering import lower
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering import nets
 from tests.lowering.live import seeded
@@ -22,21 +20,13 @@ X = torch.ones(2, 16)
 
 
 def blobstores(folder: Path) -> tuple[Path, Path]:
-    program = lower(
-        {"forward": (seeded(nets.MLP), (X,))},
-        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())],
-        external_constants=lambda _: "model",
-    )
-    save_programs({"model": program}, folder)
+    save_programs({"model": lower(seeded(nets.MLP), (X,), tag="model")}, folder)
     return folder / "model.pte", folder / "model.ptd"
 
 
 def stock(folder: Path) -> tuple[Path, Path]:
     folder.mkdir()
-    program = to_edge_transform_and_lower(
-        torch.export.export(seeded(nets.MLP), (X,)), partitioner=[XnnpackPartitioner()]
-    ).to_executorch()
-    (folder / "stock.pte").write_bytes(program.buffer)
+    (folder / "stock.pte").write_bytes(lower(seeded(nets.MLP), (X,)).buffer)
     dedup_programs([folder / "stock.pte"], folder / "slim")
     return folder / "slim" / "stock.pte", folder / "slim" / "shared.ptd"
 
