@@ -26,11 +26,6 @@ def until(condition: Callable[[], object], meanwhile: Callable[[], object] = lam
         meanwhile()
 
 
-def give_way() -> None:
-    """Let other threads run Python: one that never waits keeps the interpreter's lock from the others."""
-    time.sleep(0.001)
-
-
 def until_blocked(thread: threading.Thread) -> None:
     """Wait until a thread sleeps in the kernel until another one wakes it: for a lock of the runtime or of Python, or for
     the lock of a file. Waiting for the interpreter's own lock does not count, because that has a time limit.

@@ -126,29 +126,6 @@ def test_two_methods(two: tuple[Methods, Path], tmp_path: Path) -> None:
     same({name: held[name](*example) for name, (_, example) in methods.items()}, before)
 
 
-@pytest.mark.long
-def test_programs_share(two: tuple[Methods, Path], tmp_path: Path) -> None:
-    """A program of another input length adds nothing to the data file, and follows the same cache (R1, U1)."""
-    methods, _ = two
-    module = methods["short"][0]
-    with redirect_stdout(io.StringIO()):
-        programs = {
-            str(rows): lower({"forward": (module, inputs(rows, 16))}, partitioners=wrapped) for rows in (3, 7, 9)
-        }
-    save_programs({"3": programs["3"]}, tmp_path / "one")
-    save_programs(programs, tmp_path / "all")
-    assert (tmp_path / "all/model.ptd").stat().st_size <= 1.05 * (tmp_path / "one/model.ptd").stat().st_size + 512
-    cache = BlobCache(tmp_path / "all/model.ptd")
-    held = {rows: Program(tmp_path / f"all/{rows}.pte", cache).method() for rows in programs}
-    changed = seeded(Layers, 5)
-    generation = cache.generation
-    cache.update_state_dict(changed.state_dict())
-    assert cache.generation == generation + 1
-    anew: Methods = {f"of{rows}": (changed, inputs(int(rows), 16)) for rows in held}
-    found = {f"of{rows}": method(*inputs(int(rows), 16)) for rows, method in held.items()}
-    same(found, run(lowered(anew, tmp_path / "anew", stock), anew))
-
-
 def test_values_that_are_equal_now(tmp_path: Path) -> None:
     """Equal biases, a normalization that does nothing yet, and tied weights each change by name (U1)."""
     tokens = (torch.tensor([1, 5, 2]),)

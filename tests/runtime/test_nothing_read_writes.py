@@ -15,9 +15,8 @@ import safetensors.numpy
 import torch
 
 import blobstore
-from blobstore import MergedDataMap, NamedDataMap, open_any, open_ptd, save_file
+from blobstore import MergedDataMap, open_ptd, save_file
 from blobstore.core.formats import data_map
-from blobstore.pool import Pool
 from blobstore.runtime import BlobCache, Program, cache, make_working_copy
 from blobstore.training import TrainingProgram
 from tests.training import nets as training_nets
@@ -204,60 +203,6 @@ def test_a_training_program_trains_a_copy(tmp_path: Path) -> None:
         assert (blobs.generation, blobs.dirty, data.read_bytes()) == (0, (), before)
 
 
-WEIGHTS = np.arange(6000, dtype=np.float32).reshape(60, 100)
-
-
-class Files:
-    """One tensor `w` in files of all kinds that have it by name, and in a pool."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ptd, self.safetensors = folder / "w.ptd", folder / "w.safetensors"
-        self.index = folder / "w.safetensors.index.json"
-        save_file({"w": WEIGHTS}, self.ptd)
-        safetensors.numpy.save_file({"w": WEIGHTS}, self.safetensors)
-        self.index.write_text('{"weight_map": {"w": "w.safetensors"}}')
-        self.folder = folder
-        self.pool = Pool(folder / "pool", create=True)
-        self.pool.add([self.ptd], "w@1")
-
-    def contents(self) -> list[bytes]:
-        return [file.read_bytes() for file in sorted(self.folder.rglob("*")) if file.is_file()]
-
-
-MAPS: dict[str, Callable[[Files], NamedDataMap]] = {
-    "ptd": lambda files: open_ptd(files.ptd),
-    "safetensors": lambda files: open_any(files.safetensors),
-    "sharded": lambda files: open_any(files.index),
-    "merged": lambda files: MergedDataMap([open_ptd(files.ptd), open_any(files.safetensors)]),
-    "pool": lambda files: files.pool.open("w@1"),
-}
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
-
-
-@pytest.mark.parametrize("open_map", MAPS.values(), ids=MAPS.keys())
-def test_tensors_of_data_maps(files: Files, open_map: Callable[[Files], NamedDataMap]) -> None:
-    before, blobs = files.contents(), open_map(files)
-    for tensor in (blobs["w"], blobs.torch("w"), blobs.get("w"), dict(blobs.items())["w"]):
-        assert isinstance(tensor, torch.Tensor)
-        write_to_tensor(tensor)
-    assert np.array_equal(blobs.numpy("w"), WEIGHTS) and torch.equal(blobs.torch("w"), torch.from_numpy(WEIGHTS))
-    assert files.contents() == before
-
-
-@pytest.mark.parametrize("open_map", MAPS.values(), ids=MAPS.keys())
-@pytest.mark.usefixtures("without_torch")
-def test_arrays_of_data_maps(files: Files, open_map: Callable[[Files], NamedDataMap]) -> None:
-    before, blobs = files.contents(), open_map(files)
-    for data in (blobs["w"], blobs.numpy("w"), blobs.get("w"), blobs.get_data("w"), dict(blobs.views())["w"]):
-        refuses_all_writes(data)
-    assert np.array_equal(blobs.numpy("w"), WEIGHTS)
-    assert files.contents() == before
-
-
 LOADED: dict[str, Callable[[Path, Any], Any]] = {
     "load_file": lambda path, framework: blobstore.load_file(path, framework)["w"],
     "load_file, tied": lambda path, framework: blobstore.load_file(path, framework, tied=True)["w"],
@@ -270,11 +215,13 @@ LOADED: dict[str, Callable[[Path, Any], Any]] = {
 @pytest.mark.parametrize("load", LOADED.values(), ids=LOADED.keys())
 @pytest.mark.parametrize("framework", ["pt", "np"])
 @pytest.mark.parametrize("kind", ["ptd", "safetensors"])
-def test_what_is_loaded_is_private(files: Files, kind: str, framework: str, load: Callable[[Path, Any], Any]) -> None:
+def test_what_is_loaded_is_private(tmp_path: Path, kind: str, framework: str, load: Callable[[Path, Any], Any]) -> None:
     """In both frameworks it can be written to, as with safetensors; the next one who loads does not see it."""
-    path, before = getattr(files, kind), files.contents()
-    tensor = load(path, framework)
+    path = tmp_path / f"w.{kind}"
+    weights = {"w": np.arange(6000, dtype=np.float32).reshape(60, 100)}
+    save_file(weights, path) if kind == "ptd" else safetensors.numpy.save_file(weights, path)
+    before, tensor = path.read_bytes(), load(path, framework)
     expected = np.asarray(tensor).copy()
     tensor[...] = 1
     assert np.array_equal(np.asarray(load(path, framework)), expected)
-    assert files.contents() == before
+    assert path.read_bytes() == before

@@ -157,29 +157,23 @@ def test_a_folder_that_is_deleted_while_it_is_used(model: Path, tmp_path: Path) 
     read(packed_files.only(tmp_path / "packed"))
 
 
-def test_a_path_that_is_too_long(model: Path, tmp_path: Path) -> None:
-    """ExecuTorch takes 255 bytes (K2)."""
-    folder = tmp_path / "/".join(["x" * 60] * 4)
-    store = PackedStore(folder)
+@pytest.mark.parametrize(
+    ("folder", "options", "reason"),
+    [
+        ("/".join(["x" * 60] * 4), {}, "ExecuTorch takes paths of up to 255 bytes"),
+        ("packed", {"limit": 1000}, "bytes is needed, the limit of the store is 1000"),
+        ("mine", {}, ""),  # a file came to the place of the folder after the store was opened
+    ],
+)
+def test_a_store_that_can_have_no_file(
+    folder: str, options: dict[str, Any], reason: str, model: Path, tmp_path: Path
+) -> None:
+    """The program runs, and the reason is known (K2)."""
+    store = PackedStore(tmp_path / folder, **options)
+    (tmp_path / "mine").write_text("mine")
     assert [one.hex() for one in Running.open(model, INPUT, store)()] == expected(model)
-    fallback(store.stats, "ExecuTorch takes paths of up to 255 bytes")
-
-
-def test_a_limit_that_is_too_small(model: Path, tmp_path: Path) -> None:
-    """No file is written, and the reason has both numbers (K2)."""
-    store = PackedStore(tmp_path / "packed", limit=1000)
-    assert [one.hex() for one in Running.open(model, INPUT, store)()] == expected(model)
-    fallback(store.stats, "bytes is needed, the limit of the store is 1000")
-    assert packed_files.files(tmp_path / "packed") == []
-
-
-def test_a_file_where_the_folder_should_be(model: Path, tmp_path: Path) -> None:
-    """It came after the store was opened (K2)."""
-    store = PackedStore(tmp_path / "packed")
-    (tmp_path / "packed").write_text("mine")
-    assert [one.hex() for one in Running.open(model, INPUT, store)()] == expected(model)
-    assert (store.stats.builds, store.stats.fallbacks) == (0, 1)
-    assert (tmp_path / "packed").read_text() == "mine"
+    fallback(store.stats, reason)
+    assert packed_files.files(tmp_path / folder) == [] and (tmp_path / "mine").read_text() == "mine"
 
 
 def test_two_processes_at_once(model: Path, tmp_path: Path) -> None:

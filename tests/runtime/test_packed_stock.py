@@ -6,7 +6,6 @@ import fcntl
 import gc
 import os
 import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -23,7 +22,7 @@ from torch import nn
 from blobstore import dedup_programs
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
-from tests.helpers.beside import running
+from tests.helpers.beside import run_script, running
 from tests.helpers.native_build import ROOT
 from tests.lowering import nets
 from tests.lowering.live import lower_exported, seeded
@@ -113,22 +112,21 @@ class Model:
 
     def change(self, seed: int) -> None:
         """Change all weights, by a process that has the store, and no program."""
-        done = self.elsewhere(f"""
+        self.elsewhere(f"""
             cache = BlobCache(live, "shared", packed=packed)
             generator = np.random.default_rng({seed})
             sizes = {{key: len(cache.get_data(key)) // 4 for key in cache}}
             cache.update({{key: generator.random(size, np.float32).tobytes() for key, size in sizes.items()}})
         """)
-        assert done.returncode == 0, done.stderr
 
-    def elsewhere(self, code: str) -> subprocess.CompletedProcess[str]:
+    def elsewhere(self, code: str) -> str:
+        """What a process prints that has the store."""
         begin = f"""
             import numpy as np
             from blobstore.runtime import BlobCache, Program
             live, packed, program = {str(self.live)!r}, {str(self.packed)!r}, {str(self.program)!r}
         """
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(begin) + textwrap.dedent(code)]
-        return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        return run_script(textwrap.dedent(begin) + textwrap.dedent(code))
 
     def stock(self, application: Path, packed: str | Path, *, user: int | None = None) -> Callable[[], list[float]]:
         """A process of ExecuTorch only. Each call runs it once more."""
@@ -234,33 +232,19 @@ def test_a_constant_that_is_not_packed(made: Any, folder: Path) -> None:
 def test_nobody_else_runs_when_it_starts(user: int | None, made: Any, folder: Path, application: Path) -> None:
     """Also if ExecuTorch locks the file for itself, as it does for a process of root, updates get into it."""
     model = made(seeded(nets.MLP), folder, 2, 16)
-    done = model.elsewhere("""
+    said = model.elsewhere("""
         loaded = Program(program, BlobCache(live, "shared", packed=packed))
         assert loaded.packed_cache_path is None
         loaded.method()
         print(loaded.packed_cache_path)
     """)
-    path = done.stdout.strip()
-    assert Path(path) == packed_files.only(model.packed), done.stderr
+    path = said.strip()
+    assert Path(path) == packed_files.only(model.packed)
     stock = model.stock(application, path, user=user)
     assert stock() == model.expected()
     for seed in (1, 2):
         model.change(seed)
         assert stock() == model.expected()
-
-
-@pytest.mark.long
-def test_what_cannot_follow_has_no_file(made: Any, folder: Path) -> None:
-    """Quantized weights have scales that are unknown here. The stats say so, and a second load builds nothing."""
-    model = made(seeded(nets.Small), folder, 2, 3, 8, 8, quantized=True)
-    expected = model.expected()
-    for builds in (1, 0):
-        store = PackedStore(model.packed)
-        running = model.start(store)
-        assert values(running) == expected
-        assert running.program.packed_cache_path is None
-        assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (builds, 0, 1)
-        assert [*store.stats.reasons] == ["some weights cannot be written in a working copy"]
 
 
 class Twice(nn.Module):
@@ -277,14 +261,29 @@ class Twice(nn.Module):
         return self.pointwise(torch.relu(self.transposed(x))).mean((2, 3))
 
 
-def test_a_weight_that_is_packed_in_two_ways(made: Any, folder: Path) -> None:
-    """ExecuTorch keeps one of the two under the name, so nothing can follow, and the reason is told (K3)."""
-    model = made(seeded(Twice), folder, 1, 16, 3, 3)
-    for _ in range(2):
+@pytest.mark.parametrize(
+    ("make", "sizes", "built", "reason"),
+    [
+        (
+            nets.Small,
+            (2, 3, 8, 8),
+            1,
+            "some weights cannot be written in a working copy",
+        ),  # as their scales are unknown
+        (Twice, (1, 16, 3, 3), 0, "operators pack one weight in different ways, under one name"),
+    ],
+)
+def test_what_cannot_follow_has_no_file(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...], built: int, reason: str, made: Any, folder: Path
+) -> None:
+    """The stats say so, and the next load neither builds one nor computes other numbers (K3)."""
+    model = made(seeded(make), folder, *sizes, quantized=make is nets.Small)
+    for builds in (built, 0):
         store = PackedStore(model.packed)
         running = model.start(store)
         assert values(running) == model.expected()
         assert (running.program.packed_cache_path, store.stats.hits, store.stats.fallbacks) == (None, 0, 1)
+        assert (store.stats.builds, [*store.stats.reasons]) == (builds, [reason])
 
 
 class Transposed(nn.Module):
