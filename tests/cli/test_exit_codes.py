@@ -119,13 +119,11 @@ def test_standard_output_that_is_closed(good: Path) -> None:
     assert done.stderr == "blobstore: cannot print: standard output is closed\n"
 
 
-def test_a_terminal_without_box_characters(good: Path) -> None:
-    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-m", "blobstore", "inspect", str(good)], capture_output=True, check=False, env=env
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"layers.7.weight" in done.stdout
+def test_a_terminal_without_box_characters(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = run("inspect", good)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "layers.7.weight" in done.stdout
 
 
 @pytest.mark.parametrize(

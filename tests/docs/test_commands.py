@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-import typer.main
 
-from blobstore.cli.app import app
+from tests.core import golden
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -18,28 +15,23 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 ROW = re.compile(r"^\| \[?`([a-z ]+)`\]?[^|]*\|[^|]*\|([^|]*)\|$", re.MULTILINE)
 
 
-def options(command: Any) -> set[str]:
-    """The long names of its options, without those that every command has."""
-    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return {name for name in names if name.startswith("--")} - {"--help"}
-
-
-def commands(group: Any, path: str = "") -> dict[str, set[str]]:
-    """The options of each command by its name, such as `packed gc`."""
-    found = {}
-    context = typer.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if hasattr(command, "list_commands"):
-            found |= commands(command, f"{path}{name} ")
-        else:
-            found[f"{path}{name}"] = options(command)
-    return found
+@pytest.fixture(scope="module")
+def every() -> dict[str, set[str]]:
+    """The long options of each command and group by its name, such as `packed gc`; those of blobstore itself by ""."""
+    return {
+        name.removeprefix("blobstore").strip(): {one for one in options if one.startswith("--")}
+        for name, options in golden.commands().items()
+    }
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, set[str]]:
-    return commands(typer.main.get_group(app))
+def known(every: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Without groups."""
+    return {
+        name: options
+        for name, options in every.items()
+        if name and not any(other.startswith(f"{name} ") for other in every)
+    }
 
 
 def test_the_page_lists_every_command_with_every_option(known: dict[str, set[str]]) -> None:
@@ -63,10 +55,10 @@ def test_a_command_on_a_page_has_the_options_that_stand_with_it(known: dict[str,
     assert checked > 30
 
 
-def test_an_option_in_a_sentence_is_one_of_some_command(known: dict[str, set[str]]) -> None:
+def test_an_option_in_a_sentence_is_one_of_some_command(every: dict[str, set[str]]) -> None:
     """Code in sentences that is nothing but an option, perhaps with a value."""
-    every = set().union(*known.values()) | options(typer.main.get_group(app)) | {"--help"}
+    options = set().union(*every.values(), {"--help"})
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for option in re.findall(r"`(--[a-z-]+)[^`]*`", text):
-            assert option in every, f"{page.name}: {option}"
+            assert option in options, f"{page.name}: {option}"

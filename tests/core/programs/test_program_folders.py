@@ -15,20 +15,15 @@ from blobstore import BlobStore, open_ptd, save_file
 from blobstore.core.tools.convert import convert
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
+from tests.core.formats.pte.oracle import check_same
 from tests.core.programs.test_programs import snapshot, with_named_data
 
 
 @pytest.fixture
 def check(stock_run):
-    """Check that a slim program computes what its module or its old file computes."""
+    """Check that a slim program computes what its old file computes."""
 
-    def run(path, model, data_path, embedded=None):
-        for method in model.methods:
-            found = stock_run(path, model.inputs(method), data_path=data_path, method=method)
-            expected = stock_run(embedded or model.pte, model.inputs(method), method=method)
-            assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-
-    return run
+    return lambda path, model, data_path: check_same(stock_run, model, path, data=data_path)
 
 
 def write(model, path):

@@ -19,20 +19,17 @@ from blobstore.errors import (
     UnsupportedDataError,
 )
 from blobstore.programs import dedup_programs, save_programs
+from tests.core.formats.pte.oracle import check_same
 
 
 def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def check_same_outputs(stock_run, models, before, after, data_before=None):
+def check_all(stock_run, models, after):
     """Check that every method computes the same as before, to the bit."""
     for name, model in models.items():
-        for method in model.methods:
-            inputs = model.inputs(method)
-            old = stock_run(before / f"{name}.pte", inputs, data_path=data_before, method=method)
-            new = stock_run(after / f"{name}.pte", inputs, data_path=after / "shared.ptd", method=method)
-            assert same(old, new), (name, method)
+        check_same(stock_run, model, after / f"{name}.pte", data=after / "shared.ptd")
 
 
 def with_named_data(pte, key, data, *, delegated=False):
@@ -84,7 +81,7 @@ def snapshot(folder):
 def test_outputs_are_bit_identical(stock_run, models, before, tmp_path):
     """Old programs run in the stock Python and C++ runtimes with the data file, and compute the same (B1, D1)."""
     result = dedup_programs(paths_of(before), tmp_path / "after")
-    check_same_outputs(stock_run, models, before, tmp_path / "after")
+    check_all(stock_run, models, tmp_path / "after")
     assert result.data_files == [tmp_path / "after" / "shared.ptd"]
     assert result.bytes_before == sum(path.stat().st_size for path in before.iterdir())
     assert result.bytes_after == sum(path.stat().st_size for path in (tmp_path / "after").iterdir())
@@ -120,7 +117,7 @@ def test_a_second_run_moves_nothing_more(stock_run, models, before, tmp_path):
     again = dedup_programs([*paths_of(tmp_path / "once"), tmp_path / "once" / "shared.ptd"], tmp_path / "twice")
     assert all(program.moved == 0 and not program.missing for program in again.programs)
     assert (tmp_path / "twice" / "shared.ptd").read_bytes() == (tmp_path / "once" / "shared.ptd").read_bytes()
-    check_same_outputs(stock_run, models, before, tmp_path / "twice")
+    check_all(stock_run, models, tmp_path / "twice")
 
 
 def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
@@ -170,7 +167,7 @@ def test_keep_small(stock_run, models, before, tmp_path):
     result = dedup_programs(paths_of(before), tmp_path / "after", keep_small=1000)
     with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
         assert min(len(data) for _, data in data_map.views()) >= 1000
-    check_same_outputs(stock_run, models, before, tmp_path / "after")
+    check_all(stock_run, models, tmp_path / "after")
     everything = dedup_programs(paths_of(before), tmp_path / "all")
     assert sum(p.moved for p in result.programs) < sum(p.moved for p in everything.programs)
     nothing = dedup_programs(paths_of(before), tmp_path / "nothing", keep_small=1 << 40)
@@ -226,7 +223,7 @@ def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
         assert not named & {"first.bias", "ambiguous", "second.weight", "transposed"}
         for key in named:
             assert data_map.bytes(key) == tensors[key].numpy().tobytes()
-    check_same_outputs(stock_run, {"mlp": model}, tmp_path / "before", tmp_path / "after")
+    check_all(stock_run, {"mlp": model}, tmp_path / "after")
 
 
 def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
@@ -246,7 +243,7 @@ def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, 
     monkeypatch.undo()
     with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
         assert any(key.endswith(".2") for key in data_map)
-    check_same_outputs(stock_run, models, before, tmp_path / "after")
+    check_all(stock_run, models, tmp_path / "after")
 
 
 # Bad input: an error that says what and where, and everything as it was

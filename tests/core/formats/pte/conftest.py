@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import torch
 
 from blobstore.core.formats.pte.program import Movable, read_program
 from blobstore.core.formats.pte.rewrite import Rewrite
-from tests.core.formats.pte.oracle import write_ptd
+from tests.core.formats.pte.oracle import check_same, write_ptd
 from tests.helpers.schemas import EXECUTORCH_SCHEMA
 
 
@@ -40,16 +39,7 @@ def slim(tmp_path: Path) -> Callable[..., tuple[Path, Path | None, Mapping[Movab
 def check_runs(stock_run):
     """Check that the stock runtime computes the same bits with a program and its data as with the one before."""
 
-    def check(model, target, ptd, before=None):
-        for method in model.methods:
-            inputs = model.inputs(method)
-            old = stock_run(before or model.pte, inputs, method=method)
-            new = stock_run(target, inputs, data_path=ptd, method=method)
-            for left, right in zip(old, new, strict=True):
-                assert left.dtype == right.dtype
-                assert torch.equal(left, right)
-
-    return check
+    return lambda model, target, ptd, before=None: check_same(stock_run, model, target, data=ptd, before=before)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,31 @@ with quiet():
     from executorch.exir.scalar_type import ScalarType
     from executorch.exir.tensor_layout import TensorLayout
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+
+def check_same(
+    stock_run: Any,
+    model: Any,
+    path: Path,
+    names: Mapping[str, str] | None = None,
+    *,
+    data: Any = None,
+    before: Any = None,
+) -> None:
+    """The stock runtime, with full verification, computes the same bits with a program as with the one before.
+
+    Args:
+        model: a `Lowered`, with the inputs of its methods.
+        names: what methods are called in the program, if not as before.
+        data: the data file of the program.
+        before: the program before, if it is not the model's.
+    """
+    for method in model.methods:
+        old = stock_run(before or model.pte, model.inputs(method), method=method)
+        new = stock_run(path, model.inputs(method), data_path=data, method=(names or {}).get(method, method))
+        for left, right in zip(old, new, strict=True):
+            assert left.dtype == right.dtype
+            assert left.equal(right)
 
 
 def write_ptd(path: Path, entries: Iterable[tuple[Any, ...]]) -> Path:

@@ -33,19 +33,10 @@ from blobstore.errors import (
     UnsupportedProgramError,
 )
 from tests.core.formats.pte import oracle, programs
+from tests.core.formats.pte.oracle import check_same
 from tests.helpers import models
 
 CASES = {name: make for name, make in programs.everything().items() if name != "already external"}
-
-
-def check_same(stock_run: Any, model: models.Lowered, path: Path, names: dict[str, str] | None = None) -> None:
-    """The stock runtime, with full verification, computes the same bits."""
-    for method in model.methods:
-        before = stock_run(model.pte, model.inputs(method), method=method)
-        after = stock_run(path, model.inputs(method), method=(names or {}).get(method, method))
-        for left, right in zip(before, after, strict=True):
-            assert left.dtype == right.dtype
-            assert torch.equal(left, right)
 
 
 def method_lines(program: ProgramFile, name: str) -> list[tuple[str, list[str]]]:
@@ -121,30 +112,6 @@ def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     check_again(tmp_path / "one.pte")
     file = oracle.deserialize((tmp_path / "one.pte").read_bytes())
     assert sorted(plan.name for plan in file.program.execution_plan) == sorted(methods.values())
-
-
-def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any) -> None:
-    """A method under two names, in a file that has all its constants twice."""
-    model = models.mlp()
-    path = model.write(tmp_path, "a")
-    twice = oracle.deserialize(model.pte)
-    second = copy.deepcopy(twice.program.execution_plan[0])
-    second.name = "second"
-    count = len(twice.program.constant_buffer)
-    twice.program.constant_buffer += copy.deepcopy(twice.program.constant_buffer[1:])
-    for value in second.values:
-        tensor = value.val
-        if isinstance(tensor, oracle.schema.Tensor) and tensor.data_buffer_idx:
-            tensor.data_buffer_idx += count - 1
-    twice.program.execution_plan.append(second)
-    path.write_bytes(bytes(oracle._program.serialize_pte_binary(twice, extract_delegate_segments=True)))
-    before = path.stat().st_size
-    assert before > len(model.pte) + 4000
-    result = fuse_programs(path, tmp_path / "one.pte")
-    assert result.shared > 4000
-    assert result.bytes_after < before - 4000
-    for name in ("forward", "second"):
-        check_same(stock_run, model, tmp_path / "one.pte", {"forward": name})
 
 
 def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,22 +92,6 @@ def test_before_there_was_a_constant_segment(slim, check_runs):
     check_runs(model, target, ptd)
 
 
-@pytest.mark.long
-def test_inline_payloads_stay_and_run(slim, check_runs):
-    """A delegate's payload lies inside the flatbuffer, beside constants that leave it."""
-    model = models.mlp(delegated=True)
-    file = oracle.deserialize(model.pte)
-    pte = bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=False))
-    before = _read(pte)
-    assert before.delegates[0].segment is None
-    target, ptd, moves = slim(pte)
-    assert any(item.kind == "named_data" for item in moves)
-    after = read_program(target)
-    payloads = [bytes(p.data[p.delegates[0].span.start : p.delegates[0].span.stop]) for p in (before, after)]
-    assert payloads[0] == payloads[1]
-    check_runs(model, target, ptd, pte)
-
-
 def test_unknown_fields_are_refused(slim, later_executorch):
     """If bytes leave the flatbuffer, every reference must be known."""
     old = oracle.with_inline_data(models.mlp().pte)
