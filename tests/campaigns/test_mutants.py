@@ -38,7 +38,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests/campaigns").mkdir(parents=True)
     (tmp_path / TESTS[0]).touch()
     (tmp_path / "a.py").write_text("if x > 1:\n    fail()\n    fail()\n")
-    (tmp_path / "a.cpp").write_text("int g(int x) { return x > 2; }\n")
+    (tmp_path / "a.cpp").write_text("int g(int x) { return x > 1; }\n")
     return tmp_path
 
 

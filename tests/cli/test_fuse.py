@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from blobstore import open_ptd, save_file
-from blobstore.cli.app import app
 from blobstore.core.formats.pte.program import read_program
 from tests.helpers import models
+from tests.helpers.terminal import printed
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: Any, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["fuse", *map(str, arguments)])
-        assert result.exit_code == code, result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.output
-
     models.mlp(seed=0).write(tmp_path, "a")
     models.mlp(seed=1).write(tmp_path, "b")
-    return call
+    return functools.partial(printed, "fuse")
 
 
 @pytest.mark.long

@@ -6,19 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from blobstore.cli.app import app
 from blobstore.core.text import size
 from blobstore.releases import pull
+from tests.helpers.terminal import printed as run
 from tests.releases.models import found, inputs, same, weights
 from tests.releases.server import serving
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 @pytest.mark.long

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import blobstore
-from blobstore.cli.app import app
 from blobstore.errors import KeyConflictError
 from blobstore.programs import DedupResult, dedup_programs
+from tests.helpers.terminal import printed as run
 from tests.reporting.planted import Payload
 
 W, V, Z = (np.random.default_rng(seed).standard_normal((40, 50)).astype(np.float32) for seed in range(3))
-Run = Callable[..., str]
 
 
 @pytest.fixture
@@ -29,16 +26,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     blobstore.save_file({"x": W, "y": V}, "other-keys.ptd", metadata={"author": "somebody"})
     blobstore.save_file({"w": Z, "v": V}, "other-bytes.ptd")
     return tmp_path
-
-
-@pytest.fixture
-def run(files: Path) -> Run:
-    def call(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return call
 
 
 def described(result: DedupResult) -> dict[str, list[tuple[str, str, str | None, str | None]]]:
@@ -127,7 +114,7 @@ def test_a_dry_run_says_the_same(files: Path) -> None:
     assert said == described(dedup_programs(["a.ptd", "other-keys.ptd"], "out"))
 
 
-def test_on_the_terminal_and_in_json(files: Path, run: Run) -> None:
+def test_on_the_terminal_and_in_json(files: Path) -> None:
     text = run("dedup", "a.ptd", "b.ptd", "other-keys.ptd", "-o", "out")
     assert "a.ptd: its 2 keys are in out/shared.ptd.\n" in text
     assert (
@@ -148,7 +135,7 @@ def test_on_the_terminal_and_in_json(files: Path, run: Run) -> None:
     }
 
 
-def test_many_files_have_no_line_each(files: Path, run: Run) -> None:
+def test_many_files_have_no_line_each(files: Path) -> None:
     for number in range(25):
         blobstore.save_file({f"k{number}": W, **{f"{number}.{i}": V for i in range(9)}}, f"many-{number}.ptd")
     text = run("dedup", *(f"many-{number}.ptd" for number in range(25)), "-o", "out")

@@ -10,10 +10,8 @@ import pytest
 
 from blobstore.core import distribution
 from blobstore.core.distribution import DISTRIBUTION, RELEASED, install
+from tests.packaging.test_packaging import ROOT, project
 
-tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-
-ROOT = Path(__file__).parents[2]
 TEXTS = [
     path
     for pattern in (
@@ -28,18 +26,14 @@ TEXTS = [
 ]
 
 
-def project(folder: Path = ROOT) -> dict[str, object]:
-    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-
-
 def test_the_packages_have_the_name() -> None:
-    assert project()["name"] == DISTRIBUTION == "executorch-blobstore"
-    assert project(ROOT / "runtime_bindings")["name"] == f"{DISTRIBUTION}-runtime"
+    assert project(ROOT)["project"]["name"] == DISTRIBUTION == "executorch-blobstore"
+    assert project(ROOT / "runtime_bindings")["project"]["name"] == f"{DISTRIBUTION}-runtime"
     assert metadata.metadata(DISTRIBUTION)["Name"] == DISTRIBUTION
 
 
 def test_the_command_line_and_the_import_keep_theirs() -> None:
-    assert list(project()["scripts"]) == ["blobstore"]  # type: ignore[call-overload]
+    assert list(project(ROOT)["project"]["scripts"]) == ["blobstore"]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -56,8 +50,7 @@ def test_no_text_installs_another_package(path: Path) -> None:
 
 
 def test_the_extras_that_messages_name_exist() -> None:
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
+    extras = project(ROOT)["project"]["optional-dependencies"]
     named = {name for path in TEXTS for name in re.findall(r"install\([\"'](\w+)[\"']\)", path.read_text())}
     assert {"cli", "executorch", "releases", "runtime"} <= named <= set(extras)
 

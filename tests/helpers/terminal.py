@@ -1,4 +1,4 @@
-"""The command line on a terminal."""
+"""The command line, in this process and on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ import sys
 import termios
 from pathlib import Path
 
-__all__ = ["Terminal"]
+from typer.testing import CliRunner
+
+from blobstore.cli.app import app
+
+__all__ = ["Terminal", "printed"]
+
+
+def printed(*arguments: object, code: int = 0) -> str:
+    """What a command prints. It must end with this code, and with no exception."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
 
 
 class Terminal:

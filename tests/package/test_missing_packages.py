@@ -24,14 +24,11 @@ import blobstore
 from blobstore import save_file
 from blobstore.cli.app import COMMANDS
 from tests.helpers import models
-
-tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+from tests.packaging.test_packaging import OF_CONTRIBUTORS, ROOT, project
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
-EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-OF_CONTRIBUTORS = {"test", "bench", "build", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
+EXTRAS: dict[str, list[str]] = project(ROOT)["project"]["optional-dependencies"]
 # Each takes ten seconds of a processor; one of each kind is tried in every run
 ALWAYS = {"typer", "msgspec", "torch", "executorch", "obstore", "zstandard"}
 # Packages in no extra, which a message names themselves

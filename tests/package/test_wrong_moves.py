@@ -30,6 +30,7 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedDataError,
 )
+from tests.core.disk.outputs import damage
 
 
 @pytest.fixture
@@ -186,17 +187,8 @@ def test_what_is_no_mapping_and_no_program(ptd, tmp_path):
 # Copied bytes are checked, and old files stay
 
 
-def damaged(path, key="w"):
-    with open_ptd(path) as data_map:
-        start, _ = data_map.byte_range(key)
-    with path.open("r+b") as file:
-        file.seek(start + 5)
-        file.write(b"\x77")
-    return path
-
-
 def test_every_rewrite_finds_damage(ptd, tmp_path):
-    damaged(ptd)
+    damage(ptd, "w")
     for use in (
         lambda: convert(ptd, tmp_path / "x.safetensors"),
         lambda: dedup_programs([ptd], tmp_path / "out"),

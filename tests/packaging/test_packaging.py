@@ -21,6 +21,8 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT, ROOT / "runtime_bindings"]
+OF_CONTRIBUTORS = {"test", "bench", "build", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
+"""Extras for work on blobstore itself."""
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -85,17 +87,7 @@ def test_the_extras_are_listed() -> None:
     extras = project(ROOT)["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
-    assert table.keys() == extras.keys() - {
-        "test",
-        "bench",
-        "build",
-        "fuzz",
-        "lint",
-        "platforms",
-        "pictures",
-        "docs",
-        "dist",
-    }
+    assert table.keys() == extras.keys() - OF_CONTRIBUTORS
     for name, text in table.items():
         for included in re.findall(r"includes `(\w+)`", text):
             assert f"executorch-blobstore[{included}]" in extras[name], name
@@ -120,14 +112,10 @@ def test_links_of_the_readme_lead_somewhere_and_are_absolute_on_pypi() -> None:
         assert (ROOT / path).exists(), path
     for rule in rules:
         text = re.sub(rule["pattern"], rule["replacement"], text)
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links
-    assert [link for link in links if not link.startswith(("https://", "#"))] == []
-
-
-def test_the_native_readme_has_absolute_links() -> None:
-    text = (ROOT / "runtime_bindings" / "README.md").read_text(encoding="utf-8")
-    assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
+    native = (ROOT / "runtime_bindings" / "README.md").read_text(encoding="utf-8")
+    for links in (re.findall(r"\]\(([^)]+)\)", one) for one in (text, native)):
+        assert links
+        assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 def test_the_demo_installs_what_it_needs_and_says_so(tmp_path: Path) -> None:

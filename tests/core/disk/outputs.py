@@ -12,6 +12,15 @@ def save(path, value=1.0):
     blobstore.save_file({"w": torch.full((8,), value)}, path)
 
 
+def damage(path, key):
+    """Change a byte of a blob of a .ptd."""
+    with blobstore.open_ptd(path) as data_map:
+        start, _ = data_map.byte_range(key)
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1
+    path.write_bytes(data)
+
+
 def group(folder, content=b"new"):
     with Staging() as staging:
         for name in "abc":

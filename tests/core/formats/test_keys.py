@@ -111,14 +111,10 @@ def set_in_transaction(cache: BlobCache, name: str) -> None:
 
 
 @pytest.mark.parametrize("call", LOOKING)
-def test_a_cache_names_near_keys(named: Path, call: str) -> None:
+def test_a_cache_names_near_keys_or_says_that_keys_are_contents(named: Path, tmp_path: Path, call: str) -> None:
+    """As `dedup` makes them of programs whose tensors have no names."""
     with pytest.raises(errors.KeyNotFoundError, match=r"'head\.wieght'.*; did you mean 'head\.weight'\?"):
         LOOKING[call](BlobCache(named), "head.wieght")
-
-
-@pytest.mark.parametrize("call", LOOKING)
-def test_a_cache_says_that_keys_are_contents(tmp_path: Path, call: str) -> None:
-    """As `dedup` makes them of programs whose tensors have no names."""
     blobstore.save_file({CONTENT: np.zeros(1, np.float32)}, tmp_path / "shared.ptd")
     with pytest.raises(errors.KeyNotFoundError, match=r"'head\.weight'.*are contents, not names: .*--names"):
         LOOKING[call](BlobCache(tmp_path / "shared.ptd"), "head.weight")

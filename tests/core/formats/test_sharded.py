@@ -9,14 +9,13 @@ import safetensors.numpy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import blobstore
-from blobstore.cli.app import app
 from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.pool import Pool
 from blobstore.programs import dedup_programs
 from blobstore.releases import publish
+from tests.helpers.terminal import printed as run
 
 INDEX = "model.safetensors.index.json"
 VARIANT = "model.safetensors.index.fp16.json"
@@ -40,12 +39,6 @@ def index(tmp_path, request):
 
 
 both = pytest.mark.parametrize("index", [INDEX, VARIANT], indirect=True)
-
-
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_it_is_a_data_map(index):
@@ -77,10 +70,8 @@ def test_commands_that_read_and_write_checkpoints(index, tmp_path):
     assert dict(blobstore.open_ptd(tmp_path / "out.ptd").views()) == dict(
         blobstore.open_ptd(tmp_path / "whole.ptd").views()
     )
-    compared = CliRunner().invoke(app, ["diff", str(index), str(whole)])
-    assert (
-        compared.exit_code == 1 and "safetensors in shards" in compared.stdout and "the same: 4 keys" in compared.stdout
-    )
+    compared = run("diff", index, whole, code=1)
+    assert "safetensors in shards" in compared and "the same: 4 keys" in compared
     run("diff", index, index)
     safetensors.numpy.save_file({**TENSORS, "new": np.ones(8, np.float32)}, tmp_path / "tuned.safetensors")
     run("delta", index, tmp_path / "tuned.safetensors", "-o", tmp_path / "delta")
@@ -145,10 +136,8 @@ def test_a_missing_shard_is_one_error(index, tmp_path, link):
         ["pool", "add", tmp_path / "pool", *([index.parent] if link else [index, gone]), "--as", "m@1"],
     ]
     for command in commands:
-        result = CliRunner().invoke(app, [str(one) for one in command])
-        assert result.exit_code == (1 if command[0] == "verify" and not link else 3), command
-        assert gone.name in result.output and "cannot print" not in result.output, command
-        assert not isinstance(result.exception, OSError), command
+        output = run(*command, code=1 if command[0] == "verify" and not link else 3)
+        assert gone.name in output and "cannot print" not in output, command
 
 
 @pytest.mark.parametrize(

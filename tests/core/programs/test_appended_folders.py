@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from blobstore import open_ptd, save_file
-from blobstore.cli.app import app
 from blobstore.errors import IntegrityError, KeyConflictError, KeyNotFoundError, OutputPathError, UnsupportedDataError
 from blobstore.programs import data_files, dedup_programs, save_programs
 from blobstore.runtime import Program
+from tests.core.disk.outputs import damage
 from tests.core.programs.test_program_folders import write
 from tests.core.programs.test_programs import snapshot, with_named_data
+from tests.helpers.terminal import printed
 
 
 def tuned(model, path, value):
@@ -165,12 +165,7 @@ def test_data_files_among_the_inputs(lowered, folder):
 
 def test_damaged_bytes_are_not_taken(folder):
     """Bytes of a data file that is there are compared, not only their recorded digest."""
-    path = folder / "shared.ptd"
-    with open_ptd(path) as data_map:
-        start, _ = data_map.byte_range(next(iter(data_map)))
-    data = bytearray(path.read_bytes())
-    data[start] ^= 1
-    path.write_bytes(data)
+    damage(folder / "shared.ptd", next(iter(open_ptd(folder / "shared.ptd"))))
     with pytest.raises(IntegrityError, match=r"shared\.ptd: the bytes of .* are damaged"):
         dedup_programs([folder.parent / "in"], folder, append=True)
 
@@ -179,11 +174,9 @@ def test_the_command(folder):
     """It says what to load each program with; a dry run writes nothing."""
     before = snapshot(folder)
     program = folder.parent / "in" / "p2.pte"
-    arguments = ["dedup", str(program), "-o", str(folder), "--append"]
-    assert "Nothing was written" in CliRunner().invoke(app, [*arguments, "--dry-run"]).stdout
+    arguments = ["dedup", program, "-o", folder, "--append"]
+    assert "Nothing was written" in printed(*arguments, "--dry-run")
     assert snapshot(folder) == before
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0
-    text = " ".join(done.stdout.split())
+    text = " ".join(printed(*arguments).split())
     assert f"Load {folder / 'p2.pte'} with {folder / 'shared-3.ptd'}, {folder / 'shared.ptd'}." in text
-    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["data_files"] == []
+    assert json.loads(printed(*arguments, "--json"))["data_files"] == []

@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file as load_safetensors
 from safetensors.numpy import save_file as save_safetensors
-from typer.testing import CliRunner
 
 import blobstore
-from blobstore.cli.app import app
 from blobstore.core.tools.delta import write_deltas
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, OutputPathError, UnsupportedDataError
+from tests.helpers.terminal import printed
 
 Tensors = dict[str, np.ndarray]
 A, B, C = (np.random.default_rng(seed).standard_normal((8, 6)).astype(np.float32) for seed in range(3))
@@ -172,14 +171,11 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write(Path("base.ptd"), {"a": A, "b": B})
     write(Path("tuned.safetensors"), {"a": C, "b": B})
     arguments = ["delta", "base.ptd", "tuned.safetensors", "-o", "out"]
-    dry = CliRunner().invoke(app, [*arguments, "--dry-run"])
-    assert dry.exit_code == 0 and "Nothing was written" in dry.output and not Path("out").exists()
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    [line] = [line for line in done.output.splitlines() if line.startswith("All tensors of a file: ")]
+    assert "Nothing was written" in printed(*arguments, "--dry-run") and not Path("out").exists()
+    [line] = [line for line in printed(*arguments).splitlines() if line.startswith("All tensors of a file: ")]
     loaded = eval(line.removeprefix("All tensors of a file: ").removesuffix("."), {"blobstore": blobstore})  # noqa: S307
     assert {key: np.asarray(value).tobytes() for key, value in loaded.items()} == {"a": C.tobytes(), "b": B.tobytes()}
-    [plain] = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    [plain] = json.loads(printed(*arguments, "--json"))
     assert (plain["path"], plain["keys"], plain["left_out"]) == ("out/tuned.safetensors", 1, 1)
-    assert CliRunner().invoke(app, ["delta", "base.ptd", "gone.ptd", "-o", "out"]).exit_code == 3
-    assert CliRunner().invoke(app, ["delta", "base.ptd", "-o", "out"]).exit_code == 2
+    printed("delta", "base.ptd", "gone.ptd", "-o", "out", code=3)
+    printed("delta", "base.ptd", "-o", "out", code=2)

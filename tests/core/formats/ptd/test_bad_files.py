@@ -12,6 +12,7 @@ import xxhash
 
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
+from tests.core.disk.outputs import damage
 from tests.core.formats.ptd.test_format import golden_store
 from tests.core.formats.pte.oracle import write_ptd
 from tests.helpers.schemas import SCHEMA
@@ -453,10 +454,7 @@ def test_every_error_is_ours_and_a_standard_one():
 def test_damage_to_a_blob_is_found_by_verify_and_names_the_key(tmp_path, good):
     path = tmp_path / "hurt.ptd"
     path.write_bytes(good)
-    with open_ptd(path) as data_map:
-        start, _ = data_map.byte_range("linear.weight")
-    with path.open("r+b") as file:
-        os.pwrite(file.fileno(), b"\x77", start)
+    damage(path, "linear.weight")
     with open_ptd(path) as data_map, pytest.raises(IntegrityError, match="'linear.weight', 'tied.weight'"):
         data_map.verify()
     with pytest.raises(IntegrityError):

@@ -169,19 +169,6 @@ def test_dim_order_is_executorch_s():
             assert entry.layout.dim_order == theirs or tensor.is_contiguous()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("layout", [TensorLayout(ScalarType.INT, (2, 3), (1, 0)), None])
-def test_many_keys(tmp_path, layout):
-    store = BlobStore()
-    for i in range(100_000):
-        store.add(f"layers.{i}", i.to_bytes(24, "big"), layout=layout)
-    store.write_ptd(tmp_path / "many.ptd")
-    with open_ptd(tmp_path / "many.ptd", verify=True) as data_map:
-        assert len(data_map) == 100_000
-        assert data_map.bytes("layers.77777") == (77777).to_bytes(24, "big")
-        assert data_map.get_tensor_layout("layers.99999") == layout
-
-
 @pytest.mark.slow
 def test_file_above_4_gib(tmp_path, stock_run):
     """The sparse blob comes first, so that the other lies beyond what 32 bits can address."""

@@ -241,65 +241,13 @@ def test_many_references_to_one_vector():
     assert time.monotonic() - start < 20
 
 
-class Builder:
-    """Writes a flatbuffer by hand, hostile ones too."""
-
-    def __init__(self):
-        self.data = bytearray(b"\0\0\0\0ET12")
-
-    def put(self, data, align=4):
-        self.data += bytes(-len(self.data) % align)
-        self.data += data
-        return len(self.data) - len(data)
-
-    def table(self, slots):
-        """A table of 4-byte fields; returns its position and that of each field."""
-        vtable = self.put(struct.pack(f"<HH{slots}H", 4 + 2 * slots, 4 + 4 * slots, *range(4, 4 + 4 * slots, 4)))
-        self.put(b"")
-        position = len(self.data)
-        self.put(struct.pack("<i", position - vtable) + bytes(4 * slots))
-        return position
-
-    def drop(self, table, slot):
-        """Make a field absent."""
-        vtable = table - struct.unpack_from("<i", self.data, table)[0]
-        struct.pack_into("<H", self.data, vtable + 4 + 2 * slot, 0)
-
-    def point(self, place, target):
-        struct.pack_into("<I", self.data, place, target - place)
-
-
 def test_many_texts_inside_each_other():
-    """Every operator's name starts one byte later in one long text."""
-    builder = Builder()
-    root = builder.table(2)
-    builder.point(0, root)
-    builder.drop(root, 0)
-    plans = builder.put(struct.pack("<II", 1, 0))
-    builder.point(root + 8, plans)
-    plan = builder.table(7)
-    builder.point(plans + 4, plan)
-    for slot in range(1, 6):
-        builder.drop(plan, slot)
-    count = 20_000
-    operators = builder.put(struct.pack("<I", count) + bytes(4 * count))
-    builder.point(plan + 4 + 4 * 6, operators)
-    names = []
-    for index in range(count):
-        operator = builder.table(1)
-        builder.point(operators + 4 + 4 * index, operator)
-        names.append(operator + 4)
-    text = builder.put(b"")
-    size = 4 * count
-    body = bytearray()
-    for index in range(count):
-        body += struct.pack("<I", min(2**20, size * 4 - 4 * index))
-    builder.put(bytes(body) + bytes(2**20))
-    builder.point(plan + 4, text)
-    for index, place in enumerate(names):
-        builder.point(place, text + 4 * index)
+    """Every operator's name starts one number later in one long text."""
+    program, count, length = Program(), 20_000, 1 << 16
+    text = program.CreateByteVector(struct.pack("<I", length) * count + bytes(length + 4))
+    operators = [program.make("Operator", name=text - 4 - 4 * index) for index in range(count)]
     start = time.monotonic()
-    _refused(bytes(builder.data), "again and again|not UTF-8|zero byte|overlaps")
+    _refused(program.whole([program.plan(operators=program.references(operators))]), "again and again")
     assert time.monotonic() - start < 20
 
 
@@ -328,23 +276,8 @@ def test_two_fields_in_the_same_bytes(small):
 
 def test_a_table_that_is_a_list():
     """The list of operators of one method is an operator of the other."""
-    builder = Builder()
-    root = builder.table(2)
-    builder.point(0, root)
-    builder.drop(root, 0)
-    both = builder.put(struct.pack("<I", 2) + bytes(8))
-    builder.point(root + 8, both)
-    plans = [builder.table(7), builder.table(7)]
-    for place, plan in zip((both + 4, both + 8), plans, strict=True):
-        builder.point(place, plan)
-        for slot in range(6):
-            builder.drop(plan, slot)
-    one = builder.put(struct.pack("<I", 1) + bytes(4))
-    operator = builder.table(2)  # its distance to its vtable is the length of the list
-    for slot in range(2):
-        builder.drop(operator, slot)
-    builder.put(bytes(64))
-    builder.point(one + 4, operator)
-    for plan, target in zip(plans, (operator, one), strict=True):
-        builder.point(plan + 4 + 4 * 6, target)
-    _refused(bytes(builder.data), "used as two different things")
+    program = Program()
+    program.raw(bytes(64))
+    operator = program.make("Operator")  # its distance to its vtable is the length of the list
+    plans = [program.plan("a", operators=operator), program.plan("b", operators=program.references([operator]))]
+    _refused(program.whole(plans), "used as two different things")
