@@ -34,3 +34,19 @@ def test_a_checkpoint_lists_its_tensors(tmp_path):
     info = inspect_file(tmp_path / "x.safetensors")
     assert (info.format, info.metadata, info.has_digests) == ("safetensors", {"format": "pt"}, None)
     assert [(b.key, str(b.layout), b.alignment) for b in info.blobs] == [("w", "half[2]", 1)]
+
+
+def test_a_program_lists_methods_delegates_and_kinds_of_blobs(lowered, tmp_path):
+    """Each method that a delegate has is named with its backend."""
+    info = inspect_file(lowered.mlp(delegated=True).write(tmp_path, "m"))
+    assert (info.format, info.methods) == ("pte", ("forward",))
+    (delegate,) = info.delegates
+    assert (delegate.method, delegate.index, delegate.backend) == ("forward", 0, "XnnpackBackend")
+    assert 0 < delegate.payload_bytes < info.size and info.flatbuffer_bytes is not None
+    assert {blob.kind for blob in info.blobs} == {"constant", "named data"}
+    external = inspect_file(lowered.mlp(external=True).write(tmp_path, "e"))
+    assert sum(one.kind == "external" for one in external.externals) == 5
+    taken = {one.key: one for one in external.externals if one.kind == "external"}
+    assert str(taken["first.bias"].layout).startswith("float[") and len(taken) == 5
+    assert all(one.layout is not None and one.nbytes == one.layout.nbytes for one in taken.values())
+    assert {one.taken_by for one in taken.values()} == {("forward",)}
