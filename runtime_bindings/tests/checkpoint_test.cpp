@@ -2,16 +2,13 @@
 //
 //   checkpoint_test TRAIN.pte WEIGHTS.ptd
 //   checkpoint_test TRAIN.pte WEIGHTS.ptd OPTIMIZER STEPS FROM TO [BASE]
-//   checkpoint_test tokens TRAIN.pte FOUNDATION.ptd ADAPTER.ptd TOKENS STEPS FROM TO
 //
 // TRAIN.pte is that of examples/xor.py. The first form tries what goes wrong. The second one makes an optimizer (sgd,
-// momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another. The third one
-// does so by AdamW for a language model, whose tokens and following tokens are int64 in a file.
+// momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another.
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -37,7 +34,6 @@ using blobstore::SGD;
 using blobstore::SGDOptions;
 using blobstore::StateDict;
 using blobstore::TrainingProgram;
-using executorch::extension::make_tensor_ptr;
 
 std::unique_ptr<Optimizer> make(const std::string& name) {
   if (name == "adamw" || name == "amsgrad") {
@@ -56,7 +52,8 @@ std::unique_ptr<Optimizer> make(const std::string& name) {
   return std::make_unique<SGD>(options);
 }
 
-void run(TrainingProgram& training, Optimizer& optimizer, int steps, const Batch& batch = Batch()) {
+void run(TrainingProgram& training, Optimizer& optimizer, int steps) {
+  const Batch batch;
   for (; steps > 0; --steps) {
     (void)training.step(optimizer, {batch.inputs, batch.labels});
   }
@@ -162,43 +159,21 @@ void train(
     int steps,
     const std::string& from,
     const std::string& to,
-    const std::vector<std::string>& base,
-    const Batch& batch = Batch()) {
+    const std::vector<std::string>& base) {
   try {
     if (from != "-") {
       training.load(from, &optimizer, base);
     }
-    run(training, optimizer, steps, batch);
+    run(training, optimizer, steps);
     (void)training.save(to, &optimizer, base);
   } catch (const blobstore::Error& error) {
     std::printf("%d %s\n", static_cast<int>(error.kind()), error.what());
   }
 }
 
-Batch tokens_in(const std::string& path) {
-  const std::string bytes = read(path);
-  std::vector<int64_t> tokens(bytes.size() / sizeof(int64_t));
-  std::memcpy(tokens.data(), bytes.data(), bytes.size());
-  const auto half = tokens.begin() + static_cast<std::ptrdiff_t>(tokens.size() / 2);
-  const auto length = static_cast<executorch::aten::SizesType>(tokens.size() / 2);
-  return {
-      make_tensor_ptr({1, length}, std::vector<int64_t>(tokens.begin(), half)),
-      make_tensor_ptr({1, length}, std::vector<int64_t>(half, tokens.end()))};
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 9 && argv[1] == std::string("tokens")) {
-    const auto cache = blobstore::BlobCache::open(
-        {argv[4]}, blobstore::BlobCache::Mode::Private, blobstore::BlobCache::open({argv[3]}));
-    TrainingProgram training(blobstore::Program::load(argv[2], cache));
-    AdamWOptions options;
-    options.lr = 0.01;
-    AdamW optimizer(options);
-    train(training, optimizer, std::stoi(argv[6]), argv[7], argv[8], {}, tokens_in(argv[5]));
-    return 0;
-  }
   if (argc != 3 && argc != 7 && argc != 8) {
     return 64;
   }

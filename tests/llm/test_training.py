@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,6 @@ from blobstore.adapters import AdapterTags
 from blobstore.llm import export_llm
 from blobstore.runtime import BlobCache, Program, serving
 from blobstore.training import AdamW, MeZO, TrainingProgram, lower_training
-from tests.helpers import native_build
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.llama import FEED_FORWARD, LORA_ALPHA, MODULES, PROJECTIONS, RANK, Llama
@@ -162,39 +160,3 @@ def test_a_quantized_program_learns_without_gradients(folder: Path, tmp_path: Pa
     with serving(own):
         fresh = llama.runner(tmp_path / "model.pte", folder / "tokenizer.json", tmp_path / "base.ptd")
         assert llama.text(runner) == llama.text(fresh) != before
-
-
-@pytest.mark.long
-def test_cpp_trains_the_same_adapter(folder_of_training: Path, tmp_path: Path) -> None:
-    """To the bit, from the same program; half of the steps in each language are those of one."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "checkpoint_test")
-    test = directory / "tests" / "checkpoint_test"
-    tokens = tmp_path / "tokens"
-    tokens.write_bytes(b"".join(part.numpy().tobytes() for part in batch()))
-    names = [folder_of_training / name for name in ("train.pte", "foundation.ptd", "adapter.ptd")]
-
-    def cpp(steps: int, source: str, target: str) -> None:
-        command = [test, "tokens", *names, tokens, steps, source, tmp_path / target]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr + done.stdout
-
-    def python(steps: int, source: str | None, target: str) -> dict[str, Tensor]:
-        training = load(folder_of_training)
-        optimizer = AdamW(training.named_parameters().values(), lr=RATE)
-        if source:
-            training.load(tmp_path / source, optimizer)
-        for _ in range(steps):
-            training.step(optimizer, *batch())
-        training.save(tmp_path / target, optimizer)
-        return {name: tensor.clone() for name, tensor in training.named_parameters().items()}
-
-    expected = python(STEPS, None, "whole")
-    cpp(STEPS, "-", "cpp")
-    python(STEPS // 2, None, "half")
-    cpp(STEPS - STEPS // 2, str(tmp_path / "half"), "both")
-    for name in ("cpp", "both"):
-        found = python(0, name, "again")
-        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name

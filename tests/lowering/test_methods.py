@@ -215,20 +215,6 @@ def test_names_do_not_depend_on_the_order_of_methods(tmp_path: Path) -> None:
     assert keys(BlobCache(tmp_path / "a" / "model.ptd")) == keys(BlobCache(tmp_path / "b" / "model.ptd"))
 
 
-@pytest.mark.long
-def test_another_fine_tune_is_a_delta(tmp_path: Path) -> None:
-    """Keys are made of names and layouts, not of contents, qualified or not (U3, D2)."""
-    whole, other = seeded(Both), seeded(Both)
-    randomize(other, 4)
-    for module, folder in ((whole, "a"), (other, "b")):
-        lower_through(methods_of({"encoder": module.encoder, "decoder": module.decoder}), tmp_path / folder)
-    cache = BlobCache(tmp_path / "a" / "model.ptd")
-    program = Program(tmp_path / "a" / "model.pte", cache)
-    randomize(whole, 8)  # the biases and the norms, equal in the first file, are called as in the second
-    cache.load(tmp_path / "b" / "model.ptd")
-    check(program, {"encoder": other.encoder, "decoder": other.decoder})
-
-
 @pytest.mark.parametrize("delegated", [["encoder"], []])
 def test_methods_that_nothing_is_known_of(delegated: list[str], tmp_path: Path) -> None:
     """If no partitioner of blobstore could rename tensors, a program that would be wrong is not saved (R1)."""

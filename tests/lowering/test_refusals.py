@@ -18,13 +18,10 @@ from tests.helpers.schemas.payload import Payload as FbPayload
 from torch import nn
 
 from blobstore.core.formats import payload
-from blobstore.core.formats.ptd.reader import open_ptd
-from blobstore.core.store import BlobStore
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
     InvalidTagError,
-    KeyNotFoundError,
     MissingBackendError,
     ProgramError,
     UnsupportedDataError,
@@ -57,24 +54,6 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
     live.check()
     live.cache.update({name: tensor})
     assert not live.run().isfinite().all()
-
-
-@pytest.mark.long
-def test_missing_data(tmp_path: Path) -> None:
-    """A missing blob or file is an error that names the key (B3)."""
-    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
-    with pytest.raises(KeyNotFoundError, match=r"layers\.0\.weight@"):
-        Program(path).method()
-    store = BlobStore()
-    for key in (data := open_ptd(tmp_path / "model.ptd")):
-        if not key.startswith("layers.1.weight"):
-            store.add(key, data.get_data(key))
-    store.write_ptd(tmp_path / "less.ptd")
-    cache = BlobCache(tmp_path / "less.ptd")
-    with pytest.raises(KeyNotFoundError, match=r"no data file.*layers\.1\.weight@"):
-        Program(path, cache).method()
-    with pytest.raises(KeyNotFoundError, match=r"layers\.1\.weight"):
-        cache.update({"layers.1.weight": torch.zeros(24, 24)})
 
 
 def _bomb(count: int) -> bytes:

@@ -359,16 +359,6 @@ def test_files_that_were_overwritten(tmp_path):
         _ = cache.files
 
 
-def test_files_of_a_working_copy(tmp_path):
-    """Its digests are those of the last commit (B4, B5)."""
-    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
-    make_working_copy(tmp_path / "a.ptd", tmp_path / "copy.ptd")
-    cache = BlobCache(tmp_path / "copy.ptd", "shared")
-    cache.update({"a": np.ones(5000)})
-    (file,) = cache.files
-    assert file.digest("a") == cache.digest("a") == (40000, xxhash.xxh3_128_digest(np.ones(5000).tobytes()))
-
-
 def test_stacks(foundation, tmp_path):
     """Caches on a common base share its memory and its commits, and own their adapters (R5, D1, D2)."""
     base = BlobCache(foundation)
