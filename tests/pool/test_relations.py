@@ -98,13 +98,6 @@ def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypat
     assert np.median(taken) < 0.95 * np.median(against_the_first)
 
 
-@pytest.mark.long
-def test_a_star_of_versions_has_one_base(where: Place, tmp_path: Path) -> None:
-    with where.open(create=True) as pool:
-        list(added(pool, tmp_path, star(2, 15, "float16")))
-        assert wholes(dict(pool.stats().encodings)) == 1
-
-
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_the_bits_of_a_difference_are_about_its_entropy(width: int) -> None:
     random = np.random.default_rng(width)

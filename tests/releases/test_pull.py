@@ -28,11 +28,9 @@ from tests.releases.server import serving
 @published_once
 def releases(folder: Path) -> None:
     """Versions 1 to 3: a first one, one layer changed and one new, and one small file changed."""
-    root, tensors = folder / "releases", weights()
-    publish(inputs(folder / "in", tensors, files=20), root, name="assistant", version="1")
-    tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
-    tensors["new"] = np.arange(50_000, dtype=np.float32)
-    publish(inputs(folder / "in", tensors, files=20), root, name="assistant", version="2")
+    root = folder / "releases"
+    publish(inputs(folder / "in", weights(), files=20), root, name="assistant", version="1")
+    publish(inputs(folder / "in", expected(), files=20), root, name="assistant", version="2")
     (folder / "in/tokenizer/0.json").write_text("other")
     publish(folder / "in", root, name="assistant", version="3")
 
