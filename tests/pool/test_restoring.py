@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from blobstore.core.errors import IntegrityError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.bases import KeptBases
+from tests.pool.models import contents
 
 SIZES = [(5, 3), (512, 700), (0, 4), (1100, 1031), (64,), (700, 512), (1,)]
 
@@ -32,7 +33,7 @@ def write_version(folder: Path, number: int) -> dict[str, bytes]:
     save_file(weights, folder / "more" / "float.safetensors")
     (folder / "empty.txt").touch()
     (folder / "noise.bin").write_bytes(np.random.default_rng(number).bytes(3_000_001))
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return contents(folder)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +57,7 @@ def test_versions_in_a_row(executor: Any, pool: tuple[Path, list[dict[str, bytes
         for turn in range(2):
             for number, files in enumerate(versions):
                 opened.get(f"m@{number}", out := tmp_path / f"{turn}{number}", executor=executor)
-                found = {
-                    path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()
-                }
-                assert found == files
+                assert contents(out) == files
         assert opened.verify() == []
 
 

@@ -72,6 +72,19 @@ def contents(state: Server, data: bytes, ranges: str, tag: str | None) -> tuple[
     return 200, data, headers
 
 
+def begin(handler: BaseHTTPRequestHandler, data: bytes) -> bytes:
+    """Send the head of a sound answer for a file, or for one range of it; the body that is to follow. Then the connection ends."""
+    asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+    start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
+    handler.send_response(206 if asked else 200)
+    if asked:
+        handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+    handler.send_header("Content-Length", str(stop - start))
+    handler.end_headers()
+    handler.close_connection = True
+    return data[start:stop]
+
+
 def registry_of(place: Path, layout: Path) -> str:
     """A folder that answers as a registry's API for reading: blobs, and the manifest of a layout; its repository."""
     repository = place / "v2/team/a"

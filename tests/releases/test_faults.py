@@ -15,7 +15,7 @@ from blobstore.errors import IntegrityError, InvalidFileError, TransferError
 from blobstore.releases import publish, pull
 from blobstore.releases.sources.patience import Patience
 from tests.releases.models import NOW, found, inputs, published_once, same, weights
-from tests.releases.server import Server, is_object, serving
+from tests.releases.server import Server, begin, is_object, serving
 
 
 @published_once
@@ -34,12 +34,8 @@ def test_a_connection_that_is_cut_goes_on_where_it_stopped(server: Server, tmp_p
         path = tmp_path / "releases" / handler.path.lstrip("/")
         if times > 1 or handler.headers.get("Range") or not is_object(handler.path):
             return False
-        data = path.read_bytes()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data[: len(data) // 2])
-        handler.close_connection = True
+        body = begin(handler, path.read_bytes())
+        handler.wfile.write(body[: len(body) // 2])
         return True
 
     server.fault = fault

@@ -7,7 +7,6 @@ import heapq
 import json
 import pickle
 import random
-import re
 import socket
 import ssl
 import threading
@@ -30,7 +29,7 @@ from blobstore.releases import Patience, publish, pull
 from blobstore.releases.sources.patience import Backoff, InterruptedTransferError, Notice, Pace, WrongAnswerError
 from tests.helpers.ports import free_ports
 from tests.releases.models import found, inputs, published_once, same, weights
-from tests.releases.server import Server, is_object
+from tests.releases.server import Server, begin, is_object
 
 
 class Time:
@@ -144,18 +143,10 @@ def dripping(server: Server, releases: Path, nbytes: int) -> None:
     """Send so many bytes of what is asked for, and close."""
 
     def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
         data = (releases / handler.path.lstrip("/")).read_bytes()
         if not is_object(handler.path) or len(data) <= nbytes:
             return False
-        start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
-        handler.send_response(206 if asked else 200)
-        if asked:
-            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        handler.send_header("Content-Length", str(stop - start))
-        handler.end_headers()
-        handler.wfile.write(data[start : min(start + nbytes, stop)])
-        handler.close_connection = True
+        handler.wfile.write(begin(handler, data)[:nbytes])
         return True
 
     server.fault = fault

@@ -22,7 +22,7 @@ from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustE
 from blobstore.releases import Patience, gc, publish, pull, push
 from tests.helpers.waiting import SECONDS, until
 from tests.releases.models import NOW, found, inputs, published_once, same, weights
-from tests.releases.server import Server, is_object, registry_of, serving
+from tests.releases.server import Server, begin, is_object, registry_of, serving
 
 
 @published_once
@@ -150,10 +150,7 @@ def test_a_server_that_stalls(server: Server, tmp_path: Path, when: str) -> None
         if times > 1 or not is_object(handler.path):
             return False
         if when == "in a body":
-            handler.send_response(200)
-            handler.send_header("Content-Length", str((tmp_path / "releases" / handler.path[1:]).stat().st_size))
-            handler.end_headers()
-            handler.wfile.write((tmp_path / "releases" / handler.path[1:]).read_bytes()[:10])
+            handler.wfile.write(begin(handler, (tmp_path / "releases" / handler.path[1:]).read_bytes())[:10])
         handler.connection.settimeout(60)
         assert handler.rfile.read(1) == b""  # until the client goes away
         released.append(handler)
@@ -178,19 +175,9 @@ def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
         if not is_object(handler.path):
             return False
         began.append(handler.path)
-        start, stop = 0, (tmp_path / "releases" / handler.path[1:]).stat().st_size
-        if asked := handler.headers.get("Range"):
-            start, stop = (int(one) for one in asked.removeprefix("bytes=").split("-"))
-            handler.send_response(206)
-            handler.send_header("Content-Range", f"bytes {start}-{stop}/*")
-            stop += 1
-        else:
-            handler.send_response(200)
-        handler.send_header("Content-Length", str(stop - start))
-        handler.end_headers()
+        body = begin(handler, (tmp_path / "releases" / handler.path[1:]).read_bytes())
         handler.connection.settimeout(0.02)
-        handler.close_connection = True
-        for _ in range(start, stop):
+        for _ in body:
             handler.wfile.write(b"x")
             with contextlib.suppress(TimeoutError):
                 if handler.connection.recv(1) == b"":  # the client went away
