@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 from typing import Any
 
@@ -13,6 +14,7 @@ from blobstore.releases.index.index import Object
 from blobstore.releases.sources.http import Client
 from blobstore.releases.sources.patience import InterruptedTransferError, Patience
 from blobstore.releases.sources.registry import _Upload
+from blobstore.releases.sources.watched import Watched
 
 WANTED = Object("a" * 64, 100)
 URL = "https://one.test/files/a"
@@ -140,3 +142,40 @@ def test_redirects_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlobStoreError, match="redirects"):
         read(made, 0, 100)
     assert len(connections.asked) < 10
+
+
+class _Endless(io.RawIOBase):
+    """Sends for ever, up to a limit that no client should come near."""
+
+    sent = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        assert self.sent < 1 << 24
+        self.sent += len(buffer)
+        return len(buffer)
+
+
+class _Patient:
+    """A socket without a time limit, for which time is no guard."""
+
+    def gettimeout(self) -> None:
+        return None
+
+    def settimeout(self, seconds: float | None) -> None:
+        pass
+
+
+def test_what_is_not_contents_has_an_end() -> None:
+    """By its bytes alone, however fast they come; each piece of contents begins anew."""
+    raw = _Endless()
+    watched = Watched(raw, _Patient())  # type: ignore[arg-type]
+    for _ in range(4):
+        watched.renew()
+        watched.readinto(bytearray(1 << 16))
+    with pytest.raises(http.client.HTTPException, match="bytes that are not contents"):
+        while True:
+            watched.readinto(bytearray(1 << 10))
+    assert raw.sent < 1 << 19
