@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from blobstore.pool.cache import FileCache
+
+
+def test_a_copy_that_was_cut_is_fetched_again(tmp_path: Path) -> None:
+    """As after a crash of the system."""
+    cache = FileCache(tmp_path)
+    cache.path("a", 7, lambda: b"content").write_bytes(b"con")
+    assert cache.path("a", 7, lambda: b"content").read_bytes() == b"content"
+
+
+def test_many_make_a_copy_at_once(tmp_path: Path) -> None:
+    content = os.urandom(1 << 20)
+    with ThreadPoolExecutor(8) as threads:
+        paths = threads.map(lambda _: FileCache(tmp_path).path("a", len(content), lambda: content), range(32))
+    assert {path.read_bytes() for path in paths} == {content}
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_copies_that_were_used_last_stay(tmp_path: Path) -> None:
