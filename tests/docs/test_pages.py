@@ -57,7 +57,13 @@ def headings() -> list[str]:
     return re.findall(r"^### `(.+)`$", TROUBLESHOOTING, re.MULTILINE)
 
 
-@pytest.mark.parametrize("heading", headings())
+def parts_of_messages() -> list[str]:
+    """The first column of tables whose header says that it quotes a message."""
+    tables = re.findall(r"^\| it says \|.*\n\|[-|]+\n((?:\|.*\n)+)", TROUBLESHOOTING, re.MULTILINE)
+    return [re.findall(r"`(.+?)`", row)[0] for table in tables for row in table.splitlines()]
+
+
+@pytest.mark.parametrize("heading", [*headings(), *parts_of_messages()])
 def test_a_message_is_in_the_sources(heading: str) -> None:
     """What stands between the `…` of a heading is one message, in this order. In C++ the file is not part of it."""
     reason = heading.removeprefix("blobstore: ").removeprefix("…: ")
@@ -66,17 +72,6 @@ def test_a_message_is_in_the_sources(heading: str) -> None:
     assert any(pattern.search(message) for message in messages() if longest in message), (
         f"no message of the sources is like: {heading}"
     )
-
-
-def parts_of_messages() -> list[str]:
-    """The first column of tables whose header says that it quotes a message."""
-    tables = re.findall(r"^\| it says \|.*\n\|[-|]+\n((?:\|.*\n)+)", TROUBLESHOOTING, re.MULTILINE)
-    return [re.findall(r"`(.+?)`", row)[0] for table in tables for row in table.splitlines()]
-
-
-@pytest.mark.parametrize("part", parts_of_messages())
-def test_a_part_of_a_message_is_in_the_sources(part: str) -> None:
-    test_a_message_is_in_the_sources(part)
 
 
 def test_each_error_has_a_section_with_a_message() -> None:

@@ -10,11 +10,12 @@ from tests.core.formats.pte import oracle, programs
 from tests.helpers import models
 
 
-def _extend(pte, change, fbs, tail=b""):
-    """The program with the additions of `change`."""
+def _extend(pte, change, fbs, tail=b"", more=b""):
+    """The program with the additions of `change`, and with `more` bytes behind its segments."""
     flatbuffer, segments = oracle.split(pte)
     program = oracle.to_json(flatbuffer)
     change(program)
+    segments += bytes(-len(segments) % 128) + more if more else b""
     return oracle.join(oracle.from_json(program, fbs), segments, tail)
 
 
@@ -123,15 +124,10 @@ def test_unknown_segments_are_copied(slim, later_executorch):
         program["future_text"] = "the last segment is mine"
 
     pte = oracle.one_of_everything()
-    flatbuffer, segments = oracle.split(pte)
-    program = oracle.to_json(flatbuffer)
-    change(program)
-    segments = segments + bytes(-len(segments) % 128) + extra
-    pte = oracle.join(oracle.from_json(program, later_executorch), segments)
-    target, _, moves = slim(pte)
+    target, _, moves = slim(_extend(pte, change, later_executorch, more=extra))
     assert moves
     after = ProgramFile("x", memoryview(target.read_bytes()))
-    assert len(after.segments) == len(program["segments"])
+    assert len(after.segments) == len(ProgramFile("x", memoryview(pte)).segments) + 1
     span = after.segments[-1].span
     assert bytes(after.data[span.start : span.stop]) == extra
     assert after.segments[-1].users == []

@@ -7,16 +7,8 @@ from blobstore.errors import UnsupportedProgramError
 from tests.core.formats.pte import oracle, programs
 from tests.helpers import models
 
-CASES = {
-    "portable": models.mlp,
-    "convolutions": lambda: models.conv(delegated=False),
-    "channels-last": models.channels_last,
-    "two methods": lambda: models.decoder(delegated=False),
-    "two layouts of one buffer": programs.two_layouts,
-    "many dtypes": programs.dtypes,
-    "control flow": programs.branches,
-    "no weights": programs.without_weights,
-}
+NAMES = ("portable", "convolutions", "channels-last", "two methods", "two layouts of one buffer", "many dtypes")
+CASES = {name: programs.everything()[name] for name in (*NAMES, "control flow", "no weights")}
 
 
 def _read(pte):
