@@ -22,6 +22,15 @@ def eager(seed: int | None) -> torch.Tensor:
         return (module if seed is None else with_adapter(module, adapter_of(seed)))(*X)
 
 
+def at_strength(seed: int, strength: float) -> torch.Tensor:
+    """The output with an adapter whose branches are multiplied."""
+    module = with_adapter(make(LoraNet), adapter_of(seed))
+    with torch.no_grad():
+        for layer in module.l:
+            layer.lora_b.weight *= strength
+        return module(*X)
+
+
 def merged(seed: int, amount: float) -> torch.Tensor:
     """The output of a net without branches whose weights are W + amount * B @ A."""
     module = plain_of(make(LoraNet))

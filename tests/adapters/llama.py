@@ -78,11 +78,13 @@ def peft_scales(model: Any) -> dict[str, float]:
     return {name.removeprefix("base_model.model."): layer.scaling["default"] for name, layer in layers.items()}
 
 
-def save_peft(folder: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any) -> Tensor:
-    """Have PEFT save a random adapter of `hf_llama`, and return the logits that the model computes with it."""
+def save_peft(
+    folder: Path, base: Any = None, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any
+) -> Tensor:
+    """Have PEFT save a random adapter of `base`, or of `hf_llama()`; return the logits that the model computes with it."""
     with peft() as library:
         options = {"r": RANK, "lora_alpha": 6, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **config}
-        model = library.get_peft_model(copy.deepcopy(hf_llama()), library.LoraConfig(**options)).eval()
+        model = library.get_peft_model(copy.deepcopy(base or hf_llama()), library.LoraConfig(**options)).eval()
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():
             if "lora_" in name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from pathlib import Path
@@ -16,7 +15,8 @@ from blobstore import save_file
 from blobstore.adapters import export_peft, import_peft, load_adapter, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.runtime import BlobCache
-from tests.adapters.llama import hf_logits, peft, peft_model
+from tests.adapters import llama
+from tests.adapters.llama import peft_model
 from tests.adapters.test_peft import check_same, safetensors_of
 from tests.helpers.models import quiet
 
@@ -73,18 +73,10 @@ def foundation(folder: Path) -> Path:
     return folder / "f.ptd"
 
 
-def save_peft(folder: Path, **config: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Have PEFT save a random adapter; returns the logits and the weights with the adapter merged."""
-    with peft() as library:
-        options = {"r": 3, "lora_alpha": 6, "target_modules": FUSED, "task_type": "CAUSAL_LM", **config}
-        model = library.get_peft_model(copy.deepcopy(phi()), library.LoraConfig(**options)).eval()
-        generator = torch.Generator().manual_seed(1)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
-        model.save_pretrained(folder)
-        logits = hf_logits(model)
-        return logits, model.merge_and_unload().state_dict()
+def save_peft(folder: Path, **config: Any) -> dict[str, Tensor]:
+    """Have PEFT save a random adapter; returns the weights with the adapter merged."""
+    llama.save_peft(folder, phi(), **{"r": 3, "target_modules": FUSED, **config})
+    return peft_model(folder, phi()).merge_and_unload().state_dict()
 
 
 def check_merged(cache: BlobCache, weights: dict[str, Tensor]) -> None:
@@ -96,7 +88,7 @@ def check_merged(cache: BlobCache, weights: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("imported", [True, False], ids=["imported", "as it is"])
 def test_fused_modules_are_split_by_rows(tmp_path: Path, imported: bool) -> None:
     """The weights of the parts are the rows of what PEFT merges; exporting gives PEFT's files again (L2)."""
-    _, want = save_peft(tmp_path / "peft", alpha_pattern={"gate_up_proj": 3})
+    want = save_peft(tmp_path / "peft", alpha_pattern={"gate_up_proj": 3})
     base = foundation(tmp_path)
     source = tmp_path / "peft"
     if imported:

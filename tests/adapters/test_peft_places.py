@@ -1,12 +1,8 @@
-"""Names of Hugging Face's Hub, whose files lie in the cache that `huggingface_hub` itself laid out (L2)."""
+"""Names of Hugging Face's Hub, whose files lie in the cache of `huggingface_hub` (L2)."""
 
 from __future__ import annotations
 
 import builtins
-import hashlib
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +15,23 @@ from tests.adapters.caches import X, eager, open_lora
 from tests.adapters.nets import RANK, SCALE, adapter_of, write_peft
 
 COMMITS = {"main": "1" * 40, "v2": "2" * 40}
-FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache with two revisions of `ann/polite`, downloaded from a server of this process, which is gone then."""
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache with two revisions of `ann/polite`, where `huggingface_hub` itself finds them."""
     import huggingface_hub
 
-    folders = {COMMITS[name]: write_peft(tmp_path / name, adapter_of(seed)) for seed, name in enumerate(COMMITS, 1)}
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            *_, revision, name = self.path.split("/")
-            commit = COMMITS.get(revision, revision)
-            data = (folders[commit] / name).read_bytes()
-            self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-            self.send_header("X-Repo-Commit", commit)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(data)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        for revision in COMMITS:
-            for name in FILES:
-                huggingface_hub.hf_hub_download(
-                    "ann/polite", name, revision=revision, endpoint=f"http://127.0.0.1:{server.server_port}"
-                )
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    return
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub/models--ann--polite"
+    for seed, (revision, commit) in enumerate(COMMITS.items(), 1):
+        for folder in ("refs", f"snapshots/{commit}"):
+            (place / folder).mkdir(parents=True, exist_ok=True)
+        (place / "refs" / revision).write_text(commit)
+        for file in write_peft(tmp_path / revision, adapter_of(seed)).iterdir():
+            (place / "snapshots" / commit / file.name).symlink_to(file)
+        found = huggingface_hub.snapshot_download("ann/polite", revision=revision, local_files_only=True)
+        assert Path(found) == place / "snapshots" / commit
 
 
 def test_names_of_the_hub(hub: None, lora: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,18 +17,8 @@ from blobstore.errors import (
     IntegrityError,
     UpdateError,
 )
-from tests.adapters.caches import X, bits, eager, open_lora, save
-from tests.adapters.nets import SCALE, LoraNet, adapter_of, make, with_adapter
+from tests.adapters.caches import X, at_strength, bits, eager, open_lora, save
 from tests.lowering.live import close
-
-
-def at_strength(seed: int, strength: float) -> torch.Tensor:
-    """What the program must compute according to eager PyTorch."""
-    module = with_adapter(make(LoraNet), adapter_of(seed))
-    with torch.no_grad():
-        for layer in module.l:
-            layer.lora_b.weight *= strength
-        return module(*X)
 
 
 def test_strength(lora: Any) -> None:
@@ -43,15 +33,6 @@ def test_strength(lora: Any) -> None:
     set_adapter_strength(cache, 1)
     assert bits(cache) == loaded
     close(method(*X), eager(1))
-
-
-def test_strength_of_an_adapter_with_another_scale(lora: Any) -> None:
-    """The strength is relative to the adapter, not to what makes up for the scale of the program."""
-    cache, method = open_lora(lora)
-    load_adapter(cache, save(lora, 1, scale=3 * SCALE), program_scale=SCALE, strength=0.5)
-    close(method(*X), at_strength(1, 1.5))
-    set_adapter_strength(cache, 1)
-    close(method(*X), at_strength(1, 3))
 
 
 def test_the_next_adapter_has_its_own_strength(lora: Any) -> None:

@@ -155,24 +155,6 @@ def test_a_changed_output_is_an_error(lowered, tmp_path):
         both.run(lowered.mlp().inputs())
 
 
-def test_loads_are_compared_in_turn_by_the_processor(lowered, tmp_path, monkeypatch):
-    """Neither form is always first, and what else the machine does in the meantime does not count."""
-    program = lowered.mlp().write(tmp_path)
-    both = flow._Both(program, program.with_name("model.pte"), None)
-    processor, loads = [0.0], []
-
-    def load(path, data_file):
-        loads.append(data_file)
-        processor[0] += 2.0 if data_file is None else 3.0
-
-    both.data_file = tmp_path / "data.ptd"
-    monkeypatch.setattr(both, "_load", load)
-    monkeypatch.setattr("time.thread_time", lambda: processor[0])
-    compared = both.compare_loading()
-    assert (compared.load_before, compared.load_after) == (2.0, 3.0)
-    assert loads[:4] == [None, both.data_file, both.data_file, None] and len(loads) == 2 * flow.ROUNDS
-
-
 def test_missing_weights(monkeypatch):
     """The error contains the command to install them."""
     monkeypatch.setattr(models, "_ENCODER_PACKAGE", "no_such_package")

@@ -15,24 +15,10 @@ import pytest
 import blobstore
 from blobstore.reporting.find.kinds.building import dedup_command, writing
 from tests.reporting.find.test_planted import values
+from tests.reporting.find.test_zoo import printed
 from tests.reporting.planted import Tensor, write_ptd, write_safetensors
 
-COMMAND = (sys.executable, "-m", "blobstore")
 NAMES = ("plain", "with blank", 'it\'s "quoted" $HOME `x`;&|*?', "-hyphen")
-
-
-def printed(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The commands in the text of a report, as a user copies them from the terminal."""
-    environment = {**os.environ, "COLUMNS": "80"}
-    done = subprocess.run(
-        [*COMMAND, "report", "--no-cache", "--", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        check=True,
-    )
-    return [line.strip() for line in done.stdout.splitlines() if line.startswith("  blobstore ")]
 
 
 def run_all(commands: Sequence[str], folder: Path) -> set[str]:
@@ -75,9 +61,10 @@ def test_every_command_runs_as_printed(lowered: Any, tmp_path: Path, monkeypatch
     write_safetensors(tmp_path / "-tied.safetensors", [Tensor.of("a", weight - 1), Tensor.of("b", weight - 1)])
     arguments = [*NAMES, "-tied.safetensors"]
     monkeypatch.chdir(tmp_path)
-    commands = printed(arguments, tmp_path)
-    found = {f.command for f in blobstore.report(arguments).findings if f.command}
-    assert set(commands) <= found
+    report = blobstore.report(arguments)
+    commands = [line.strip() for line in printed(report, 80).splitlines() if line.startswith("  blobstore ")]
+    found = {f.command for f in report.findings if f.command}
+    assert commands and set(commands) <= found
     assert len(found) >= 2 + 2 * len(NAMES)  # the programs, and each checkpoint and each data file
     made = run_all(sorted(found), tmp_path)
     assert {"tied.ptd", "tied-2.ptd", "-tied.ptd"} <= made

@@ -18,7 +18,7 @@ import blobstore
 from blobstore import BlobStore
 from blobstore.core.formats.opening import open_any
 from blobstore.core.text import size
-from blobstore.errors import OutputPathError, UnsupportedDataError
+from blobstore.errors import OutputPathError
 from blobstore.logical.records import records_key
 from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.find.baseline import Changes, compare_reports
@@ -225,14 +225,6 @@ def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
     family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
     changes = compare_reports(blobstore.report([family]), blobstore.report([family], names=open_any(checkpoint)))
     assert (changes.new, changes.gone) == ({}, {})
-
-
-@pytest.mark.parametrize("wrong", [3, [3], ["names.safetensors", None]])
-def test_names_are_checkpoints_or_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_safetensors(Path("names.safetensors"), [Tensor.of("w", values(1, 4))])
-    with pytest.raises(UnsupportedDataError, match="names: expected a checkpoint"):
-        blobstore.report([tmp_path], names=wrong)
 
 
 # ------------------------------------------------------------------------------------ what blobstore adds itself
