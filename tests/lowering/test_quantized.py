@@ -70,8 +70,11 @@ def quantizer_of(
     return lambda given: ops.quantize_per_channel(given, scale, zero, *rest)
 
 
-def open_program(exported: object, directory: Path) -> tuple[BlobCache, Callable[..., Tensor]]:
-    path = lower_exported(exported, directory)
+def open_program(
+    module: nn.Module, example: Inputs, directory: Path, *, strict: bool = True
+) -> tuple[BlobCache, Callable[..., Tensor]]:
+    with quiet():
+        path = lower_exported(torch.export.export(module, example, strict=strict), directory)
     cache = BlobCache(directory / "model.ptd")
     method = Program(path, cache).method()
     return cache, lambda *values: method(*values)
@@ -82,8 +85,7 @@ def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
     """A weight as int8, with new scales (U1, X1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, is_per_channel=True)
-    with quiet():
-        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    cache, run = open_program(eager, example, tmp_path)
     close(run(*example), eager(*example), 0)
     integers = eager.get_buffer("second.weight__quantized")
     integers.neg_()
@@ -103,10 +105,7 @@ def test_scales_and_zero_points_that_the_graph_keeps(tmp_path: Path) -> None:
     """Of layers that are not delegated, by the names that torch gave them (U1, X1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, is_per_channel=True)
-    with quiet():
-        path = write(
-            lower({"forward": (eager, example)}, partitioners=list, external_constants=lambda _: "model"), tmp_path
-        )
+    path = write(lower(eager, example, tag="model", partitioners=list), tmp_path)
     cache = BlobCache(tmp_path / "model.ptd")
     run = Program(path, cache).method()
     before = run(*example)
@@ -126,10 +125,7 @@ def test_scales_and_zero_points_that_the_graph_keeps(tmp_path: Path) -> None:
 def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
     """So they are refused by name (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
-    with quiet():
-        cache, _ = open_program(
-            torch.export.export(pt2e(module, example, is_per_channel=False), example, strict=True), tmp_path
-        )
+    cache, _ = open_program(pt2e(module, example, is_per_channel=False), example, tmp_path)
     with pytest.raises(UpdateError, match=r"first\.weight\.scale.*inside the delegate's payload"):
         cache.update({"first.weight.scale": torch.ones(())})
 
@@ -216,9 +212,7 @@ def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> Non
     assert isinstance(module, Folded)
     randomize(module, 5)
     eager = pt2e(module, example, **config)
-    with quiet():
-        exported = torch.export.export(eager, example, strict=True)
-    cache, run = open_program(exported, tmp_path)
+    cache, run = open_program(eager, example, tmp_path)
     before = run(*example)
     cache.update_state_dict(module.state_dict())
     assert torch.equal(run(*example), before)
@@ -239,9 +233,8 @@ def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> Non
 def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bool, tmp_path: Path) -> None:
     """A bias keeps its name when a normalization is folded into it, so the name proves nothing (U1)."""
     module, example = seeded(Folded), inputs(2, 3, 8, 8)
-    with quiet():
-        eager = pt2e(module, example, names=False, is_per_channel=True)
-        cache, run = open_program(torch.export.export(eager, example, strict=strict), tmp_path)
+    eager = pt2e(module, example, names=False, is_per_channel=True)
+    cache, run = open_program(eager, example, tmp_path, strict=strict)
     before = run(*example)
     with pytest.raises(UpdateError, match=r"'conv\.bias' cannot be updated: .*restore_names"):
         cache.update({"conv.bias": module.get_parameter("conv.bias")})
@@ -261,8 +254,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     state["conv.weight"][0, 0, 0, 0] += 1
     restore_names(eager, state)
-    with quiet():
-        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    cache, run = open_program(eager, example, tmp_path)
     before = run(*example)
     with pytest.raises(UpdateError, match=r"'conv\.weight' cannot be updated: .*not the model's own"):
         cache.update({"conv.weight": state["conv.weight"]})
@@ -291,8 +283,7 @@ def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -
 
     module, example = seeded(Twins), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, is_per_channel=True)
-    with quiet():
-        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    cache, run = open_program(eager, example, tmp_path)
     before = run(*example)
     for name in ("first.weight", "second.bias"):
         with pytest.raises(
