@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blobstore.core import files
-from blobstore.core.distribution import install
-from blobstore.core.errors import CheckpointError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import CheckpointError, UnsupportedDataError
 from blobstore.core.formats.keys import prefix_apart
+from blobstore.core.requirements import needed
 from blobstore.core.tensor_file import Device, TensorFile, safe_open
 from blobstore.core.text import quoted
 
@@ -157,10 +157,8 @@ def _not_these(path: Path, model: torch.nn.Module, missing: list[str], unexpecte
 
 
 def _module(model: Any) -> torch.nn.Module:
-    try:
+    with needed("models need torch", "executorch"):
         import torch
-    except ImportError:
-        raise MissingDependencyError(f"models need torch: {install('executorch')}") from None
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedDataError(f"expected a torch.nn.Module, found a {type(model).__qualname__}")
     return model

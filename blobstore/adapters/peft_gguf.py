@@ -18,17 +18,16 @@ import numpy as np
 
 from blobstore.adapters.peft_names import PREFIX
 from blobstore.adapters.peft_pair import PeftAdapter, PeftPair
-from blobstore.core.distribution import install
 from blobstore.core.errors import (
     AdapterError,
     FileAccessError,
     InvalidFileError,
     LayoutError,
-    MissingDependencyError,
     UnsupportedDataError,
 )
 from blobstore.core.memory.arrays import Plain
 from blobstore.core.memory.layout import ScalarType
+from blobstore.core.requirements import needed
 
 __all__ = ["read_gguf"]
 
@@ -95,10 +94,8 @@ def read_gguf(path: Path) -> PeftAdapter:
 
 
 def _opened(path: Path) -> Any:
-    try:
+    with needed("adapters in GGUF need a package", "gguf"):
         from gguf import GGUFReader
-    except ImportError:
-        raise MissingDependencyError(f"adapters in GGUF need a package: {install('gguf')}") from None
     try:
         reader = GGUFReader(path)
     except OSError as error:

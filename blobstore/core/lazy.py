@@ -28,22 +28,17 @@ def lazily(
     import sys
     from importlib import import_module
 
+    from blobstore.core.requirements import check_lowering, needed
+
     module = next((module for module, names in home.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     if needs:
-        from blobstore.core.requirements import check_lowering
-
         check_lowering(needs)
-    try:
-        value = getattr(import_module(f".{module}", package), name)
-    except ImportError as error:
-        from blobstore.core.distribution import install
-        from blobstore.core.errors import MissingDependencyError
-
-        if not extra or isinstance(error, MissingDependencyError):
-            raise
-        raise MissingDependencyError(f"{why}: {install(extra)} ({error})") from error
+    if extra:
+        with needed(why, extra):
+            import_module(f".{module}", package)
+    value = getattr(import_module(f".{module}", package), name)
     setattr(sys.modules[package], name, value)
     return value
 
@@ -54,14 +49,13 @@ def usable(package: str, names: Iterable[str]) -> list[str]:
     `help`, completion and `inspect` look up each name that `dir` has, and stop at the first error.
     """
     import sys
+    from contextlib import suppress
 
     from blobstore.core.errors import MissingDependencyError
 
     found = []
     for name in sorted(names):
-        try:
+        with suppress(MissingDependencyError):
             getattr(sys.modules[package], name)
-        except MissingDependencyError:
-            continue
-        found.append(name)
+            found.append(name)
     return found

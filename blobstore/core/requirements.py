@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.core.distribution import RUNTIME, install
 from blobstore.core.errors import MissingDependencyError
 from blobstore.core.version import __version__
 
-__all__ = ["SUPPORTED", "check_lowering", "check_runtime", "installed", "is_supported"]
+__all__ = ["SUPPORTED", "check_lowering", "check_runtime", "installed", "is_supported", "needed"]
 
 SUPPORTED = {"executorch": "1.5", "torch": "2.13"}
 """What the extra `executorch` installs, and what lowering is tested with: any release of these versions."""
@@ -49,6 +51,21 @@ def check_lowering(what: str = "lowering") -> None:
             raise _error(what, package, version, found, "executorch")
 
 
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """A block that imports an optional package: `what` says what needs which one, `extra` installs it.
+
+    Raises:
+        MissingDependencyError: it is not installed, or does not load.
+    """
+    try:
+        yield
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"{what}: {install(extra)} ({error})") from error
+
+
 def check_runtime() -> None:
     """Check that the native package belongs to this package, and that executorch, if it is there, is the one it is built on.
 
@@ -64,19 +81,18 @@ def check_runtime() -> None:
         return
     if runtime != __version__:
         raise _error(f"blobstore {__version__}", RUNTIME, __version__, runtime, "runtime")
-    needed = _pinned(RUNTIME, "executorch")
+    pinned = _pinned(RUNTIME, "executorch")
     found = installed("executorch")
-    if needed is not None and found is not None and found.partition("+")[0] != needed:
-        raise _error(f"{RUNTIME} {runtime}", "executorch", needed, found, "executorch")
+    if pinned is not None and found is not None and found.partition("+")[0] != pinned:
+        raise _error(f"{RUNTIME} {runtime}", "executorch", pinned, found, "executorch")
 
 
 def _recorded(module: str, package: str) -> list[str]:
     """The versions of a package in the names of pip's records beside its module."""
     spec, name = importlib.util.find_spec(module), package.replace("-", "_")
     places = spec.submodule_search_locations if spec else None
-    folders = [Path(place).parent for place in places or ()]
-    records = [record.stem for folder in folders for record in folder.glob(f"{name}-*.dist-info")]
-    return [record.removeprefix(f"{name}-") for record in records]
+    records = [record for place in places or () for record in Path(place).parent.glob(f"{name}-*.dist-info")]
+    return [record.stem.removeprefix(f"{name}-") for record in records]
 
 
 def _pinned(package: str, needed: str) -> str | None:
@@ -90,6 +106,5 @@ def _pinned(package: str, needed: str) -> str | None:
 
 
 def _error(what: str, package: str, version: str, found: str | None, extra: str) -> MissingDependencyError:
-    if found is None:
-        return MissingDependencyError(f"{what} needs {package} {version}, which is not installed: {install(extra)}")
-    return MissingDependencyError(f"{what} needs {package} {version}, found {package} {found}: {install(extra)}")
+    why = "which is not installed" if found is None else f"found {package} {found}"
+    return MissingDependencyError(f"{what} needs {package} {version}, {why}: {install(extra)}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import BlobStoreError, UnsupportedDataError
+from blobstore.core.requirements import needed
 from blobstore.lowering.input_names import NamingInputs, input_names
 from blobstore.lowering.names import check
 
@@ -111,13 +111,9 @@ def lower(
     methods = _methods(model, args)
     file = check(tag)
     with quiet(), torch.no_grad():
-        try:
+        with needed("lowering needs all of executorch", "executorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"lowering needs all of executorch: {install('executorch')} ({error})"
-            ) from error
 
         def through_xnnpack() -> Sequence[Partitioner]:
             if file is None:

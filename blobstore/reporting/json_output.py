@@ -204,7 +204,7 @@ def _read_finding(plain: Any, files: Sequence[FileReport]) -> Finding:
         file, number = region(claim)
         stop = integer(member(claim, "stop"), files[file].regions[number].nbytes)
         claims.append(Claim(file, number, integer(member(claim, "start"), stop), stop))
-    command, saves = member(plain, "command"), integer(member(plain, "saves"))
+    command, work, saves = member(plain, "command"), member(plain, "work"), integer(member(plain, "saves"))
     return Finding(
         FindingKind(text(member(plain, "kind"), [kind.value for kind in FindingKind])),
         tuple(region(place) for place in items(member(plain, "places"))),
@@ -215,12 +215,8 @@ def _read_finding(plain: Any, files: Sequence[FileReport]) -> Finding:
         text(member(plain, "advice")),
         share(member(plain, "share")),
         integer(member(plain, "counted"), saves),
-        _read_work(member(plain, "work")),
+        None if work is None else cast("Work", text(work, get_args(Work))),
     )
-
-
-def _read_work(plain: Any) -> Work | None:
-    return None if plain is None else cast("Work", text(plain, get_args(Work)))
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:

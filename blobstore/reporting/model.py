@@ -19,6 +19,7 @@ __all__ = [
     "FileReport",
     "Finding",
     "FindingKind",
+    "Place",
     "PoolAdvice",
     "Problem",
     "Work",
@@ -40,6 +41,9 @@ class FindingKind(str, enum.Enum):
     PADDING = "padding"  # more padding than a 16-byte alignment needs
     UNREFERENCED = "unreferenced"  # bytes that nothing refers to
 
+
+Place = tuple[int, int]
+"""Index of a file of a report, and of one of its regions."""
 
 Work = Literal["dedup", "delta", "convert"]
 """What a command of blobstore does to act on a finding."""
@@ -182,7 +186,7 @@ class Finding:
     """
 
     kind: FindingKind
-    places: tuple[tuple[int, int], ...] = field(repr=False)
+    places: tuple[Place, ...] = field(repr=False)
     claims: tuple[Claim, ...] = field(repr=False)
     saves: int
     detail: str = ""

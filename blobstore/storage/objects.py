@@ -16,24 +16,21 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from blobstore.core.disk.journal import sync_folder
-from blobstore.core.distribution import install
 from blobstore.core.errors import (
     BlobStoreError,
     DataChangedError,
     FileAccessError,
-    MissingDependencyError,
     PoolError,
     TransferError,
 )
 from blobstore.core.memory.mapped_file import as_path, map_file, named
+from blobstore.core.requirements import needed
 from blobstore.storage.reasons import may_succeed, no_bucket, of_system, reason
 
-try:
+with needed("a pool needs obstore", "pool"):
     import obstore
     from obstore import exceptions as causes
     from obstore.store import LocalStore, from_url
-except ImportError as error:
-    raise MissingDependencyError(f"a pool needs obstore: {install('pool')}") from error
 
 __all__ = ["FULL", "PARALLEL", "REQUEST", "RESERVE", "TEMPORARY", "Entry", "Objects"]
 

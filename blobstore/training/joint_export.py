@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.requirements import needed
 from blobstore.lowering import names
 from blobstore.lowering.export import first_line, last_line, refusing
 from blobstore.training import decompositions, gradients
@@ -73,11 +73,9 @@ def lower_training(
         MissingDependencyError: torch or executorch is not installed, or has another version than the supported one.
     """
     _check_arguments(module, inputs, tag)
-    try:
+    with needed("lowering needs all of executorch", "executorch"):
         from executorch.exir import EdgeCompileConfig, to_edge
         from torch.export.experimental import _export_forward_backward
-    except ImportError as error:
-        raise MissingDependencyError(f"lowering needs all of executorch: {install('executorch')} ({error})") from error
 
     name = type(module).__name__
     # attention as products and a softmax: the fused operators have gradients for which ExecuTorch has no kernel

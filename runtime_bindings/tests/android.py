@@ -27,6 +27,11 @@ from tests.helpers.native_build import JAVA, LIBRARY
 API = 28
 ABI, TRIPLE = "arm64-v8a", "aarch64-linux-android"
 PAGE = 16384  # newer phones have such pages, and load only what is aligned to them
+# Everything is linked so that nothing is left open.
+LINKING = (
+    *("-z", "defs", "-z", f"max-page-size={PAGE}"),
+    *("--gc-sections", "--strip-all", "--eh-frame-hdr", "--hash-style=gnu"),
+)
 
 # How zig's libc++ is set up for a system that it does not know. The namespace is the one of the NDK's.
 _LIBCXX = (
@@ -173,36 +178,31 @@ def make_library(listed: Path, folder: Path) -> Path:
             f".type {symbol}, %{'object' if is_variable else 'function'}",
             f"{symbol}: .quad 0",
         ]
-    source, compiled, library = (folder / f"{name}{suffix}" for suffix in (".s", ".o", ".so"))
-    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    must("c++", *target(), "-c", source, "-o", compiled)
+    library = folder / f"{name}.so"
+    compiled = assembled(folder / f"{name}.s", "\n".join(lines) + "\n")
     must("ld.lld", "-shared", "-soname", library.name, compiled, "-o", library)
     return library
 
 
 def make_begin(folder: Path) -> Path:
     """What the NDK's crtbegin_so.o has that the library uses, without code."""
-    source, compiled = folder / "begin.s", folder / "begin.o"
     lines = [".data"]
     for symbol in ("__dso_handle", "atexit"):
         lines += [f".hidden {symbol}", f".globl {symbol}", f"{symbol}: .quad 0"]
-    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return assembled(folder / "begin.s", "\n".join(lines) + "\n")
+
+
+def assembled(source: Path, text: str) -> Path:
+    """Write assembly, and make an object of it beside it."""
+    source.write_text(text, encoding="utf-8")
+    compiled = source.with_suffix(".o")
     must("c++", *target(), "-c", source, "-o", compiled)
     return compiled
 
 
 def link(objects: list[Path], sysroot: Sysroot, library: Path) -> None:
     """Link the library, and see that all that it lacks is where it will be on a phone."""
-    options = ["-shared", "-soname", library.name, "-z", f"max-page-size={PAGE}", "--gc-sections", "--icf=safe"]
-    options += [
-        "--strip-all",
-        "--eh-frame-hdr",
-        "--hash-style=gnu",
-        "--no-demangle",
-        "-z",
-        "defs",
-        "--warn-unresolved-symbols",
-    ]
+    options = ["-shared", "-soname", library.name, *LINKING, "--icf=safe", "--no-demangle", "--warn-unresolved-symbols"]
     options += [f"--version-script={JAVA / 'exported.txt'}"]
     said = must("ld.lld", *options, sysroot.begin, *objects, *sysroot.libraries, "-o", library)
     if lost := unknown(re.findall(r"undefined symbol: (\S+)", said)):

@@ -24,7 +24,6 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
-#include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
 #include "helpers.h"

@@ -5,7 +5,6 @@
 // Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of
 // "a".
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

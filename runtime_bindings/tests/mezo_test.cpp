@@ -14,7 +14,6 @@
 #include <blobstore/error.h>
 #include <blobstore/mezo.h>
 #include <blobstore/nothrow.h>
-#include <blobstore/tensors.h>
 
 #include "helpers.h"
 

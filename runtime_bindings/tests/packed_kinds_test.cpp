@@ -14,14 +14,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include <executorch/extension/tensor/tensor.h>
 
 #include <blobstore/cache.h>
-#include <blobstore/delegate.h>
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 
@@ -30,8 +28,18 @@
 #if defined(__aarch64__)
 #include <dlfcn.h>
 
-// Functions of KleidiAI that pack, which count that they were called: the dynamic linker finds these before those in
-// ExecuTorch's library. They change registers only that any call may change.
+// The functions of KleidiAI that pack, which count here that they were called: the dynamic linker finds these before
+// those in ExecuTorch's library. They change registers only that any call may change.
+#define KLEIDIAI(WITH)                                    \
+  WITH(kai_run_rhs_pack_kxn_f32p2vlx1biasf32_f32_f32_sme) \
+  WITH(kai_run_rhs_pack_nxk_f32p2vlx1biasf32_f32_f32_sme) \
+  WITH(kai_run_rhs_pack_nxk_x16p2vlx2b_x16_x16_sme)       \
+  WITH(kai_run_rhs_pack_nxk_qsi8cxp_qsi8cx_neon)          \
+  WITH(kai_run_rhs_pack_kxn_qsi8cxp_qsi8cx_neon)          \
+  WITH(kai_run_rhs_pack_nxk_qsi4cxp_qs4cxs1s0)            \
+  WITH(kai_run_rhs_pack_nxk_qsi4cxps1s0_qsu4cxs1s0_neon)  \
+  WITH(kai_run_rhs_pack_nxk_qsi4c32p_qsu4c32s1s0)
+
 #define COUNTED(name)                                                                               \
   extern "C" {                                                                                      \
   uint64_t calls_##name = 0;                                                                        \
@@ -40,15 +48,8 @@
   __asm__(".text\n.globl " #name "\n.type " #name ", %function\n" #name ":\nadrp x16, calls_" #name \
           "\nadd x16, x16, :lo12:calls_" #name                                                      \
           "\nldr x17, [x16]\nadd x17, x17, #1\nstr x17, [x16]\nadrp x16, real_" #name               \
-          "\nldr x16, [x16, :lo12:real_" #name "]\nbr x16\n.size " #name ", .-" #name "\n")
-COUNTED(kai_run_rhs_pack_kxn_f32p2vlx1biasf32_f32_f32_sme);
-COUNTED(kai_run_rhs_pack_nxk_f32p2vlx1biasf32_f32_f32_sme);
-COUNTED(kai_run_rhs_pack_nxk_x16p2vlx2b_x16_x16_sme);
-COUNTED(kai_run_rhs_pack_nxk_qsi8cxp_qsi8cx_neon);
-COUNTED(kai_run_rhs_pack_kxn_qsi8cxp_qsi8cx_neon);
-COUNTED(kai_run_rhs_pack_nxk_qsi4cxp_qs4cxs1s0);
-COUNTED(kai_run_rhs_pack_nxk_qsi4cxps1s0_qsu4cxs1s0_neon);
-COUNTED(kai_run_rhs_pack_nxk_qsi4c32p_qsu4c32s1s0);
+          "\nldr x16, [x16, :lo12:real_" #name "]\nbr x16\n.size " #name ", .-" #name "\n");
+KLEIDIAI(COUNTED)
 #undef COUNTED
 #endif
 
@@ -63,17 +64,8 @@ struct Counted {
   uint64_t& calls;
   void*& real;
 };
-#define COUNTED(name) {#name, calls_##name, real_##name}
-const std::vector<Counted> kCounted{
-    COUNTED(kai_run_rhs_pack_kxn_f32p2vlx1biasf32_f32_f32_sme),
-    COUNTED(kai_run_rhs_pack_nxk_f32p2vlx1biasf32_f32_f32_sme),
-    COUNTED(kai_run_rhs_pack_nxk_x16p2vlx2b_x16_x16_sme),
-    COUNTED(kai_run_rhs_pack_nxk_qsi8cxp_qsi8cx_neon),
-    COUNTED(kai_run_rhs_pack_kxn_qsi8cxp_qsi8cx_neon),
-    COUNTED(kai_run_rhs_pack_nxk_qsi4cxp_qs4cxs1s0),
-    COUNTED(kai_run_rhs_pack_nxk_qsi4cxps1s0_qsu4cxs1s0_neon),
-    COUNTED(kai_run_rhs_pack_nxk_qsi4c32p_qsu4c32s1s0),
-};
+#define COUNTED(name) {#name, calls_##name, real_##name},
+const std::vector<Counted> kCounted{KLEIDIAI(COUNTED)};
 #undef COUNTED
 #endif
 

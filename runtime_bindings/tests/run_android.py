@@ -171,8 +171,8 @@ class Phone:
 def build(bionic: Path, vendor: Path, made: Path, phone: Phone) -> None:
     """Compile everything, and link it so that nothing is left open."""
     sysroot = android.find(bionic, made)
-    # atomic operations as instructions that every processor has, since zig has no library with the functions for them
-    target = [*android.target(), "-mno-outline-atomics"]
+    # atomic operations as instructions, which qemu has, since zig has no library with the functions for them
+    target = [*android.target(), "-mcpu=generic+lse"]
     options = [*target, *sysroot.includes, *zig.flags(vendor / "include"), "-O1"]
     sources = [
         path
@@ -187,13 +187,13 @@ def build(bionic: Path, vendor: Path, made: Path, phone: Phone) -> None:
     objects = {source: made / f"{number}.o" for number, source in enumerate([*sources, *applications])}
     android.compile_all(list(objects), list(objects.values()), options)
     say(f"{len(objects)} files compiled for {android.TRIPLE}{android.API}")
-    runtime = [*compilers(made, options), assembled(made / "identity.s", IDENTITY), newer(made, options, phone)]
+    runtime = [*compilers(made, options), android.assembled(made / "identity.s", IDENTITY), newer(made, options, phone)]
     libraries = [phone.executorch, *sysroot.libraries, *stubs(made, phone)]
     library = [objects[source] for source in sources if source != backend]
     shared = ["-shared", "-soname", "libblobstore_backend.so"]
     shared.append(f"--version-script={LIBRARY / 'cmake' / 'exported_backend.txt'}")
     linked(phone.application / "libblobstore_backend.so", shared, [objects[backend], *library], runtime, libraries)
-    begin = assembled(made / "begin.s", BEGIN + IDENTITY)
+    begin = android.assembled(made / "begin.s", BEGIN + IDENTITY)
     for source, own in zip(applications, ([*library], []), strict=True):
         linked(
             phone.application / source.stem,
@@ -205,25 +205,8 @@ def build(bionic: Path, vendor: Path, made: Path, phone: Phone) -> None:
 
 
 def linked(target: Path, options: list[str], objects: list[Path], runtime: list[Path], libraries: list[Path]) -> None:
-    common = [
-        "-z",
-        "defs",
-        "--gc-sections",
-        "--hash-style=gnu",
-        "--strip-all",
-        "--eh-frame-hdr",
-        "-z",
-        f"max-page-size={android.PAGE}",
-    ]
-    android.must("ld.lld", *options, *common, *objects, *runtime, *libraries, "-o", target)
+    android.must("ld.lld", *options, *android.LINKING, *objects, *runtime, *libraries, "-o", target)
     say(f"{target.name}: linked, nothing open, {target.stat().st_size:,} bytes")
-
-
-def assembled(source: Path, text: str) -> Path:
-    source.write_text(text, encoding="utf-8")
-    compiled = source.with_suffix(".o")
-    android.must("c++", *android.target(), "-c", source, "-o", compiled)
-    return compiled
 
 
 def compilers(made: Path, options: list[str]) -> list[Path]:
@@ -270,7 +253,7 @@ def stubs(made: Path, phone: Phone) -> list[Path]:
     for name in vendor.needed:
         if not (phone.system / name).exists():
             lines = "".join(f".globl {symbol}\n{symbol}:\n" for symbol in sorted(lacking))
-            compiled = assembled(made / f"{name}.s", f".text\n{lines} mov x0, xzr\n ret\n")
+            compiled = android.assembled(made / f"{name}.s", f".text\n{lines} mov x0, xzr\n ret\n")
             android.must("ld.lld", "-shared", "-soname", name, compiled, "-o", phone.application / name)
             say(f"{name}: {len(lacking)} functions that do nothing")
             lacking = set()

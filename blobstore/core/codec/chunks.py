@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError
+from blobstore.core.requirements import needed
 
-try:
+with needed("encoding blobs needs zstandard", "pool"):
     import zstandard
-except ImportError as error:
-    raise MissingDependencyError(f"encoding blobs needs zstandard: {install('pool')}") from error
 
 __all__ = ["decode_chunk", "join_chunk", "split_chunk"]
 
@@ -113,7 +110,7 @@ def _read_numbers(streams: _Streams, dtype: np.dtype[Any], count: int, bits: int
         _join([streams.take(count) for _ in range(dtype.itemsize)], dtype.itemsize, numbers.view(np.uint8))
         return numbers
     most = (1 << bits) - 1
-    codes = _unpacked(streams.take(-(-count * bits // 8)), bits)[:count]
+    codes = _UNPACKING[bits][streams.take(-(-count * bits // 8))].view(np.uint8)[:count]
     numbers = codes.astype(dtype)
     escaped = np.flatnonzero(codes == most)
     large = np.empty(len(escaped), dtype)
@@ -203,10 +200,6 @@ def _table(bits: int) -> _Array:
 
 
 _UNPACKING = {bits: _table(bits) for bits in (2, 4)}
-
-
-def _unpacked(packed: _Array, bits: int) -> _Array:
-    return _UNPACKING[bits][packed].view(np.uint8)
 
 
 class _Engines(threading.local):

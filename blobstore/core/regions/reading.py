@@ -6,7 +6,7 @@ import bisect
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_content, pointer_error
-from blobstore.core.distribution import install
-from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
+from blobstore.core.errors import InvalidFileError, LayoutError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
 from blobstore.core.formats.flatbuffer import Span
 from blobstore.core.formats.keys import KEY_PREFIX
@@ -30,6 +29,7 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.deployed import weights_among
 from blobstore.core.regions.region import ALIGNMENT, Region, RegionKind
 from blobstore.core.regions.source import CHUNK, RegionSource, is_url
+from blobstore.core.requirements import needed
 
 __all__ = ["SUFFIXES", "read_regions"]
 
@@ -286,10 +286,8 @@ def _gguf(source: RegionSource) -> list[Region]:
 
 def _gguf_at(path: str, source: RegionSource) -> list[Region]:
     """The regions of a file, of which at least the head is at a local path."""
-    try:
+    with needed("a .gguf needs the gguf package", "gguf"):
         from gguf import GGUFReader
-    except ImportError:
-        raise MissingDependencyError(f"a .gguf needs the gguf package: {install('gguf')}") from None
     try:
         with np.errstate(all="ignore"):
             reader = GGUFReader(path)
@@ -367,10 +365,8 @@ def _gap(source: RegionSource, start: int, stop: int, structure: int) -> Sequenc
         start = min(stop, structure)
     if start < stop:
         local = not is_url(source.path)
-        zeros = (not local and stop - start <= _ASSUMED_PADDING) or _all_zero(source.chunks, start, stop)
+        zeros = (not local and stop - start <= _ASSUMED_PADDING) or not any(
+            np.frombuffer(chunk, np.uint8).any() for chunk in source.chunks(start, stop, CHUNK)
+        )
         regions.append(Region(RegionKind.PADDING if zeros else RegionKind.UNREFERENCED, start, stop))
     return regions
-
-
-def _all_zero(chunks: Callable[[int, int, int], Iterable[memoryview]], start: int, stop: int) -> bool:
-    return not any(np.frombuffer(chunk, np.uint8).any() for chunk in chunks(start, stop, CHUNK))

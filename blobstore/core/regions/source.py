@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
+from blobstore.core.requirements import needed
 
 __all__ = ["CHUNK", "Identity", "RegionSource", "identify", "is_url", "needs_package", "open_source"]
 
@@ -208,10 +208,8 @@ class _Local(RegionSource):
 
 class _Remote(RegionSource):
     def __init__(self, path: str) -> None:
-        try:
+        with needed("a URL needs fsspec", "report"):
             import fsspec
-        except ImportError:
-            raise MissingDependencyError(f"a URL needs fsspec: {install('report')}") from None
         self.path = path
         self._sparse: mmap.mmap | None = None
         self._spools: list[Any] = []

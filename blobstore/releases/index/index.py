@@ -16,15 +16,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from blobstore.core.constants import INDEX_LIMIT, MOST_FILES, TABLE_LIMIT
 from blobstore.core.disk.names import is_plain_path
-from blobstore.core.distribution import install
-from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
+from blobstore.core.errors import InvalidFileError, ReleaseError
 from blobstore.core.reprs import line
+from blobstore.core.requirements import needed
 
-try:
+with needed("releases need msgspec", "releases"):
     import msgspec
     from msgspec import Meta, Struct
-except ImportError as error:
-    raise MissingDependencyError(f"releases need msgspec: {install('releases')}") from error
 
 __all__ = [
     "INDEX_LIMIT",

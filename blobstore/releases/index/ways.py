@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import InvalidFileError, MissingDependencyError
+from blobstore.core.errors import InvalidFileError
+from blobstore.core.requirements import needed
 from blobstore.releases.index.index import TABLE_LIMIT, Meta, Object, Sha256, Size, Struct, encode_json, parse_json
 from blobstore.releases.index.parts import Parts
 
@@ -101,10 +101,8 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
 
 
 def _zstandard() -> Any:
-    try:
+    with needed("lists of ways need zstandard", "releases"):
         import zstandard
-    except ImportError:
-        raise MissingDependencyError(f"lists of ways need zstandard: {install('releases')}") from None
     return zstandard
 
 

@@ -68,13 +68,10 @@ def credentials_for(host: str) -> Credentials | None:
         return credentials
     auths = config.get("auths")
     for name, entry in auths.items() if isinstance(auths, dict) else ():
-        if _host_of(name) == host and isinstance(entry, dict) and (credentials := _from_entry(entry)) is not None:
+        named = name.split("://", 1)[-1].split("/", 1)[0]
+        if named == host and isinstance(entry, dict) and (credentials := _from_entry(entry)) is not None:
             return credentials
     return None
-
-
-def _host_of(name: str) -> str:
-    return name.split("://", 1)[-1].split("/", 1)[0]
 
 
 def _from_entry(entry: dict[str, Any]) -> Credentials | None:

@@ -23,8 +23,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from blobstore.core.constants import MOST_GAP
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
+from blobstore.core.errors import ReleaseError, TransferError
+from blobstore.core.requirements import needed
 from blobstore.core.text import printable
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.references import check_url, is_loopback
@@ -40,14 +40,12 @@ from blobstore.releases.sources.patience import (
 )
 from blobstore.releases.sources.source import Body
 
-try:
+with needed("releases on servers need urllib3", "releases"):
     import urllib3
     from urllib3.exceptions import HTTPError, LocationValueError
     from urllib3.util import SKIP_HEADER
 
     from blobstore.releases.sources.watched import watched
-except ImportError as error:
-    raise MissingDependencyError(f"releases on servers need urllib3: {install('releases')}") from error
 
 __all__ = ["MOST_RANGES", "Client", "Polled", "joined", "natural", "origin"]
 

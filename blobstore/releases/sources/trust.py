@@ -15,12 +15,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError, ReleaseError, TrustError
+from blobstore.core.errors import ReleaseError, TrustError
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.requirements import needed
 from blobstore.releases.sources.source import read_small
 
-try:
+with needed("signatures need cryptography", "releases"):
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,8 +30,6 @@ try:
         load_pem_private_key,
         load_pem_public_key,
     )
-except ImportError as error:
-    raise MissingDependencyError(f"signatures need cryptography: {install('releases')}") from error
 
 __all__ = ["check_signature", "sign"]
 
@@ -74,11 +72,9 @@ def _private_key(path: Path) -> Any:
 
 def _decrypted(box: bytes, password: bytes) -> bytes:
     """The key in a cosign.key: JSON with scrypt's parameters and a secret box of NaCl."""
-    try:
+    with needed("an encrypted cosign.key needs PyNaCl", "releases"):
         from nacl.exceptions import CryptoError
         from nacl.secret import SecretBox
-    except ImportError as error:
-        raise MissingDependencyError(f"an encrypted cosign.key needs PyNaCl: {install('releases')}") from error
     content = json.loads(box)
     kdf, cipher = content["kdf"], content["cipher"]
     if kdf["name"] != "scrypt" or cipher["name"] != "nacl/secretbox":

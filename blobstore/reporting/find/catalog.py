@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.regions.region import Region, RegionKind
-from blobstore.reporting.model import FileReport
+from blobstore.reporting.model import FileReport, Place
 from blobstore.reporting.read import Fingerprint, Spot
 
-__all__ = ["Catalog", "Content", "Place"]
-
-Place = tuple[int, int]
-"""Index of a file, and of one of its regions."""
+__all__ = ["Catalog", "Content"]
 
 
 @dataclass(eq=False)

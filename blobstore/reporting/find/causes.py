@@ -15,13 +15,10 @@ from functools import cached_property
 from blobstore.core.regions.region import RegionKind
 from blobstore.core.reprs import fields_line
 from blobstore.reporting.find.matching import Content, content_of, match_contents, match_files, names_of_region
-from blobstore.reporting.model import DUPLICATES, CauseKind, Finding, FindingKind
+from blobstore.reporting.model import DUPLICATES, CauseKind, Finding, FindingKind, Place
 from blobstore.reporting.report_data import ReportData
 
-__all__ = ["Cause", "Compared", "Place", "explain_waste", "grouped"]
-
-Place = tuple[int, int]
-"""A file of a report and one of its regions, as indices."""
+__all__ = ["Cause", "Compared", "explain_waste", "grouped"]
 
 _RELATED = {
     FindingKind.OTHER_LAYOUT: CauseKind.LAYOUT,

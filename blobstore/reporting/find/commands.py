@@ -22,7 +22,7 @@ from blobstore.core.regions.region import RegionKind
 from blobstore.core.regions.source import is_url
 from blobstore.reporting.find.families import Family, can_be_delta, find_families, left_out
 from blobstore.reporting.find.kinds.building import DEPLOYED, convert_command, dedup_command, delta_command, writing
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Work
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Place, Work
 from blobstore.reporting.savings import measure
 
 __all__ = ["CONNECTING", "free_names", "unite"]
@@ -30,8 +30,6 @@ __all__ = ["CONNECTING", "free_names", "unite"]
 
 CONNECTING = 4096
 """Two models share a data file only if one blob of at least this size is in both; smaller blobs are equal by accident."""
-
-_Place = tuple[int, int]
 
 
 class _Output(NamedTuple):
@@ -73,8 +71,12 @@ def _complete(outputs: Iterable[_Output]) -> dict[str, str]:
     whole: dict[str, str] = {}
     for name, some in sorted(by_name.items()):
         some.sort(key=lambda output: (-output.weight, output.file))
-        names = _numbered(name, len(some)) if name else free_names([output.name for output in some])
-        whole.update((one.command, writing(one.command, given)) for one, given in zip(some, names, strict=True))
+        names = (
+            [f"{name}-{n}" for n in range(1, len(some) + 1)] if name and len(some) > 1 else [one.name for one in some]
+        )
+        whole.update(
+            (one.command, writing(one.command, given)) for one, given in zip(some, free_names(names), strict=True)
+        )
     return whole
 
 
@@ -84,7 +86,7 @@ class _Delta:
 
     family: Family
     command: str
-    gone: frozenset[_Place]
+    gone: frozenset[Place]
 
 
 class _Commands:
@@ -218,8 +220,8 @@ class _Commands:
     def _may_be_rewritten(self, f: int) -> bool:
         return _can_be_rewritten(self.files[f]) and f not in self.in_deltas
 
-    def _by_set(self, places: Sequence[_Place]) -> dict[int, list[_Place]]:
-        sets: dict[int, list[_Place]] = defaultdict(list)
+    def _by_set(self, places: Sequence[Place]) -> dict[int, list[Place]]:
+        sets: dict[int, list[Place]] = defaultdict(list)
         for place in places:
             if place[0] in self.set_of:
                 sets[self.set_of[place[0]]].append(place)
@@ -265,13 +267,13 @@ class _Commands:
 
     def _of_files(self, finding: Finding) -> Iterator[Finding]:
         """The parts of a finding: what each command frees, and the rest, in which the first place stays."""
-        freed: set[_Place] = set()
+        freed: set[Place] = set()
         for number, places in self._by_set(finding.places).items():
             if len(places) > 1 and (command := self.dedups.get(number)):
                 part = self._part(places, "move it to one data file that all programs use")
                 yield _with(part, "dedup", command)
                 freed.update(places[1:])
-        gone: dict[int, list[_Place]] = defaultdict(list)
+        gone: dict[int, list[Place]] = defaultdict(list)
         for place in finding.places:
             delta = self.deltas.get(place[0])
             if delta is not None and place in delta.gone:
@@ -286,12 +288,12 @@ class _Commands:
         if len(rest) > 1:
             yield self._part(rest, self._advice(finding, rest))
 
-    def _part(self, places: Sequence[_Place], advice: str) -> Finding:
+    def _part(self, places: Sequence[Place], advice: str) -> Finding:
         claims = tuple(Claim(f, r, 0, self.files[f].regions[r].nbytes) for f, r in places[1:])
         detail = f"in {len(places)} files"
         return Finding(FindingKind.DUPLICATE_FILES, tuple(places), claims, measure(claims), detail, advice=advice)
 
-    def _advice(self, finding: Finding, places: Sequence[_Place]) -> str:
+    def _advice(self, finding: Finding, places: Sequence[Place]) -> str:
         """What to do about equal bytes in files that no command takes together."""
         some = [self.files[f] for f, _ in places]
         formats = {file.format for file in some}
@@ -305,7 +307,7 @@ class _Commands:
             return "keep one of the files"
         return "keep one of the files, or give equal tensors equal names, so that one file can be a delta of the other"
 
-    def _advice_for_deployed(self, finding: Finding, places: Sequence[_Place]) -> str:
+    def _advice_for_deployed(self, finding: Finding, places: Sequence[Place]) -> str:
         if not all(_can_be_rewritten(self.files[f]) for f, _ in places):
             return "export again without the bytes that nothing refers to, which a command would lose"
         if finding.saves < CONNECTING:
@@ -317,10 +319,6 @@ class _Commands:
 
 def _with(finding: Finding, work: Work, command: str | None) -> Finding:
     return replace(finding, command=command, work=work if command is not None else None)
-
-
-def _numbered(name: str, number: int) -> list[str]:
-    return free_names([name] if number == 1 else [f"{name}-{n}" for n in range(1, number + 1)])
 
 
 def free_names(names: Sequence[str]) -> list[str]:

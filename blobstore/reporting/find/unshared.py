@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 
 from blobstore.core.groups import Groups
 from blobstore.core.regions.region import Region
-from blobstore.reporting.find.causes import Cause, Compared, Place
+from blobstore.reporting.find.causes import Cause, Compared
 from blobstore.reporting.find.matching import Content, content_of, names_of_region
-from blobstore.reporting.model import CauseKind, FindingKind
+from blobstore.reporting.model import CauseKind, FindingKind, Place
 from blobstore.reporting.report_data import ReportData
 
 __all__ = ["explain_unshared"]

@@ -91,7 +91,9 @@ class Cache:
         self, identity: Identity | None, file_format: str, regions: Iterable[Region], alignment: int
     ) -> None:
         """Store a file, and forget what was known of an earlier one of this path."""
-        if self._base is None or not _lasts(identity) or not _is_settled(identity):
+        if self._base is None or not _lasts(identity):
+            return
+        if max(identity.mtime_ns, identity.ctime_ns) > time.time_ns() - _SETTLED_NS:
             return
         key = _key("regions", identity)
         body = _sealed(key, [file_format, [_plain(region) for region in regions], alignment])
@@ -208,10 +210,6 @@ def is_another_file(path: Path) -> bool:
 
 def _lasts(identity: Identity | None) -> TypeGuard[Identity]:
     return identity is not None and identity.lasts
-
-
-def _is_settled(identity: Identity) -> bool:
-    return max(identity.mtime_ns, identity.ctime_ns) <= time.time_ns() - _SETTLED_NS
 
 
 def _key(what: str, identity: Identity | None, *more: object) -> str:

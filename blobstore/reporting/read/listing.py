@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blobstore.core.disk.kinds import TORCH_SUFFIXES, Format, by_content, by_name
-from blobstore.core.distribution import install
-from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError
+from blobstore.core.errors import BlobStoreError, FileAccessError
 from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.core.regions.reading import SUFFIXES
 from blobstore.core.regions.source import is_url, needs_package
+from blobstore.core.requirements import needed
 from blobstore.reporting.model import Problem
 
 __all__ = ["Listing", "list_files", "names_of_paths"]
@@ -114,10 +114,8 @@ def _is_readable(path: str) -> bool:
 
 
 def _remote(path: str) -> list[str]:
-    try:
+    with needed("a URL needs fsspec", "report"):
         import fsspec
-    except ImportError:
-        raise MissingDependencyError(f"a URL needs fsspec: {install('report')}") from None
     try:
         system, inside = fsspec.core.url_to_fs(path)
         if not system.isdir(inside):

@@ -87,7 +87,7 @@ def _run(report: ReportData, at: Mapping[str, int], command: str) -> tuple[list[
     if what == "delta":
         base, *members = inputs
         return members, _deltas(report, base, members, target)
-    return inputs, [_convert(report, inputs[0], target)]
+    return inputs, [FileAfter(target, "ptd", _once(report, _places(report, inputs[0], moved=True)))]
 
 
 def _deltas(report: ReportData, base: int, inputs: Sequence[int], folder: str) -> list[FileAfter]:
@@ -114,10 +114,6 @@ def _dedup(report: ReportData, inputs: Sequence[int], folder: str) -> list[FileA
     ]
     shared = _once(report, [place for f in inputs for place in _places(report, f, moved=True)])
     return [*slim, FileAfter(os.path.join(folder, DATA_NAME), "ptd", shared)]  # noqa: PTH118
-
-
-def _convert(report: ReportData, f: int, target: str) -> FileAfter:
-    return FileAfter(target, "ptd", _once(report, _places(report, f, moved=True)))
 
 
 def _places(report: ReportData, f: int, *, moved: bool) -> tuple[tuple[int, int], ...]:

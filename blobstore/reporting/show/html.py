@@ -48,6 +48,7 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         changes: what changed since an earlier one, if the page is to say it.
     """
     names = [printable(name) for name in short_paths([file.path for file in report.files])]
+    data = json.dumps(page_data(report, names, _COMMANDS), separators=(",", ":")).encode()
     parts = {
         "css": _page("page.css").replace("{{colors}}", _colors(), 1),
         "headline": html.escape(headline(report)),
@@ -60,7 +61,7 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         "folders": _folders(branches(report.folders)),
         "groups": common_section(report, names),
         "footer": _footer(report),
-        "data": _packed(json.dumps(page_data(report, names, _COMMANDS), separators=(",", ":")).encode()),
+        "data": base64.b64encode(gzip.compress(data, 6, mtime=0)).decode(),  # an alphabet that means nothing in HTML
         "js": "\n".join(_page(name) for name in _SCRIPTS),
     }
     # in one pass: what is filled in may look like a place to fill
@@ -69,11 +70,6 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
 
 def _page(name: str) -> str:
     return resources.files("blobstore.reporting.show").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _packed(data: bytes) -> str:
-    """Compressed, and in an alphabet that means nothing in HTML."""
-    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
 def _colors() -> str:

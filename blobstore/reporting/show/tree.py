@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blobstore.core.text import printable
-from blobstore.reporting.model import FindingKind
+from blobstore.reporting.model import FindingKind, Place
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.show.after import After, FileAfter
 from blobstore.reporting.show.words import region_name
 
-__all__ = ["Kinds", "Node", "Place", "Tree", "TreeFile"]
+__all__ = ["Kinds", "Node", "Tree", "TreeFile"]
 
 _GROUPED = 12
 """The blobs of a file with more are grouped by modules."""
@@ -24,8 +24,6 @@ _CONTENT = re.compile(r"tensor\.[0-9a-f]{32}")
 _UNNAMED = "\0"
 """Begins the module of all regions of a kind that have no names; no name has it."""
 
-Place = tuple[int, int]
-"""A file of the report, and a region of it."""
 Kinds = Mapping[FindingKind, int]
 
 

@@ -7,7 +7,6 @@
 #include <map>
 
 #include "adapters/adapter_file.h"
-#include "adapters/lora_names.h"
 #include "logical/numbers.h"
 #include "os/text.h"
 #include "os/unaligned.h"

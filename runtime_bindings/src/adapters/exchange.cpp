@@ -12,7 +12,6 @@
 #include "adapters/on_cache.h"
 #include "adapters/peft_names.h"
 #include "format/constants.h"
-#include "logical/numbers.h"
 #include "os/text.h"
 
 namespace blobstore::internal {

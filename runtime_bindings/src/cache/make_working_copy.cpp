@@ -14,7 +14,6 @@
 #include "format/file_kind.h"
 #include "format/format_error.h"
 #include "format/json.h"
-#include "format/ptd_bounds.h"
 #include "format/ptd_file.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 #include <variant>
 
-#include <executorch/runtime/platform/log.h>
-
-#include "format/flatbuffer.h"
+#include "format/format_error.h"
 #include "os/text.h"
 #include "packed/load_plan.h"
 

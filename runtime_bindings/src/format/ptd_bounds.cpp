@@ -4,8 +4,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "os/text.h"
-
 namespace blobstore::internal {
 namespace {
 

@@ -10,7 +10,6 @@
 #include <blobstore/tensors.h>
 
 #include "format/file_kind.h"
-#include "format/ptd_bounds.h"
 #include "format/ptd_file.h"
 #include "format/safetensors.h"
 #include "logical/tensor_over.h"

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "format/constants.h"
-#include "format/records.h"
 #include "os/text.h"
 
 namespace blobstore::internal {

@@ -4,7 +4,7 @@
 
 #include "delegate/delegate_payload.h"
 #include "format/constants.h"
-#include "format/flatbuffer.h"
+#include "format/format_error.h"
 #include "os/text.h"
 
 namespace blobstore::internal {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "format/constants.h"

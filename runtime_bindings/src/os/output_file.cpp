@@ -1,7 +1,6 @@
 #include "os/output_file.h"
 #include "os/platform.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

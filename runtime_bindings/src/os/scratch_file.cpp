@@ -7,8 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <blobstore/error.h>
-
 #include "os/temporary_files.h"
 #include "os/text.h"
 

@@ -1,13 +1,10 @@
 // How a program loads its methods with packed weights, and packs them if no file has them.
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
 #include "cache/mapped_cache.h"

@@ -3,8 +3,6 @@
 #include <cstring>
 #include <string>
 
-#include "os/text.h"
-
 namespace blobstore::internal {
 
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {

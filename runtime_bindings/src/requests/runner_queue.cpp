@@ -13,7 +13,6 @@
 #include <blobstore/adapters.h>
 #include <blobstore/reading.h>
 #include <blobstore/runners.h>
-#include <blobstore/tensors.h>
 
 #include "adapters/adapter_file.h"
 #include "adapters/exchange.h"
@@ -100,14 +99,8 @@ class Requests : public std::enable_shared_from_this<Requests> {
   Requests(const std::vector<std::shared_ptr<BlobCache>>& caches, std::optional<double> program_scale);
   ~Requests();
 
-  void set_adapter(const std::string& name, const std::string& path);
-  void remove_adapter(const std::string& name);
-  std::vector<std::string> adapters() const;
   std::unique_ptr<RunnerQueue::Turn> begin(
       const std::string& prompt, const RequestOptions& options, const std::function<void()>& poll);
-  RunnerStats stats() const;
-  void close();
-  bool closed() const;
   void wake();
   /// Add to the text of the conversation. The request has a seat.
   void keep(const Request& request, const std::string& answer, const std::string& last);
@@ -115,6 +108,7 @@ class Requests : public std::enable_shared_from_this<Requests> {
   void end(const Request& request, bool answered);
 
  private:
+  friend class blobstore::RunnerQueue; // which has all that needs no more than the mutex
   std::vector<std::string> names() const;
   void tell_caches() const;
   Request request_of(const std::string& prompt, const RequestOptions& options) const;
@@ -205,38 +199,12 @@ void Requests::check_open() const {
   }
 }
 
-void Requests::set_adapter(const std::string& name, const std::string& path) {
-  if (name.empty()) {
-    throw_error_in(ErrorKind::Input, path, "the name of an adapter must not be empty");
-  }
-  const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
-  raise_first(adapter->problems());
-  const std::lock_guard<std::mutex> guard(mutex_);
-  check_open();
-  adapters_[name] = adapter;
-  tell_caches();
-}
-
 /// Whoever changes the foundation is to know which adapters may be asked for. The mutex is held.
 void Requests::tell_caches() const {
   const auto all = std::make_shared<const AdaptersOfCache::Requested>(adapters_.begin(), adapters_.end());
   for (const Seat& seat : seats_) {
     AdaptersOfCache::of(seat.cache)->set_requested(all);
   }
-}
-
-void Requests::remove_adapter(const std::string& name) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  check_open();
-  if (adapters_.erase(name) == 0) {
-    throw_error(ErrorKind::KeyNotFound, "no adapter is called '{}'", name);
-  }
-  tell_caches();
-}
-
-std::vector<std::string> Requests::adapters() const {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  return names();
 }
 
 /// The mutex is held.
@@ -523,26 +491,6 @@ void Requests::end(const Request& request, bool answered) {
   changed_.notify_all();
 }
 
-RunnerStats Requests::stats() const {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  RunnerStats now = stats_;
-  now.waiting = waiting_.size();
-  now.running =
-      static_cast<uint64_t>(std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.busy; }));
-  return now;
-}
-
-void Requests::close() {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  closed_ = true;
-  changed_.notify_all();
-}
-
-bool Requests::closed() const {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  return closed_;
-}
-
 void Requests::wake() {
   const std::lock_guard<std::mutex> guard(mutex_);
   changed_.notify_all();
@@ -628,15 +576,29 @@ RunnerQueue::~RunnerQueue() {
 }
 
 void RunnerQueue::set_adapter(const std::string& name, const std::string& path) {
-  requests_->set_adapter(name, path);
+  if (name.empty()) {
+    internal::throw_error_in(ErrorKind::Input, path, "the name of an adapter must not be empty");
+  }
+  const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
+  internal::raise_first(adapter->problems());
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  requests_->check_open();
+  requests_->adapters_[name] = adapter;
+  requests_->tell_caches();
 }
 
 void RunnerQueue::remove_adapter(const std::string& name) {
-  requests_->remove_adapter(name);
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  requests_->check_open();
+  if (requests_->adapters_.erase(name) == 0) {
+    internal::throw_error(ErrorKind::KeyNotFound, "no adapter is called '{}'", name);
+  }
+  requests_->tell_caches();
 }
 
 std::vector<std::string> RunnerQueue::adapters() const {
-  return requests_->adapters();
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  return requests_->names();
 }
 
 std::unique_ptr<RunnerQueue::Turn> RunnerQueue::begin(
@@ -645,15 +607,23 @@ std::unique_ptr<RunnerQueue::Turn> RunnerQueue::begin(
 }
 
 RunnerStats RunnerQueue::stats() const {
-  return requests_->stats();
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  RunnerStats now = requests_->stats_;
+  now.waiting = requests_->waiting_.size();
+  now.running = static_cast<uint64_t>(std::count_if(
+      requests_->seats_.begin(), requests_->seats_.end(), [](const internal::Seat& seat) { return seat.busy; }));
+  return now;
 }
 
 void RunnerQueue::close() {
-  requests_->close();
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  requests_->closed_ = true;
+  requests_->changed_.notify_all();
 }
 
 bool RunnerQueue::closed() const {
-  return requests_->closed();
+  const std::lock_guard<std::mutex> guard(requests_->mutex_);
+  return requests_->closed_;
 }
 
 Error RunnerQueue::failure(const char* call, int number) {

@@ -225,7 +225,7 @@ void OptimizerMemory::restore(const RestoredState& from, const NamedTensors& par
     known.push_back(kStep);
   }
   for (const auto& parameter : parameters) {
-    const auto& [name, tensor] = parameter;
+    const std::string& name = parameter.first;
     const PlainValue* state = from.of(name);
     if (state == nullptr) {
       continue;
@@ -236,8 +236,9 @@ void OptimizerMemory::restore(const RestoredState& from, const NamedTensors& par
     for (size_t i = 0; i < tensors; ++i) {
       kept.tensors.push_back(from.memory(*state, keys_[i], parameter));
     }
-    const bool is_whole = std::all_of(
-        kept.tensors.begin(), kept.tensors.end(), [&](const auto& one) { return one.size() == tensor->nbytes(); });
+    const bool is_whole = std::all_of(kept.tensors.begin(), kept.tensors.end(), [&](const auto& one) {
+      return one.size() == parameter.second->nbytes();
+    });
     if (is_whole) {
       kept_.emplace(name, std::move(kept));
     } else if (counts_) { // otherwise it has made no step

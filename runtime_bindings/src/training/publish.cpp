@@ -1,7 +1,6 @@
 #include "training/publish.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <set>
 #include <string_view>

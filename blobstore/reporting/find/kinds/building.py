@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from blobstore.reporting.find.catalog import Catalog, Place
-from blobstore.reporting.model import Claim, Finding, FindingKind, Work
+from blobstore.reporting.find.catalog import Catalog
+from blobstore.reporting.model import Claim, Finding, FindingKind, Place, Work
 from blobstore.reporting.savings import measure
 
 __all__ = ["DEPLOYED", "convert_command", "dedup_command", "delta_command", "in_programs", "make", "whole", "writing"]

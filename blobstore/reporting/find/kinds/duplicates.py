@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from blobstore.core.regions.region import RegionKind
-from blobstore.reporting.find.catalog import Catalog, Place
+from blobstore.reporting.find.catalog import Catalog
 from blobstore.reporting.find.kinds.building import DEPLOYED, make, whole
-from blobstore.reporting.model import Finding, FindingKind, Work
+from blobstore.reporting.model import Finding, FindingKind, Place, Work
 
 __all__ = ["find"]
 

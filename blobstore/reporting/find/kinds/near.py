@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
-from blobstore.reporting.find.catalog import Catalog, Content, Place
+from blobstore.reporting.find.catalog import Catalog, Content
 from blobstore.reporting.find.kinds.building import DEPLOYED, make, whole
 from blobstore.reporting.find.kinds.kept import Kept
-from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.model import Finding, FindingKind, Place
 from blobstore.reporting.read import Engine, count_differences
 
 __all__ = ["MIN_ELEMENTS", "find"]

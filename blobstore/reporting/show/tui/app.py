@@ -18,8 +18,8 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from blobstore.core.text import printable
+from blobstore.reporting.model import Place
 from blobstore.reporting.report_data import ReportData
-from blobstore.reporting.show.tree import Place
 from blobstore.reporting.show.tui.cells import FAINT, column
 from blobstore.reporting.show.tui.commands import Commands, Some
 from blobstore.reporting.show.tui.facts import Facts

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from blobstore.core.regions.region import Region
 from blobstore.core.text import printable, size
-from blobstore.reporting.model import Finding
+from blobstore.reporting.model import Finding, Place
 from blobstore.reporting.paths import short_paths
 from blobstore.reporting.report_data import ReportData
-from blobstore.reporting.show.tree import Kinds, Place
+from blobstore.reporting.show.tree import Kinds
 from blobstore.reporting.show.tui.cells import FAINT, fit, shown, wastes
 from blobstore.reporting.show.tui.view import Details
 from blobstore.reporting.show.words import FINDINGS, REGIONS, region_name, short_hashes

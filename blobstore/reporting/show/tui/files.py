@@ -10,8 +10,9 @@ from rich.text import Text
 
 from blobstore.core.reprs import count
 from blobstore.core.text import size
+from blobstore.reporting.model import Place
 from blobstore.reporting.show.after import After, after
-from blobstore.reporting.show.tree import Node, Place, Tree
+from blobstore.reporting.show.tree import Node, Tree
 from blobstore.reporting.show.tui.cells import FAINT, STRONG, bar, column, fit, wastes
 from blobstore.reporting.show.tui.facts import Facts, typed, waste
 from blobstore.reporting.show.tui.view import Details, View, matches

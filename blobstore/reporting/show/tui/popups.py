@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from blobstore.core.text import size
-from blobstore.reporting.show.tree import Place
+from blobstore.reporting.model import Place
 from blobstore.reporting.show.tui.cells import FAINT, STRONG, fit
 from blobstore.reporting.show.tui.facts import Facts
 from blobstore.reporting.show.tui.listing import RowList

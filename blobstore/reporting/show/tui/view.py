@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 
-from blobstore.reporting.show.tree import Place
+from blobstore.reporting.model import Place
 
 __all__ = ["Details", "View", "matches"]
 
