@@ -31,7 +31,7 @@ _MOST_ALIKE = 8  # of one kind, for each new blob
 NARROW = {"bfloat16", "half"}
 _UNLIKE = 0.78  # of the bits of an element; what is further may be a part of something else
 _HOPELESS = 0.9  # of the bits of an element
-_EARLIER = 32  # differences against a base, the newest
+_EARLIER, _RECENT = 32, 8  # differences against a base, the newest
 _CLEARLY = 0.8  # a smaller lead may be a chance of the samples
 _FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
@@ -150,8 +150,7 @@ class _Choice:
         stored = _candidates(tables, parts)
         sets = {kind: _set(part, stored) for kind, part in {_kind(part): part for part in parts}.items()}
         self._short = {part.digest: _short(part, sets[_kind(part)]) for part in parts}
-        nearest = filter(None, (found.nearest for found in self._short.values()))
-        self._earlier = _earlier(tables, {base.digest for base in nearest})
+        self._earlier = _recent_or_earlier(tables, self._short.values())
         self._derivations = Derivations(_sources(tables, [part for part in parts if self._short[part.digest].is_far]))
         self._new: dict[_Kind, list[Candidate]] = defaultdict(list)
         self._new_sets: dict[_Kind, _SketchedBases] = {}
@@ -277,14 +276,27 @@ def _sketched(tables: Tables, places: _Column) -> list[Candidate]:
     return [Candidate(blob.digest, blob, blob.sketch or b"", *_kind(blob)) for blob in blobs]
 
 
-def _earlier(tables: Tables, bases: Iterable[bytes]) -> dict[tuple[bytes, str], list[bytes]]:
+def _recent_or_earlier(tables: Tables, every: Iterable[_Short]) -> dict[tuple[bytes, str], list[bytes]]:
+    """Sketches of differences against the nearest bases of new blobs.
+
+    In a series that drifts away, the newest differences are the most alike. Where a new blob would have saved nothing of those,
+    the others are not read: they lie all over a table.
+    """
+    near = [(short, base.digest) for short in every if (base := short.nearest) is not None]
+    found = _earlier(tables, {base for _, base in near}, _RECENT)
+    drifting = {base for short, base in near if short.would_save(found[base, short.part.dtype]) > 0}
+    found.update(_earlier(tables, drifting, _EARLIER))
+    return found
+
+
+def _earlier(tables: Tables, bases: Iterable[bytes], most: int) -> dict[tuple[bytes, str], list[bytes]]:
     """The sketches of the newest differences against bases, the oldest first; for each base and type."""
     with tables.still():
         found: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
         if wanted := [(short_key(digest),) for digest in bases]:
             newest = f"""
                 SELECT {tables.place(BLOBS)} FROM blobs b JOIN wanted w ON b.base_key = w.a WHERE b.length > 0 AND {is_unmarked(tables)}
-                QUALIFY {_EARLIER} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
+                QUALIFY {most} >= row_number() OVER (PARTITION BY b.base_key, b.dtype ORDER BY b.time DESC)
             """
             is_sketched = "b.near_sketch IS NOT NULL AND b.base IS NOT NULL"
             [places] = tables.numbers(newest, wanted=wanted)

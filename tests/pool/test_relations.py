@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,6 +97,17 @@ def test_versions_of_a_series_stay_small(where: Place, tmp_path: Path, monkeypat
         against_the_first = list(added(pool, tmp_path, weights))
     assert sum(taken) < sum(against_the_first)
     assert np.median(taken) < 0.95 * np.median(against_the_first)
+
+
+@pytest.mark.long
+def test_a_series_gets_a_new_base_among_fine_tunes(tmp_path: Path) -> None:
+    """Of its first version, one after the other, four between two of the series."""
+    moving = series(3, 16, "float16")
+    tunes = iter(star(3, 64, "float16")[1:])
+    with Pool(tmp_path / "pool", create=True) as pool:
+        between = (one for weight in moving for one in (weight, *itertools.islice(tunes, 4)))
+        list(added(pool, tmp_path, list(between)))
+        assert 2 <= wholes(dict(pool.stats().encodings)) <= 6
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
