@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from blobstore.core.memory.mapped_file import named
@@ -32,13 +32,14 @@ class FileCache:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._used: set[str] = set()
 
-    def path(self, name: str, size: int, fetch: Callable[[], bytes]) -> Path:
+    def path(self, name: str, size: int, fetch: Callable[[], bytes], *, anew: bool = False) -> Path:
         """The copy of a file, made if there is none.
 
         Args:
             name: the file.
             size: in bytes.
             fetch: returns its content, if there is no copy.
+            anew: also if there is one, because it may be damaged. Others who use it never miss it.
 
         Raises:
             FileAccessError: there is no room for it, not in a temporary folder either.
@@ -47,7 +48,7 @@ class FileCache:
         self._used.add(key)
         place = self._folder / key
         with contextlib.suppress(OSError):
-            if place.stat().st_size == size:
+            if place.stat().st_size == size and not anew:
                 os.utime(place)  # the copies that were used last stay longest
                 return place
         content = fetch()
@@ -61,12 +62,6 @@ class FileCache:
                 self._write(key, content)
         self._trim()
         return self._folder / key
-
-    def forget(self, paths: Iterable[Path]) -> None:
-        """Remove copies that are damaged."""
-        for path in paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def close(self) -> None:
         """Remove what is in a temporary folder."""

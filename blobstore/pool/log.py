@@ -92,12 +92,9 @@ class Log:
 
     def _follow(self, commits: Sequence[Entry]) -> None:
         """See commits that follow the known one, unless one is damaged, or the copies here are gone."""
-        copies: list[Path] = []
-        try:
-            copies += self._fetch(commits, self._folder)
+        with contextlib.suppress(DeltaError, FileAccessError, FileNotFoundError):
+            self._fetch(commits, self._folder)
             self.delta.update_incremental()
-        except (DeltaError, FileAccessError, FileNotFoundError):
-            self._cache.forget(copies)
 
     def _other(self) -> PoolError:
         return PoolError(
@@ -147,8 +144,8 @@ class Log:
         self._end()
 
     def _open(self) -> tuple[Path, deltalake.DeltaTable]:
-        """The state from the last checkpoint on, and where its entries are; from the first entry that is there on, if that
-        cannot be read."""
+        """The state from the last checkpoint on, and where its entries are; from the first entry that is there on, fetched
+        anew, if that cannot be read."""
         for attempt in (1, 2):
             self._opened += 1
             folder = self._place / str(self._opened) / "_delta_log"
@@ -157,13 +154,12 @@ class Log:
             last = self._objects.get(f"{self._prefix}/{_LAST}") if attempt == 1 else None
             if last is not None:
                 _write(folder / _LAST, last)
-            copies = self._fetch(self._entries(_checkpoint(last)), folder)
+            self._fetch(self._entries(_checkpoint(last)), folder, anew=attempt == 2)
             try:
                 return folder, deltalake.DeltaTable(os.fspath(folder.parent))
             except DeltaError:
                 if attempt == 2:
                     raise
-                self._cache.forget(copies)  # one may be damaged
         raise AssertionError("there are two attempts")
 
     def _entries(self, after: str) -> list[Entry]:
@@ -171,16 +167,13 @@ class Log:
         entries = self._objects.list(self._prefix, after=f"{self._prefix}/{after}" if after else None)
         return sorted((entry for entry in entries if _ENTRY.fullmatch(_name(entry))), key=lambda entry: entry.path)
 
-    def _fetch(self, entries: Iterable[Entry], folder: Path) -> list[Path]:
-        """Copy entries to where the engine reads them; their copies in the cache."""
-        copies = []
+    def _fetch(self, entries: Iterable[Entry], folder: Path, *, anew: bool = False) -> None:
+        """Copy entries to where the engine reads them; `anew`, if copies in the cache may be damaged."""
         for entry in entries:
             tag = entry.etag or f"of {entry.stored}"
-            copy = self._copied(entry.path, tag, entry.size, partial(self._content, entry.path))
+            copy = self._copied(entry.path, tag, entry.size, partial(self._content, entry.path), anew=anew)
             with named(folder):
                 shutil.copyfile(copy, folder / _name(entry))
-            copies.append(copy)
-        return copies
 
     def _content(self, path: str) -> bytes:
         data = self._objects.get(path)
@@ -188,9 +181,9 @@ class Log:
             raise PoolError(f"{self._objects.name(path)}: this entry was listed, and is missing; try again")
         return data
 
-    def _copied(self, path: str, tag: str, size: int, fetch: Callable[[], bytes]) -> Path:
+    def _copied(self, path: str, tag: str, size: int, fetch: Callable[[], bytes], *, anew: bool = False) -> Path:
         """The copy of an entry in the cache. In another pool at the same place, an entry of this name is another one."""
-        return self._cache.path(f"{self._objects.name(path)} {tag}", size, fetch)
+        return self._cache.path(f"{self._objects.name(path)} {tag}", size, fetch, anew=anew)
 
 
 def _write(place: Path, content: bytes) -> None:

@@ -362,8 +362,8 @@ class Tables:
                 except duckdb.Error:
                     if self._objects.folder is not None:
                         raise
-                self._cache.forget(path for _, paths in self._viewed.values() for path in paths)
                 self._viewed.clear()
+                self.prove()  # a copy is damaged, or was removed for want of room
                 return answer()
             except duckdb.Error as error:
                 raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {reason(error)}") from None
@@ -681,16 +681,14 @@ class Tables:
             return [self._objects.folder / path for path in paths]
         return [self._local_file(table, path, size) for path, size in _files(delta).items()]
 
-    def _local_file(self, table: str, path: str, size: int) -> Path:
+    def _local_file(self, table: str, path: str, size: int, *, anew: bool = False) -> Path:
         """The copy of a file of a table of a bucket."""
-        return self._local(f"tables/{table}/{self._file_name(table, path)}", size)
+        return self._local(f"tables/{table}/{self._file_name(table, path)}", size, anew=anew)
 
     def _proved_file(self, table: str, path: str, size: int) -> Path:
         """As `_local_file`, but a copy that is not what its name says is fetched again, and one whose name says nothing."""
         copy = self._local_file(table, path, size)
-        if not _is_named(path, copy.read_bytes()):
-            self._cache.forget([copy])
-        return self._local_file(table, path, size)
+        return copy if _is_named(path, copy.read_bytes()) else self._local_file(table, path, size, anew=True)
 
     def _file_name(self, table: str, path: str) -> str:
         """The name of a file of a table, by what its log says, which anybody may have written who writes to the pool."""
@@ -699,7 +697,7 @@ class Tables:
             raise PoolError(f"{self._url(table)}: the table has a file {name!r}, which cannot be one of its own")
         return name
 
-    def _local(self, path: str, size: int) -> Path:
+    def _local(self, path: str, size: int, *, anew: bool) -> Path:
         def fetch() -> bytes:
             data = self._objects.get(path)
             if data is None:
@@ -710,7 +708,7 @@ class Tables:
                 raise PoolError(f"{self._objects.name(path)}: it is damaged; its SHA-256 is {_short_sha256(data)}...")
             return data
 
-        return self._cache.path(self._objects.name(path), size, fetch)
+        return self._cache.path(self._objects.name(path), size, fetch, anew=anew)
 
     def _sync(self, table: str) -> None:
         """Bring a commit to the disk: its entry in the log, and the files that it names."""

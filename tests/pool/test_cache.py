@@ -19,6 +19,16 @@ def test_a_copy_that_was_cut_is_fetched_again(tmp_path: Path) -> None:
     assert cache.path("a", 7, lambda: b"content").read_bytes() == b"content"
 
 
+def test_others_never_miss_a_copy_that_is_made_anew(tmp_path: Path) -> None:
+    copy = FileCache(tmp_path).path("a", 7, lambda: b"damaged")
+
+    def fetch() -> bytes:
+        assert copy.read_bytes() == b"damaged"
+        return b"content"
+
+    assert FileCache(tmp_path).path("a", 7, fetch, anew=True).read_bytes() == b"content"
+
+
 def test_many_make_a_copy_at_once(tmp_path: Path) -> None:
     content = os.urandom(1 << 20)
     with ThreadPoolExecutor(8) as threads:
