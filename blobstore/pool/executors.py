@@ -13,8 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError, PoolError
+from blobstore.core.errors import PoolError
+from blobstore.core.requirements import needed
 
 __all__ = ["batches", "open_executor", "run"]
 
@@ -73,12 +73,10 @@ def _local(kind: str, number: int, undone: str) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _cluster(text: str, address: str, undone: str) -> Iterator[Executor]:
-    try:
+    with needed(f"{text}: a Dask cluster needs distributed", "dask"):
         from distributed import Client
         from distributed.comm import CommClosedError
         from distributed.scheduler import KilledWorker
-    except ImportError:
-        raise MissingDependencyError(f"{text}: a Dask cluster needs distributed: {install('dask')}") from None
     try:
         client: Any = Client(f"tcp://{address}", timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:  # it wraps what was wrong in several layers, and a time-out is one of them

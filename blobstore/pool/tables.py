@@ -32,31 +32,23 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.core.disk.journal import sync_folder
-from blobstore.core.distribution import install
-from blobstore.core.errors import (
-    BlobStoreError,
-    ClosedError,
-    FileAccessError,
-    MissingDependencyError,
-    PoolError,
-    TransferError,
-)
+from blobstore.core.errors import BlobStoreError, ClosedError, FileAccessError, PoolError, TransferError
 from blobstore.core.memory.mapped_file import named
+from blobstore.core.requirements import needed
 from blobstore.pool.cache import FileCache
-from blobstore.pool.log import Log
 from blobstore.pool.promises import try_writing
 from blobstore.storage.objects import Objects
 from blobstore.storage.reasons import of_system, reason, refused
 
-try:
+with needed("a pool needs deltalake and duckdb", "pool"):
     import deltalake
     import duckdb
     from arro3.core import Array, DataType, Field, Schema, list_array
     from arro3.core import Table as ArrowTable
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
-except ImportError as error:
-    raise MissingDependencyError(f"a pool needs deltalake and duckdb: {install('pool')}") from error
+
+    from blobstore.pool.log import Log
 
 __all__ = ["BLOBS", "DESCRIPTION", "EVENTS", "MARKS", "PARTS", "Tables", "TakenError", "new_id"]
 
