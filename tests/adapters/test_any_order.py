@@ -95,7 +95,10 @@ class AnyOrder(RuleBasedStateMachine):
             set_adapter_strength(self.cache, strength)
             self._lora(self.loaded[0], strength)
         else:
-            with pytest.raises(AdapterError):
+            why = (
+                "no adapter was loaded" if self.loaded is None else "made for foundation" if intact else "changed after"
+            )
+            with pytest.raises(AdapterError, match=why):
                 set_adapter_strength(self.cache, strength)
 
     @rule(weight=st.sampled_from(WEIGHTS), seed=st.integers(0, 50), alpha=st.sampled_from([1.0, -0.5, 0.0]))

@@ -123,13 +123,6 @@ def test_names_are_printed_harmlessly(run: Any, tmp_path: Path) -> None:
     assert "\x1b" not in output
 
 
-def test_lowered_files(run: Any, lora: Any) -> None:
-    """Tensors of portable and delegated lowerings are listed by name."""
-    output = run(lora.foundation, lora.adapter)
-    assert "l.0.lora_a.weight" in output
-    assert "fits; not bound" in output
-
-
 def test_import_and_export(run: Any, tmp_path: Path) -> None:
     """PEFT's files come back to the bit (L2)."""
     save_peft(tmp_path / "peft")

@@ -80,16 +80,6 @@ def check(method: Any, strengths: dict[int, float]) -> None:
     torch.testing.assert_close(method(*X), expected(strengths), rtol=1e-4, atol=1e-4)
 
 
-def test_the_sum_of_several(wide: Any) -> None:
-    """Each has its own scale and strength; the order does not matter to the output."""
-    cache, method = open_lora(wide)
-    load_adapters(cache, [wide.paths[1], wide.paths[2]], program_scale=SCALE)
-    check(method, {1: 1, 2: 1})
-    load_adapters(cache, {wide.paths[3]: -0.5, wide.paths[2]: 0.25, wide.paths[1]: 2}, program_scale=SCALE)
-    check(method, {1: 2, 2: 0.25, 3: -0.5})
-    assert (expected({1: 1, 2: 1}) - expected({1: 1})).abs().max() > 0.01
-
-
 def test_none(wide: Any) -> None:
     """Without adapters, the programs compute what the foundation alone does."""
     cache, method = open_lora(wide)

@@ -59,27 +59,19 @@ def test_ways_to_open_the_cache(lora: Any, layout: str) -> None:
     close(method(*X), eager(1))
 
 
-def test_a_saved_file_becomes_an_adapter_by_binding(lora: Any) -> None:
-    """Binding keeps its keys, so it can be loaded, or opened in place of the original adapter (D2)."""
+@pytest.mark.parametrize("lora", [False], ids=["portable"], indirect=True)
+def test_stock_runtime_takes_foundation_and_adapter(lora: Any, module_runner: Any) -> None:
+    """ExecuTorch's C++ Module, which lacks the delegate, runs the portable program on both files, also on a saved
+    one, which becomes an adapter by binding (D2)."""
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1))
-    cache.save(lora.folder / "stored.ptd")
-    with pytest.raises(AdapterError, match=r"stored.ptd: the file does not record the foundation .* bind_adapter"):
-        load_adapter(cache, lora.folder / "stored.ptd")
-    bind_adapter(lora.folder / "stored.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
+    cache.save(lora.folder / "b.ptd")
+    with pytest.raises(AdapterError, match=r"b.ptd: the file does not record the foundation .* bind_adapter"):
+        load_adapter(cache, lora.folder / "b.ptd")
+    bind_adapter(lora.folder / "b.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     cache.revert()
     load_adapter(cache, lora.folder / "bound.ptd")
     close(method(*X), eager(1))
-    close(open_lora(lora, lora.folder / "bound.ptd")[1](*X), eager(1))
-
-
-@pytest.mark.parametrize("lora", [False], ids=["portable"], indirect=True)
-def test_stock_runtime_takes_foundation_and_adapter(lora: Any, module_runner: Any) -> None:
-    """ExecuTorch's C++ Module, which lacks the delegate, runs the portable program on both files (D2)."""
-    cache, _ = open_lora(lora)
-    load_adapter(cache, save(lora, 1))
-    cache.save(lora.folder / "b.ptd")
-    bind_adapter(lora.folder / "b.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     for file, seed in ((lora.adapter, None), (lora.folder / "bound.ptd", 1)):
         found = module_runner(lora.pte, [lora.foundation, file], [X[0].numpy()])
         np.testing.assert_allclose(found[0], eager(seed).numpy(), rtol=1e-5, atol=1e-5)

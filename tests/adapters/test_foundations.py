@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from blobstore.adapters import (
 )
 from blobstore.errors import AdapterError
 from blobstore.runtime import BlobCache, make_working_copy
-from tests.adapters.caches import X, eager, open_lora, save
-from tests.adapters.nets import SCALE, LoraNet, adapter_of, make, with_adapter
-from tests.lowering.live import close
+from tests.adapters.nets import SCALE
 
 SHAPES = {"m.weight": (7, 5), "v.weight": (7, 5), "m.lora_a": (2, 5), "m.lora_b": (7, 2)}
 FOUNDATION = ("m.weight", "v.weight")
@@ -173,24 +170,6 @@ def test_merged_numbers_that_nobody_merged(place: Place) -> None:
         load_adapter(place.cache, place.adapter("old"))
 
 
-def test_a_new_foundation_computes_what_torch_does(lora: Any) -> None:
-    """W + s B A with the new W, or the old adapter is refused and the outputs stay; portable and delegated programs."""
-    cache, method = open_lora(lora)
-    old = save(lora, 1)
-    load_adapter(cache, old)
-    close(method(*X), eager(1))
-    module = make(LoraNet, seed=5)
-    weights = {name: tensor for name, tensor in module.state_dict().items() if "lora" not in name}
-    base = cache.base
-    assert base is not None
-    base.update(weights)
-    base.save(lora.folder / "newer.ptd")
-    with pytest.raises(AdapterError, match=r"1\.ptd: made for foundation"):
-        load_adapter(cache, old)
-    load_adapter(cache, save(lora, 2, foundation=lora.folder / "newer.ptd"))
-    close(method(*X), with_adapter(module, adapter_of(2))(*X).detach())
-
-
 def test_a_working_copy_knows_its_files(tmp_path: Path) -> None:
     """An adapter with more than LoRA is taken as on the separate files, also by a copy of a copy; and its scale counts."""
     files = [tmp_path / name for name in ("foundation.ptd", "adapter.ptd", "own.ptd")]
@@ -226,32 +205,3 @@ def test_what_a_working_copy_says_of_its_files_is_checked(tmp_path: Path, text: 
     save_file(files, tmp_path / "bad.ptd", metadata={"blobstore.working_copy.files": text})
     with pytest.raises(InvalidFileError, match=r"bad\.ptd"):
         load_adapter(BlobCache(tmp_path / "bad.ptd"), place.adapter("old"))
-
-
-def test_updates_of_the_foundation_beside_loads(tmp_path: Path) -> None:
-    """Whatever a thread commits below, an adapter is only taken for a foundation that was there."""
-    place = Place(tmp_path, "layered")
-    stop = threading.Event()
-    turns: list[str] = []
-
-    def update() -> None:
-        while not stop.is_set():
-            for which in ("new", "old"):
-                place.owner.update(place.weights[which])
-                turns.append(which)
-
-    thread = threading.Thread(target=update)
-    thread.start()
-    try:
-        taken = refused = 0
-        while min(taken, refused) < 10:
-            try:
-                load_adapter(place.cache, place.adapter("old"))
-                taken += 1
-            except AdapterError as error:
-                assert "made for foundation" in str(error)
-                refused += 1
-    finally:
-        stop.set()
-        thread.join()
-    place.check(lambda path: load_adapter(place.cache, path))

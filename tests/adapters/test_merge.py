@@ -50,22 +50,6 @@ def test_merge_and_undo(plain: Any, alpha: float) -> None:
 
 
 @pytest.mark.long
-def test_tensors_without_a_file(plain: Any) -> None:
-    """Tensors may have PEFT's names and be numpy arrays; `names` maps a module to its weight (L2)."""
-    cache, method = open_plain(plain)
-    tensors = {
-        name.replace("l.0.lora_a", "base_model.model.l.0.lora_A.default")
-        .replace("l.0.lora_b", "base_model.model.l.0.lora_B.default")
-        .replace("l.1", "head"): tensor.numpy()
-        for name, tensor in adapter_of(1).items()
-    }
-    handle = merge_adapter(cache, tensors, scale=SCALE, names={"head": "l.1.weight"})
-    close(method(*X), eager(1))
-    handle.undo()
-    close(method(*X), merged(1, 0))
-
-
-@pytest.mark.long
 def test_tied_weights_are_one(tmp_path: Path) -> None:
     """An adapter may name a tied weight by any of its names, if the caller wants the tie. Two names at once are refused, as
     one would overwrite the other."""

@@ -101,24 +101,40 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "peft"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
-@pytest.mark.parametrize("told", ["by the tables", "by params"])
-def test_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool, told: str) -> None:
-    """ExecuTorch's Llama, in Hugging Face's order of rows and in its own, with the imported tensors (L2)."""
-    want = save_peft(tmp_path / "peft")
-    module = executorch_llama(hf_rope=hf_rope)
+@pytest.mark.parametrize(
+    ("hf_rope", "told", "config", "scale"),
+    [
+        (True, "by the tables", {}, 6 / 4),
+        (True, "by params", {}, 6 / 4),
+        (False, "by params", {}, 6 / 4),
+        (False, "by the tables", {"lora_alpha": 5}, 5 / 4),
+        (False, "by the tables", {"lora_alpha": 5, "use_rslora": True}, 5 / 2),
+        (False, "by the tables", {"r": 3, "use_rslora": True}, 6 / 3**0.5),
+        (False, "by the tables", {"lora_dropout": 0.3, "init_lora_weights": "gaussian"}, 6 / 4),
+        (False, "by the tables", {"rank_pattern": {"q_proj": 2}}, 6 / 4),
+        (False, "by the tables", {"alpha_pattern": {"model.layers.1.mlp.up_proj": 12, "v_proj": 3}}, 6 / 4),
+        (False, "by the tables", {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"q_proj": 4.5}}, 6 / 4),
+    ],
+)
+def test_llama_computes_what_peft_does(
+    tmp_path: Path, hf_rope: bool, told: str, config: dict[str, Any], scale: float
+) -> None:
+    """ExecuTorch's Llama, in Hugging Face's order of rows and in its own, with the imported tensors. The scale is PEFT's;
+    where modules have other ones, lora_b makes up for them, without rounding (L2)."""
+    want = save_peft(tmp_path / "peft", **config)
+    module = executorch_llama(hf_rope=hf_rope, alpha=scale * llama.RANK)
     foundation, lowered = files(tmp_path, module, tables=told == "by the tables")
     params = None if told == "by the tables" else {**PARAMS, "use_hf_rope": hf_rope}
     import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered, params=params)
     adapter = read_adapter(tmp_path / "a.ptd")
-    assert adapter.scale == 6 / 4
+    assert adapter.scale == scale
     module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
     with torch.no_grad():
         torch.testing.assert_close(module(TOKENS), want, rtol=1e-4, atol=1e-4)
     assert (want - hf_logits(hf_llama())).abs().max() > 1
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
+    torch.testing.assert_close(peft_logits(tmp_path / "again"), want)
 
 
 def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> None:
@@ -232,34 +248,6 @@ def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(AdapterError, match="two modules of PEFT are module"):
         twice = {**names, "model.layers.0.mlp.up_proj": "right.model.layers.1.mlp.up_proj"}
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=twice)
-
-
-@pytest.mark.parametrize(
-    ("config", "scale"),
-    [
-        ({"lora_alpha": 5}, 5 / 4),
-        ({"lora_alpha": 5, "use_rslora": True}, 5 / 2),
-        ({"r": 3, "use_rslora": True}, 6 / 3**0.5),
-        ({"lora_dropout": 0.3, "init_lora_weights": "gaussian"}, 6 / 4),
-        ({"rank_pattern": {"q_proj": 2}}, 6 / 4),
-        ({"alpha_pattern": {"model.layers.1.mlp.up_proj": 12, "v_proj": 3}}, 6 / 4),
-        ({"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"q_proj": 4.5}}, 6 / 4),
-    ],
-)
-def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
-    """The scale is PEFT's; where modules have other ones, lora_b makes up for them, without rounding (L2)."""
-    want = save_peft(tmp_path / "peft", **config)
-    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
-    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
-    adapter = read_adapter(tmp_path / "a.ptd")
-    assert adapter.scale == scale
-    module = executorch_llama(hf_rope=False, alpha=scale * llama.RANK)
-    module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
-    with torch.no_grad():
-        torch.testing.assert_close(module(TOKENS), want, rtol=1e-4, atol=1e-4)
-    export_peft(tmp_path / "a.ptd", tmp_path / "again")
-    check_same(tmp_path / "peft", tmp_path / "again")
-    torch.testing.assert_close(peft_logits(tmp_path / "again"), want)
 
 
 def test_float64_would_be_rounded(tmp_path: Path) -> None:

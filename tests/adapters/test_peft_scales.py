@@ -219,7 +219,7 @@ def products(one: Path, other: Path, **tolerance: float) -> None:
         torch.testing.assert_close(product, sums[1][module], atol=1e-30, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_quotients_that_float32_has_room_for(tmp_path: Path, dtype: torch.dtype) -> None:
     """1.5 times a number of 16 bits is exact in float32: nothing is asked, and PEFT's files come back to the bit (L2)."""
     source = write_peft(tmp_path / "peft", {SELF_Q: 2, CROSS_Q: 2, WI: 2}, r=2, lora_alpha=3, alpha_pattern={"wi": 4.5})
@@ -229,13 +229,6 @@ def test_quotients_that_float32_has_room_for(tmp_path: Path, dtype: torch.dtype)
         for name, tensor in load_safetensors(source / "adapter_model.safetensors").items()
     }
     save_safetensors(tensors, source / "adapter_model.safetensors")
-    if dtype is torch.float32:
-        with pytest.raises(AdapterError, match="would be rounded"):
-            import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
-        import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path), round_values=True)
-        export_peft(tmp_path / "a.ptd", tmp_path / "again")
-        products(source, tmp_path / "again", rtol=1e-6)
-        return
     import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
     adapter = read_adapter(tmp_path / "a.ptd")
     assert adapter.scale == 1.5

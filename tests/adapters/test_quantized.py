@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blobstore.adapters import load_adapter, load_adapters, merge_adapter, save_adapter, set_adapter_strengths
+from blobstore.adapters import load_adapters, merge_adapter, save_adapter, set_adapter_strengths
 from blobstore.errors import UpdateError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
@@ -41,18 +41,6 @@ def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[Blob
     path = lower_exported(exported, folder)
     cache = BlobCache(folder / "model.ptd")
     return cache, Program(path, cache).method()
-
-
-def test_exchange(tmp_path: Path) -> None:
-    """Float tensors of an adapter are quantized when they are loaded (X1)."""
-    example = inputs(3, 16)
-    cache, method = quantized(with_adapter(make(LoraNet), adapter_of(1)), example, tmp_path)
-    half = {name: tensor / 2 for name, tensor in adapter_of(1).items()}
-    for tensors in (half, adapter_of(1)):
-        save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "model.ptd", scale=SCALE)
-        load_adapter(cache, tmp_path / "a.ptd")
-        with torch.no_grad():
-            close(method(*example), with_adapter(make(LoraNet), tensors)(*example), 0.05)
 
 
 def test_several_on_a_quantized_foundation(tmp_path: Path) -> None:
