@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from tests.helpers.native_build import ROOT
 from tests.llm import llama
 from tests.llm.conftest import silent
 from tests.llm.letters import MODEL, TOKENS
-from tests.llm.test_training import LENGTH, RATE, STEPS, module
+from tests.llm.test_training import LENGTH, module, train
 from tests.releases.server import serving
 from tests.runtime.application import build, build_java
 
@@ -135,19 +134,6 @@ def said(tensors: dict[str, Tensor], prompt: str) -> str:
     return MODEL.tell(tensors, prompt, TOKENS)
 
 
-def of_torch(checkpoint: int, seed: int) -> dict[str, Tensor]:
-    """The foundation with an adapter that torch trained."""
-    eager: Any = copy.deepcopy(module(MODEL))
-    eager.load_state_dict({**MODEL.checkpoint(checkpoint), **MODEL.adapter(seed)})
-    trained = [parameter for parameter in eager.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        eager(*batch()).backward()
-        optimizer.step()
-    return dict(eager.state_dict())
-
-
 def newer(files: Path, folder: Path) -> Path:
     """The same with another foundation."""
     shutil.copytree(files, folder)
@@ -167,8 +153,10 @@ def test_users_training_a_release_and_a_kill(command: list[str], files: Path, tm
     releases, device = tmp_path / "releases", tmp_path / "device"
     publish(files, releases, name="llama", version="1")
     first, second = ({name: {**MODEL.checkpoint(n), **MODEL.adapter(SEEDS[name])} for name in SEEDS} for n in (0, 1))
-    trained = of_torch(1, SEEDS["one"])
-    texts = [said(first["one"], "once"), said(second["one"], "once"), said(trained, "once")]
+    eager = copy.deepcopy(module(MODEL))
+    eager.load_state_dict(second["one"])
+    train(eager, batch())
+    texts = [said(first["one"], "once"), said(second["one"], "once"), said(dict(eager.state_dict()), "once")]
     assert len(set(texts)) == 3
     with serving(releases) as server:
         url = f"{server.url}/llama/latest/index.json"

@@ -106,12 +106,13 @@ def test_an_adapter_by_overrides(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["backend.vulkan.enabled=true"], "error: backend.vulkan.enabled: "),
         (["room.r=8", "room.modules=[q_proj,lm_head]"], "error: room.modules: 'lm_head' can have no adapter"),
         (["room.r=8", "room.modules=[q_proj]", "base.lora_config.adapter_checkpoint=x"], "error: room and base.lora"),
     ],
 )
-def test_the_command_says_what_is_wrong_with_the_room(tmp_path: Path, arguments: list[str], message: str) -> None:
-    """In one line, before anything is loaded."""
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """Before anything is loaded, without a traceback, and with the code 1 as other errors of the exporter (L1)."""
     done = exported(tmp_path, tmp_path / "out", *arguments)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(message), done.stderr

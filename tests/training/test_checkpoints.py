@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -417,40 +416,6 @@ def test_damaged_checkpoints(adam: Run, tmp_path: Path) -> None:
     adam.refuses(path, errors.InvalidFileError, "not a checkpoint")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 1},
-        {"parameters": ["first.weight", "first.weight"]},
-        {"parameters": ["unknown"]},
-        {"parameters": 3},
-        {"tensors": {"first.weight": [1]}},
-        {"tensors": {"first.weight": ["00", [99, [1], [0]]]}},
-        {"tensors": {"first.weight": ["00", [6, [-1], [0]]]}},
-        {"tensors": []},
-        {"frozen": None},
-        {"optimizer": {"kind": "Adam", "groups": [], "state": {"first.weight": {"dict": {}}}}},
-        {"optimizer": {"kind": "Adam", "groups": [{"options": {"tensor": "none"}, "params": []}], "state": {}}},
-        {"optimizer": {"kind": "Adam", "groups": [{"options": 3, "params": []}], "state": {}}},
-        {"optimizer": {"kind": "Adam", "groups": [{"options": {"a": 1, "b": 2}, "params": []}], "state": {}}},
-        {"optimizer": {"kind": "Adam", "groups": [{"options": {"float": "x"}, "params": []}], "state": {}}},
-        {"optimizer": {"kind": 3, "groups": [], "state": {}}},
-        {"optimizer": 3},
-        {"optimizer": {}},
-    ],
-)
-def test_malformed_lists(change: dict[str, Any], adam: Run, tmp_path: Path) -> None:
-    """Each part of the list is checked before anything is changed (B5)."""
-    adam.training.save(tmp_path / "checkpoint", adam.optimizer)
-
-    def put(contents: dict[str, Any], _: object) -> None:
-        assert not set(change) - set(contents)
-        contents.update(change)
-
-    nets.rewrite(tmp_path / "checkpoint", tmp_path / "malformed", put, digests=False)
-    adam.refuses(tmp_path / "malformed", (errors.InvalidFileError, errors.CheckpointError))
-
-
 @pytest.mark.long
 def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
     """The program, its data files and the bases are refused as targets."""
@@ -498,25 +463,6 @@ def run_script(script: str, folder: Path) -> None:
     """In a process of its own, which may fork."""
     command = [sys.executable, "-W", "ignore", "-c", _BEGIN + script, str(folder)]
     subprocess.run(command, check=True, timeout=120)
-
-
-def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is an error, and the old file stays."""
-    joint = nets.xor()
-    training = joint.load(tmp_path)
-    training.save(tmp_path / "checkpoint")
-    old = (tmp_path / "checkpoint").read_bytes()
-    run(training, sgd(training), joint, 1)
-
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        with pytest.raises(errors.FileAccessError, match="No space left"):
-            training.save(tmp_path / "checkpoint")
-    assert (tmp_path / "checkpoint").read_bytes() == old
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "train.pte"]
 
 
 _FORKING = """

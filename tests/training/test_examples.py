@@ -76,25 +76,6 @@ def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert "milliseconds" in page and "published" in page
 
 
-def test_check_finds_torn_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's own check detects an answer from halves of two generations, and one from a later generation."""
-    example = load("train_and_serve", monkeypatch)
-    torch.manual_seed(0)
-    network = example.Net().eval()
-    test = torch.randn(1, 64)
-    old = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    new = {name: tensor + 0.01 * torch.randn(tensor.shape) for name, tensor in old.items()}
-    half = {**old, "out.weight": new["out.weight"]}
-    digits = example.Digits(test, torch.zeros(1), test, torch.zeros(1))
-    result = example.Run(published={0: old, 3: new})
-    cases = [(old, 0, 0, 0), (new, 0, 3, 3), (half, 0, 3, None), (new, 0, 0, None), (old, 3, 3, None)]
-    for weights, oldest, newest, _ in cases:
-        with torch.no_grad():
-            scores = torch.func.functional_call(network, weights, (test,))
-        result.answers.append(example.Answer(0, scores, 0.0, 0.0, oldest, newest))
-    assert [generation for _, generation in example.check(network, result, digits)] == [case[3] for case in cases]
-
-
 @pytest.mark.slow
 def test_lora_minilm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both tasks are learned, the files have what they should, and steps are those of eager PyTorch (D2, U2)."""

@@ -52,18 +52,13 @@ def stock_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stock_kernels")
 def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
-    """ExecuTorch's own training module computes it, too."""
+    """ExecuTorch's own training module computes it, too; `check_gradients=False` lowers the same module."""
     with pytest.raises(GradientError) as caught:
         lower(nn.MaxPool2d(2))
     text = str(caught.value)
     assert "'body.0.weight', 'body.0.bias' of Convolution" in text
     assert "head" not in text
     assert "depend on aten.max_pool2d_with_indices_backward" in text
-
-
-@pytest.mark.usefixtures("stock_kernels")
-def test_skipping_the_check() -> None:
-    """`check_gradients=False` lowers the same module."""
     assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
 
 
@@ -117,14 +112,21 @@ def test_layers_whose_gradients_executorch_lacks(layer: nn.Module) -> None:
     assert lower(layer, train=True) is not None
 
 
-def test_training_with_batch_normalization_and_pooling(tmp_path: Path) -> None:
-    """Losses, weights and running statistics of some steps are those of PyTorch (T1)."""
+@pytest.mark.parametrize("tag", ["model", None])
+def test_training_with_batch_normalization_and_pooling(tag: str | None, tmp_path: Path) -> None:
+    """Losses, weights and running statistics of some steps are those of PyTorch. These start with the module's values, and
+    are in checkpoints (T1)."""
     net = Convolution(nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)).train()
+    with torch.no_grad():
+        net.get_buffer("body.1.running_mean").fill_(3)
     chance = torch.Generator().manual_seed(2)
     batches = [(torch.randn(4, 1, 8, 8, generator=chance), torch.tensor([0, 1, 2, 3])) for _ in range(5)]
     with quiet():
-        pte = write(lower_training(net, batches[0], remove_view_copy=False), tmp_path)
-    training = TrainingProgram(pte, data=sorted(tmp_path.glob("*.ptd")))
+        pte = write(lower_training(net, batches[0], tag=tag, remove_view_copy=False), tmp_path)
+    data = sorted(tmp_path.glob("*.ptd"))
+    training, resumed = TrainingProgram(pte, data=data), TrainingProgram(pte, data=data)
+    assert training.named_buffers().keys() == dict(net.named_buffers()).keys()
+    assert all(torch.equal(tensor, net.get_buffer(name)) for name, tensor in training.named_buffers().items())
     own = torch.optim.SGD(training.named_parameters().values(), lr=0.1)
     eager = torch.optim.SGD(net.parameters(), lr=0.1)
     for batch in batches:
@@ -133,10 +135,12 @@ def test_training_with_batch_normalization_and_pooling(tmp_path: Path) -> None:
         loss.backward()
         eager.step()
         close(training.step(own, *batch)[0], loss)
+    training.save(tmp_path / "checkpoint.ptd")
+    resumed.load(tmp_path / "checkpoint.ptd")
     state = net.state_dict()
-    for name, tensor in {**training.named_parameters(), **training.named_buffers()}.items():
-        close(tensor, state[name])
-    assert {"body.1.running_mean", "body.1.running_var"} <= set(training.named_buffers())
+    for program in (training, resumed):
+        for name, tensor in {**program.named_parameters(), **program.named_buffers()}.items():
+            close(tensor, state[name])
 
 
 def test_a_view_of_a_weight() -> None:

@@ -15,9 +15,8 @@ import blobstore
 from blobstore.errors import InvalidTagError, UnsupportedDataError
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
-from blobstore.training import TrainingProgram, lower_training
-from tests.lowering.live import close, plugin, write
-from tests.training import nets
+from blobstore.training import lower_training
+from tests.lowering.live import close, plugin
 
 pytestmark = pytest.mark.long
 
@@ -137,40 +136,6 @@ def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None
         close(gradient, gradients[name])
 
 
-class Positions(nn.Module):
-    """What language models have: fused attention, SiLU, and tables of positions that are viewed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Linear(8, 24)
-        self.out = nn.Linear(8, 8)
-        self.register_buffer("table", torch.arange(48.0).reshape(6, 8) / 48, persistent=False)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        query, key, value = self.mix(x * self.table.view(1, 6, 8)).chunk(3, dim=-1)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return functional.mse_loss(self.out(functional.silu(mixed)), y)
-
-
-def test_the_parts_of_a_language_model(tmp_path: Path) -> None:
-    """Gradients are those of PyTorch; a table that is not in the state dict is not in the data file (T1)."""
-    torch.manual_seed(0)
-    module, x, y = Positions(), torch.randn(2, 6, 8), torch.randn(2, 6, 8)
-    manager = lower_training(module, (x, y))
-    result = blobstore.save_programs({"train": manager}, tmp_path, keep_small=1024)
-    (data,) = result.data_files
-    assert "table" not in blobstore.open_ptd(data)
-    training = TrainingProgram(tmp_path / "train.pte", BlobCache(data))
-    loss = training.forward_backward(x, y)[0]
-    expected = module(x, y)
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    found = training.named_gradients()
-    assert set(found) == set(dict(module.named_parameters()))
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.long
 def test_what_cannot_train(module: Training) -> None:
     """Each reason is an error that names it."""
@@ -190,31 +155,6 @@ def test_what_cannot_train(module: Training) -> None:
         lower_training(module, batch(), tag="../elsewhere")
     with pytest.raises(InvalidTagError), quiet():
         lower_training(module, batch(), tag=lambda name: "a/b")
-
-
-@pytest.mark.parametrize("tag", ["model", None])
-def test_buffers_that_steps_change(tmp_path: Path, tag: str | None) -> None:
-    """They start with the module's values, change as in eager, and are in checkpoints (T1)."""
-    joint = nets.norm()
-    model = joint.eager()
-    with torch.no_grad():
-        model.get_buffer("norm.running_mean").fill_(3)
-    with quiet():
-        pte = write(lower_training(model, joint.batches[0], tag=tag), tmp_path)
-    data = sorted(tmp_path.glob("*.ptd"))
-    training, resumed = TrainingProgram(pte, data=data), TrainingProgram(pte, data=data)
-    expected = {name: model.get_buffer(name) for name in ("norm.running_mean", "norm.running_var")}
-    assert training.named_buffers().keys() == expected.keys()
-    for name, tensor in training.named_buffers().items():
-        assert torch.equal(tensor, expected[name])
-    optimizer = torch.optim.SGD(training.named_parameters().values(), lr=0.0)
-    training.step(optimizer, *joint.batches[0])
-    model(*joint.batches[0])
-    training.save(tmp_path / "checkpoint.ptd")
-    resumed.load(tmp_path / "checkpoint.ptd")
-    for program in (training, resumed):
-        for name, tensor in program.named_buffers().items():
-            close(tensor, expected[name])
 
 
 class Detached(nn.Module):

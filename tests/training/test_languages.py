@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blobstore import open_ptd
+from blobstore import errors, open_ptd
 from blobstore.training import AdamW, TrainingProgram
 from tests.helpers import native_build
 from tests.runtime import native_programs
@@ -221,6 +221,26 @@ HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = 
 }  # fmt: skip
 
 
+OF_CPP = {
+    *(
+        "float",
+        "plain float",
+        "tensor",
+        "bool",
+        "lr",
+        "nan",
+        "betas",
+        "beta",
+        "flag",
+        "amsgrad",
+        "coupled",
+        "no option",
+    ),
+    *("unknown state", "no mean", "plain mean", "swapped", "steps", "negative steps", "step's type"),
+}
+"""What Python leaves to torch, whose optimizers have options and a state of any kind."""
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_file_that_lies_is_one_error(case: str, runs: Runs, tmp_path: Path) -> None:
     """C++ names the file and the reason, and writes nothing."""
@@ -231,6 +251,16 @@ def test_a_file_that_lies_is_one_error(case: str, runs: Runs, tmp_path: Path) ->
     assert number == str(kind), message
     assert message.startswith(f"{tmp_path / 'bad'}: ") and words in message
     assert not (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("case", [case for case in HOSTILE if case not in OF_CPP])
+def test_python_refuses_it_too(case: str, folder: Path, tmp_path: Path) -> None:
+    """Before anything is changed (B5)."""
+    runs = Runs(Path(), folder)
+    runs.python(OPTIMIZERS["adamw"], 2, None, tmp_path / "good")
+    nets.rewrite(tmp_path / "good", tmp_path / "bad", HOSTILE[case][2])
+    with pytest.raises((errors.InvalidFileError, errors.CheckpointError), match=str(tmp_path / "bad")):
+        runs.python(OPTIMIZERS["adamw"], 0, tmp_path / "bad", tmp_path / "end")
 
 
 def test_deeply_nested_lists_are_refused(runs: Runs, tmp_path: Path) -> None:

@@ -226,46 +226,6 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
     close(methods[0](x), expected[-1])
 
 
-class Indexed(nets.XOR):
-    """A net whose second layer uses an operator that XNNPACK does not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("order", torch.tensor([0, 1]))
-
-    def scores(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(self.first(x)) @ self.second.weight[self.order].t() + self.second.bias
-
-
-@pytest.mark.long
-def test_embedded_constants_without_strict(tmp_path: Path) -> None:
-    """A strict publish refuses embedded constants; without `strict` they keep their values."""
-    joint = nets.xor()
-    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
-    model = Indexed()
-    model.load_state_dict(joint.model.state_dict(), strict=False)
-    methods = {"forward": (nets.Scores(model), (x,))}
-    path = lower_through(methods, tmp_path / "serve", external_constants=None)
-    cache = BlobCache(tmp_path / "serve" / "model.ptd")
-    trained = train(joint, training)
-    with pytest.raises(errors.UpdateError, match=r"second\.weight.*constant inside the program"):
-        training.publish(cache)
-    assert cache.generation == 0
-    assert training.publish(cache, strict=False) == cache.generation == 1
-    model.first.load_state_dict(trained.first.state_dict())  # all others are embedded
-    close(Program(path, cache).method()(x), nets.Scores(model)(x))
-
-
-@pytest.mark.long
-def test_nothing_to_publish_to(tmp_path: Path) -> None:
-    """A cache with none of the tensors is an error even without `strict`."""
-    training = nets.xor().load(tmp_path / "train")
-    cache, _ = portable(nets.Convolutions(), torch.ones(1, 1, 8, 8), tmp_path / "serve")
-    with pytest.raises(errors.UpdateError, match=r"found 'first\.weight'.*the programs have 'conv\.weight'"):
-        training.publish(cache, strict=False)
-    assert cache.generation == 0
-
-
 @pytest.mark.long
 def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
     """A program that serves in train() keeps its own statistics."""

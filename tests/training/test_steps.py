@@ -91,23 +91,6 @@ def test_steps_are_those_of_eager(make: Callable[[], nets.Joint], optimizer: str
     assert set(training.named_parameters()) == {n for n, p in eager.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
-def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
-    """Its steps are those of torch.optim.SGD with the same options (T1)."""
-    with quiet():
-        from executorch.extension.training import get_sgd_optimizer
-    joint = nets.xor()
-    training, eager = joint.load(tmp_path), joint.eager()
-    given = {"momentum": 0, "weight_decay": 0, "nesterov": False, **options}
-    ours = get_sgd_optimizer(
-        training.named_parameters(), 0.1, given["momentum"], 0, given["weight_decay"], given["nesterov"]
-    )
-    theirs = torch.optim.SGD(eager.parameters(), lr=0.1, **given)
-    for _ in range(20):
-        loss = training.step(ours, *joint.batches[0])[0]
-        torch.testing.assert_close(loss, eager_step(eager, theirs, joint.batches[0]), **CLOSE)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("external", [False, True])
 def test_tensors_are_the_runtimes_memory(external: bool, tmp_path: Path) -> None:
@@ -365,34 +348,6 @@ def test_optimizers_that_fail_or_are_none_change_nothing(tmp_path: Path) -> None
         with pytest.raises(errors.TrainingError, match=message):
             training.step(optimizer, *joint.batches[0])
         assert same(before, state(training))
-
-
-@pytest.mark.long
-def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
-    """An optimizer that runs the program itself works under the lock."""
-    joint = nets.lora()
-    training, eager = joint.load(tmp_path), joint.eager()
-    trained = dict(eager.named_parameters())
-    options = {"lr": 0.1, "max_iter": 3}
-    ours = torch.optim.LBFGS(training.named_parameters().values(), **options)
-    theirs = torch.optim.LBFGS([trained[name] for name in training.named_parameters()], **options)
-    for _ in range(3):
-
-        def run() -> Tensor:
-            ours.zero_grad()
-            loss: Tensor = training.forward_backward(*joint.batches[0])[0]
-            return loss
-
-        def run_eager() -> Tensor:
-            theirs.zero_grad()
-            loss: Tensor = eager(*joint.batches[0])
-            loss.backward()
-            return loss
-
-        with training.locked():
-            found = ours.step(run)
-        torch.testing.assert_close(found, theirs.step(run_eager).detach(), **CLOSE)
-        training.save(tmp_path / "lbfgs.ptd", ours)
 
 
 @pytest.mark.long
