@@ -1,12 +1,12 @@
-"""Tiny Llamas of Hugging Face and of ExecuTorch, and adapters that PEFT saved for them."""
+"""Tiny models of Hugging Face and of ExecuTorch, and adapters that PEFT saved for them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.models import quiet
-from tests.llm.llama import FEED_FORWARD, PROJECTIONS
+from tests.llm import families
+from tests.llm.families import DIM, FAMILIES, HEADS, HF_ROPE, KV_HEADS, MODULES
 
-HEAD_DIM, RANK = 8, 4
-TARGETS = [*PROJECTIONS.values(), *FEED_FORWARD.values()]
-LLAMA = {
-    **{f"self_attn.{hf}": f"attention.{llama}" for llama, hf in PROJECTIONS.items()},
-    **{f"mlp.{hf}": f"feed_forward.{llama}" for llama, hf in FEED_FORWARD.items()},
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "embed_tokens": "tok_embeddings",
-    "lm_head": "output",
-}
+RANK, CONTEXT = 4, 32
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+PARAMS = {"dim": DIM, "n_heads": HEADS, "n_kv_heads": KV_HEADS}
+NEIGHBOURS = FAMILIES["llama"]
+HALVES = replace(NEIGHBOURS, params=HF_ROPE)
 
 
-@functools.cache
-def hf_llama() -> Any:
+def hf_model(key: str = "llama") -> Any:
     """Hugging Face's model, with random weights."""
-    with quiet():
-        from transformers import LlamaConfig, LlamaForCausalLM
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+    return families.transformers_model(key, CONTEXT)
 
 
 def hf_logits(module: Any) -> Tensor:
@@ -67,9 +46,9 @@ def peft() -> Iterator[Any]:
 
 
 def peft_model(folder: Path, base: Any = None) -> Any:
-    """The model that PEFT makes of an adapter and a copy of `base`, or of `hf_llama()`."""
+    """The model that PEFT makes of an adapter and a copy of `base`, or of `hf_model()`."""
     with peft() as library:
-        return library.PeftModel.from_pretrained(copy.deepcopy(base or hf_llama()), folder).eval().float()
+        return library.PeftModel.from_pretrained(copy.deepcopy(base or hf_model()), folder).eval().float()
 
 
 def peft_scales(model: Any) -> dict[str, float]:
@@ -78,65 +57,19 @@ def peft_scales(model: Any) -> dict[str, float]:
     return {name.removeprefix("base_model.model."): layer.scaling["default"] for name, layer in layers.items()}
 
 
-def save_peft(
-    folder: Path, base: Any = None, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any
-) -> Tensor:
-    """Have PEFT save a random adapter of `base`, or of `hf_llama()`; return the logits that the model computes with it."""
-    with peft() as library:
-        options = {"r": RANK, "lora_alpha": 6, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **config}
-        model = library.get_peft_model(copy.deepcopy(base or hf_llama()), library.LoraConfig(**options)).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                values = 0.3 * torch.randn(parameter.shape, generator=generator)
-                parameter.data = values.to(dtype)
-        model.save_pretrained(folder)
-        return hf_logits(model.float())
+def save_peft(folder: Path, key: str = "llama", *, seed: int = 1, **config: Any) -> Tensor:
+    """Have PEFT save a random adapter of `hf_model`; return the logits that the model computes with it."""
+    return hf_logits(families.save_peft(folder, key, CONTEXT, seed, **config).float())
 
 
-def llama_names(name: str) -> str:
-    """The name in Llama's checkpoints of a tensor of Hugging Face's model."""
-    name = name.removeprefix("model.")
-    for hf, llama in LLAMA.items():
-        name = name.replace(hf, llama)
-    return name
+def own_names(tensors: Any, *, hf_rope: bool) -> dict[str, Tensor]:
+    """Weights under the names of Llama's own checkpoints, with the rows of q and k as Hugging Face has them, or as those."""
+    return families.own_names(HALVES if hf_rope else NEIGHBOURS, tensors)
 
 
-def neighbours(rows: Tensor) -> Tensor:
-    """Rows of q or k as Llama's own checkpoints have them; the inverse of what Hugging Face's conversion script does."""
-    heads = rows.shape[0] // HEAD_DIM
-    return rows.view(heads, 2, HEAD_DIM // 2, -1).transpose(1, 2).reshape(rows.shape)
-
-
-def executorch_llama(*, hf_rope: bool, rank: int = RANK, alpha: float = 6, targets: Any = TARGETS) -> nn.Module:
-    """ExecuTorch's model with the weights of `hf_llama`, and branches for an adapter whose tensors are random."""
-    with quiet():
-        from executorch.examples.models.llama.llama_transformer import construct_transformer
-        from executorch.examples.models.llama.model_args import ModelArgs
-    arguments = ModelArgs(
-        dim=32,
-        n_layers=2,
-        n_heads=4,
-        n_kv_heads=2,
-        vocab_size=32,
-        hidden_dim=48,
-        norm_eps=hf_llama().config.rms_norm_eps,
-        max_seq_len=32,
-        max_context_len=32,
-        use_hf_rope=hf_rope,
-        generate_full_logits=True,
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=list(targets),
-    )
+def executorch_llama(*, hf_rope: bool, rank: int = RANK, alpha: float = 6, targets: Any = MODULES) -> nn.Module:
+    """ExecuTorch's model with the weights of `hf_model`, and branches for an adapter whose tensors are random."""
+    lora = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        module = construct_transformer(arguments).eval()
-    state = {}
-    for name, tensor in hf_llama().state_dict().items():
-        rotated = "q_proj" in name or "k_proj" in name
-        state[llama_names(name)] = neighbours(tensor) if rotated and not hf_rope else tensor
-    missing, unexpected = module.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert all("lora_" in name for name in missing)
-    return module
+        return families.executorch_model(HALVES if hf_rope else NEIGHBOURS, hf_model(), CONTEXT, **lora)

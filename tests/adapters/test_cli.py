@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from blobstore import save_file
 from blobstore.adapters import foundation_fingerprint, read_adapter, save_adapter
 from blobstore.cli.app import app
-from tests.adapters.llama import hf_llama, save_peft
+from tests.adapters.llama import hf_model, save_peft
 from tests.adapters.nets import adapter_of, write_peft
 
 
@@ -126,7 +126,7 @@ def test_names_are_printed_harmlessly(run: Any, tmp_path: Path) -> None:
 def test_import_and_export(run: Any, tmp_path: Path) -> None:
     """PEFT's files come back to the bit (L2)."""
     save_peft(tmp_path / "peft")
-    save_file(dict(hf_llama().state_dict()), tmp_path / "f.ptd")
+    save_file(dict(hf_model().state_dict()), tmp_path / "f.ptd")
     assert "a.ptd: " in run("import", "peft", "-o", "a.ptd", "--foundation", "f.ptd")
     assert "fits; made for this foundation" in run("list", "f.ptd", "a.ptd")
     run("import", "peft", "-o", "b.ptd", "--foundation", "f.ptd", "--like", "a.ptd", "--round")

@@ -34,12 +34,20 @@ from blobstore.errors import (
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.adapters import llama
-from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, peft_model, peft_scales, save_peft
+from tests.adapters.llama import (
+    PARAMS,
+    TOKENS,
+    executorch_llama,
+    hf_logits,
+    hf_model,
+    peft_model,
+    peft_scales,
+    save_peft,
+)
 from tests.adapters.nets import adapter_of, write_peft
 from tests.helpers.models import quiet
+from tests.llm.families import MODULES
 from tests.lowering.live import plugin, write
-
-PARAMS = {"dim": 32, "n_heads": 4, "n_kv_heads": 2}
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -57,7 +65,7 @@ def files(folder: Path, module: torch.nn.Module, *, tables: bool = True) -> tupl
 
 
 def hf_foundation(folder: Path) -> Path:
-    save_file(dict(hf_llama().state_dict()), folder / "foundation.ptd")
+    save_file(dict(hf_model().state_dict()), folder / "foundation.ptd")
     return folder / "foundation.ptd"
 
 
@@ -131,7 +139,7 @@ def test_llama_computes_what_peft_does(
     module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
     with torch.no_grad():
         torch.testing.assert_close(module(TOKENS), want, rtol=1e-4, atol=1e-4)
-    assert (want - hf_logits(hf_llama())).abs().max() > 1
+    assert (want - hf_logits(hf_model())).abs().max() > 1
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
     torch.testing.assert_close(peft_logits(tmp_path / "again"), want)
@@ -140,8 +148,7 @@ def test_llama_computes_what_peft_does(
 def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> None:
     """Without tables and params.json only adapters of other modules are taken, imported or as they are."""
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=True), tables=False)
-    weights = {llama.llama_names(name): tensor for name, tensor in hf_llama().state_dict().items()}
-    save_file(weights, tmp_path / "f.ptd")
+    save_file(llama.own_names(hf_model().state_dict(), hf_rope=True), tmp_path / "f.ptd")
     cache = BlobCache(tmp_path / "f.ptd")
 
     def take(folder: Path, **options: Any) -> None:
@@ -201,11 +208,8 @@ def test_merging_into_the_weights_of_a_llama(tmp_path: Path, hf_rope: bool) -> N
     want = peft_model(tmp_path / "peft").merge_and_unload().state_dict()
     for adapter in (tmp_path / "a.ptd", tmp_path / "peft"):
         merged = merge_adapter(cache, adapter)
-        for name, tensor in want.items():
-            rotated = ("q_proj" in name or "k_proj" in name) and not hf_rope
-            found = torch.tensor(cache.numpy(llama.llama_names(name)))
-            expected = llama.neighbours(tensor) if rotated else tensor
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for name, tensor in llama.own_names(want, hf_rope=hf_rope).items():
+            torch.testing.assert_close(torch.tensor(cache.numpy(name)), tensor, rtol=1e-5, atol=1e-5)
         merged.undo()
 
 
@@ -215,7 +219,7 @@ def test_names_behind_those_of_a_wrapper(tmp_path: Path, saved: Path, prefix: st
     end = ".base_layer.weight" if prefix == "base_model.model." else ".weight"
     tensors = {
         prefix + (name.removesuffix(".weight") + end if "proj" in name else name): tensor
-        for name, tensor in hf_llama().state_dict().items()
+        for name, tensor in hf_model().state_dict().items()
     }
     save_file(tensors, tmp_path / "f.ptd")
     import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
@@ -224,7 +228,7 @@ def test_names_behind_those_of_a_wrapper(tmp_path: Path, saved: Path, prefix: st
 
 def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     """The message has all names that were tried; several candidates are refused; `names` decides."""
-    state = hf_llama().state_dict()
+    state = hf_model().state_dict()
     save_file({n: t for n, t in state.items() if "layers.1.mlp.up_proj" not in n}, tmp_path / "f.ptd")
     with pytest.raises(KeyNotFoundError, match=r"'layers.1.mlp.up_proj' or 'layers.1.feed_forward.w3'"):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
@@ -232,9 +236,7 @@ def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(AdapterError, match=r"may be any of 'left\.model\S+', 'right\.model\S+'.*names="):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     names = {
-        n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}"
-        for n in state
-        if any(t in n for t in llama.TARGETS)
+        n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}" for n in state if any(t in n for t in MODULES)
     }
     import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
     assert all(name.startswith("right.") for name in read_adapter(tmp_path / "a.ptd").contents)
@@ -400,11 +402,11 @@ def test_shapes_and_ranks_that_do_not_fit(tmp_path: Path, saved: Path) -> None:
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, targets=["q_proj"]))
     with pytest.raises(KeyNotFoundError, match=r"is not in \S+lowered\.ptd, which has no '"):
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
-    state = dict(hf_llama().state_dict())
-    state["model.layers.0.mlp.up_proj.weight"] = torch.ones(47, 32)
+    state = dict(hf_model().state_dict())
+    state["model.layers.0.mlp.up_proj.weight"] = torch.ones(95, 64)
     save_file(state, tmp_path / "f.ptd")
     with pytest.raises(
-        LayoutError, match=r"make \[48, 32\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[47, 32\]"
+        LayoutError, match=r"make \[96, 64\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[95, 64\]"
     ):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     with pytest.raises(OutputPathError):

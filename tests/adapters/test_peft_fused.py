@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,73 +15,36 @@ from blobstore.adapters import export_peft, import_peft, load_adapter, merge_ada
 from blobstore.errors import InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.runtime import BlobCache
 from tests.adapters import llama
-from tests.adapters.llama import peft_model
+from tests.adapters.llama import hf_model, peft_model
 from tests.adapters.test_peft import check_same, safetensors_of
-from tests.helpers.models import quiet
+from tests.llm.families import FAMILIES, HEADS, HIDDEN, KV_HEADS, own_names
 
-FUSED = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"]
-Q, KV, HIDDEN = 32, 16, 48
+PHI = FAMILIES["phi 4"]
+Q, KV = HEADS * PHI.head_dim, KV_HEADS * PHI.head_dim
 
 
-@functools.cache
 def phi() -> Any:
     """Hugging Face's Phi-3, whose layout Phi-4 mini has, with random weights."""
-    with quiet():
-        from transformers import Phi3Config, Phi3ForCausalLM
-    config = Phi3Config(
-        vocab_size=32,
-        hidden_size=Q,
-        intermediate_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Phi3ForCausalLM(config).eval()
-
-
-def parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The rows of a fused weight, as ExecuTorch's `convert_weights` splits them, under its names."""
-    layer = name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0]
-    layer = layer.removeprefix("model.")
-    if "qkv_proj" in name:
-        split = tensor.split([Q, KV, KV])
-        return {f"{layer}.attention.{part}.weight": rows for part, rows in zip(("wq", "wk", "wv"), split, strict=True)}
-    if "gate_up_proj" in name:
-        return {
-            f"{layer}.feed_forward.{part}.weight": rows
-            for part, rows in zip(("w1", "w3"), tensor.chunk(2), strict=True)
-        }
-    if "o_proj" in name:
-        return {f"{layer}.attention.wo.weight": tensor}
-    return {f"{layer}.feed_forward.w2.weight": tensor} if "down_proj" in name else {}
+    return hf_model("phi 4")
 
 
 def foundation(folder: Path) -> Path:
     """With the tables of a program that rotates halves, as all programs for Phi do."""
-    weights: dict[str, Tensor] = {}
-    for name, tensor in phi().state_dict().items():
-        weights |= parts(name, tensor)
-    table = torch.outer(torch.arange(8), torch.arange(1, 5)).float().cos()
+    table = torch.outer(torch.arange(8), torch.arange(1, PHI.head_dim // 2 + 1)).float().cos()
+    weights = own_names(PHI, phi().state_dict())
     save_file({**weights, "freqs_cos": torch.cat([table, table], 1)}, folder / "f.ptd")
     return folder / "f.ptd"
 
 
 def save_peft(folder: Path, **config: Any) -> dict[str, Tensor]:
     """Have PEFT save a random adapter; returns the weights with the adapter merged."""
-    llama.save_peft(folder, phi(), **{"r": 3, "target_modules": FUSED, **config})
+    llama.save_peft(folder, "phi 4", **{"r": 3, **config})
     return peft_model(folder, phi()).merge_and_unload().state_dict()
 
 
 def check_merged(cache: BlobCache, weights: dict[str, Tensor]) -> None:
-    for name, tensor in weights.items():
-        for part, rows in parts(name, tensor).items():
-            torch.testing.assert_close(torch.tensor(cache.numpy(part)), rows, rtol=1e-5, atol=1e-5)
+    for name, rows in own_names(PHI, weights).items():
+        torch.testing.assert_close(torch.tensor(cache.numpy(name)), rows, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("imported", [True, False], ids=["imported", "as it is"])
@@ -175,14 +137,10 @@ def test_parts_that_do_not_fit(tmp_path: Path, imported: bool) -> None:
         merge_adapter(cache, tmp_path / ("a.ptd" if imported else "peft"))
         return cache
 
-    whole = {}
-    for name, tensor in phi().state_dict().items():
-        whole |= parts(name, tensor)
-    table = torch.cos(torch.ones(4, 4))
-    whole["freqs_cos"] = table
+    whole = {**own_names(PHI, phi().state_dict()), "freqs_cos": torch.cos(torch.ones(4, 4))}
     with pytest.raises(KeyNotFoundError, match=r"'layers\.0\.self_attn\.k_proj'.*'layers\.0\.attention\.wk'"):
         use({name: tensor for name, tensor in whole.items() if "layers.0.attention.wk" not in name})
-    with pytest.raises(LayoutError, match=r"qkv_proj\.lora_B\.weight' gives 64 features, and its parts in"):
+    with pytest.raises(LayoutError, match=r"qkv_proj\.lora_B\.weight' gives 128 features, and its parts in"):
         use({**whole, "layers.0.attention.wk.weight": torch.ones(KV - 8, Q)})
     cache = use(dict(phi().state_dict()))
     assert set(cache.dirty) == {f"model.layers.{n}.self_attn.qkv_proj.weight" for n in (0, 1)}

@@ -16,8 +16,9 @@ from blobstore import save_file
 from blobstore.adapters import export_peft, import_peft, read_adapter
 from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError, UnsupportedDataError
 from tests.adapters import test_peft_fused as phi
-from tests.adapters.llama import executorch_llama, neighbours, save_peft
+from tests.adapters.llama import NEIGHBOURS, executorch_llama, save_peft
 from tests.adapters.test_peft import files, hf_foundation, peft_logits, safetensors_of
+from tests.llm.families import neighbours
 
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -37,7 +38,8 @@ def named(tensors: Mapping[str, Tensor], *, reordered: bool) -> dict[str, Tensor
     made = {}
     for key, tensor in tensors.items():
         layer, module, half = re.fullmatch(r".*layers\.(\d+)\.(.*)\.lora_([AB])\.weight", key).groups()  # type: ignore[union-attr]
-        rows = neighbours(tensor) if reordered and half == "B" and ("q_proj" in key or "k_proj" in key) else tensor
+        moved = reordered and half == "B" and ("q_proj" in key or "k_proj" in key)
+        rows = neighbours(tensor, NEIGHBOURS.head_dim) if moved else tensor
         made[f"blk.{layer}.{NAMES[module]}.weight.lora_{half.lower()}"] = rows
     return made
 

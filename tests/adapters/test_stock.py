@@ -14,13 +14,13 @@ from torch import nn
 from blobstore import fuse_programs, open_ptd
 from blobstore.adapters import import_for_program, read_adapter
 from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, OutputPathError
-from tests.adapters.llama import RANK, TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.adapters.llama import PARAMS, RANK, TOKENS, executorch_llama, hf_logits, hf_model, save_peft
 from tests.adapters.nets import LoraLinear, adapter_of, lower_stock, write_peft
 from tests.helpers.models import quiet
 
 pytestmark = pytest.mark.slow
 
-PARAMS = {"dim": 32, "n_heads": 4, "use_hf_rope": True}
+HALVES = {**PARAMS, "use_hf_rope": True}
 TARGETS = ["q_proj", "v_proj", "up_proj"]
 
 
@@ -69,17 +69,17 @@ def test_another_adapter_by_file(stock: Any, run: Any, tmp_path: Path) -> None:
         want = save_peft(tmp_path / f"{seed}", seed=seed, **config)
         new = tmp_path / f"{seed}.ptd"
         import_for_program(
-            tmp_path / f"{seed}", new, program=stock.out / "lora.pte", exported_with=stock.first, params=PARAMS
+            tmp_path / f"{seed}", new, program=stock.out / "lora.pte", exported_with=stock.first, params=HALVES
         )
         assert set(open_ptd(new)) == set(open_ptd(stock.out / "lora.ptd"))
         torch.testing.assert_close(run(new), want, rtol=1e-3, atol=1e-3)
-        assert (want - hf_logits(hf_llama())).abs().max() > 0.1
+        assert (want - hf_logits(hf_model())).abs().max() > 0.1
 
 
 def test_the_same_adapter_gives_the_same_blobs(stock: Any, tmp_path: Path) -> None:
     """To the bit (L2)."""
     new = tmp_path / "same.ptd"
-    import_for_program(stock.first, new, program=stock.out / "lora.pte", exported_with=stock.first, params=PARAMS)
+    import_for_program(stock.first, new, program=stock.out / "lora.pte", exported_with=stock.first, params=HALVES)
     old, again = open_ptd(stock.out / "lora.ptd"), open_ptd(new)
     assert {key: old.bytes(key) for key in old} == {key: again.bytes(key) for key in again}
 
@@ -92,7 +92,7 @@ def test_files_of_the_exporter_are_recognized(stock: Any) -> None:
 
 def test_what_is_refused(stock: Any, tmp_path: Path) -> None:
     """By name, and nothing is written (L2)."""
-    options = {"program": stock.out / "lora.pte", "exported_with": stock.first, "params": PARAMS}
+    options = {"program": stock.out / "lora.pte", "exported_with": stock.first, "params": HALVES}
     output = tmp_path / "new.ptd"
     for config, error, message in (
         ({"r": RANK + 1}, AdapterError, rf"has rank {RANK + 1}, but .*lora\.pte has room for {RANK} only"),
@@ -107,8 +107,8 @@ def test_what_is_refused(stock: Any, tmp_path: Path) -> None:
         import_for_program(stock.first, output, **{**options, "exported_with": tmp_path / "other"})
     with pytest.raises(AdapterError, match=r"layers\.0\.attention\.wq.*--params"):
         import_for_program(stock.first, output, **{**options, "params": None})
-    with pytest.raises(LayoutError, match="no heads of 64"):
-        import_for_program(stock.first, output, **{**options, "params": {"head_dim": 64}})
+    with pytest.raises(LayoutError, match="no heads of 128"):
+        import_for_program(stock.first, output, **{**options, "params": {"head_dim": 128}})
     with pytest.raises(OutputPathError):
         import_for_program(stock.first, stock.out / "lora.pte", **options)
     assert not output.exists()

@@ -133,9 +133,9 @@ def transformers_model(key: str, context: int) -> Any:
         return model
 
 
-def own_names(key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def own_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights, or an adapter of PEFT, under the names of ExecuTorch's checkpoints, with rows in its order."""
-    family, made = FAMILIES[key], {}
+    made = {}
     for full, tensor in tensors.items():
         name = full.removeprefix("base_model.model.").removeprefix("model.")
         name = name.replace("lora_A", "lora_a").replace("lora_B", "lora_b")
@@ -162,8 +162,7 @@ def neighbours(rows: Tensor, head_dim: int) -> Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def params_of(key: str) -> dict[str, Any]:
-    family = FAMILIES[key]
+def params_of(family: Family) -> dict[str, Any]:
     own = {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": KV_HEADS, "hidden_dim": HIDDEN}
     return {**own, "vocab_size": VOCAB, "norm_eps": 1e-5, "rope_theta": 10000.0, **family.params}
 
@@ -171,14 +170,21 @@ def params_of(key: str) -> dict[str, Any]:
 def write_model(folder: Path, key: str, context: int) -> None:
     """What the exporter takes: `params.json`, `model.pth` and `tokenizer.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "params.json").write_text(json.dumps(params_of(key)))
+    (folder / "params.json").write_text(json.dumps(params_of(FAMILIES[key])))
     llama.make_tokenizer(VOCAB).save(str(folder / "tokenizer.json"))
-    weights = own_names(key, transformers_model(key, context).state_dict())
+    torch.save(own_weights(FAMILIES[key], transformers_model(key, context)), folder / "model.pth")
+
+
+def own_weights(family: Family, model: Any) -> dict[str, Tensor]:
+    """The checkpoint of a model of transformers, as ExecuTorch takes it."""
+    weights = own_names(family, model.state_dict())
     weights.setdefault("output.weight", weights["tok_embeddings.weight"])
-    torch.save(weights, folder / "model.pth")
+    return weights
 
 
-def save_peft(folder: Path, key: str, context: int, seed: int, **config: Any) -> Any:
+def save_peft(
+    folder: Path, key: str, context: int, seed: int, dtype: torch.dtype = torch.float32, **config: Any
+) -> Any:
     """Have PEFT save a random adapter; returns its model."""
     family = FAMILIES[key]
     with quiet(), warnings.catch_warnings():
@@ -190,29 +196,32 @@ def save_peft(folder: Path, key: str, context: int, seed: int, **config: Any) ->
         chance = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():
             if "lora_" in name:
-                parameter.data = 0.2 * torch.randn(parameter.shape, generator=chance)
+                parameter.data = (0.2 * torch.randn(parameter.shape, generator=chance)).to(dtype)
         model.save_pretrained(folder)
         return model
 
 
-def executorch_model(key: str, context: int, folder: Path | None) -> nn.Module:
-    """ExecuTorch's eager model, with the adapter of a folder in its branches; of the rank that all modules have there."""
-    from executorch.examples.models.llama.llama_transformer import construct_transformer
-    from executorch.examples.models.llama.model_args import ModelArgs
+def executorch_model(family: Family, model: Any, context: int, **lora: Any) -> nn.Module:
+    """ExecuTorch's eager model with the weights of one of transformers; `lora` are its arguments for branches, which are
+    random then."""
+    with quiet():
+        from executorch.examples.models.llama.llama_transformer import construct_transformer
+        from executorch.examples.models.llama.model_args import ModelArgs
+    sizes = {"max_seq_len": context, "max_context_len": context, "generate_full_logits": True}
+    module = construct_transformer(ModelArgs(**params_of(family), **sizes, **lora)).eval()
+    missing, _ = module.load_state_dict(own_weights(family, model), strict=False)
+    assert all("lora_" in name for name in missing)
+    return module
+
+
+def with_adapter(family: Family, model: Any, context: int, folder: Path) -> nn.Module:
+    """The same with the adapter of a folder in its branches; of the rank that all modules have there."""
     from safetensors.torch import load_file
 
-    lora: dict[str, Any] = {}
-    adapter: dict[str, Tensor] = {}
-    if folder is not None:
-        config = json.loads((folder / "adapter_config.json").read_text())
-        lora = {"r": config["r"], "lora_alpha": config["lora_alpha"], "target_modules": MODULES}
-        adapter = own_names(key, load_file(folder / "adapter_model.safetensors"))
-    sizes = {"max_seq_len": context, "max_context_len": context, "generate_full_logits": True}
-    module = construct_transformer(ModelArgs(**params_of(key), **sizes, **lora)).eval()
-    weights = own_names(key, transformers_model(key, context).state_dict())
-    weights.setdefault("output.weight", weights["tok_embeddings.weight"])
-    missing, _ = module.load_state_dict({**weights, **adapter}, strict=False)
-    assert not missing
+    config = json.loads((folder / "adapter_config.json").read_text())
+    lora = {"r": config["r"], "lora_alpha": config["lora_alpha"], "target_modules": MODULES}
+    module = executorch_model(family, model, context, **lora)
+    module.load_state_dict(own_names(family, load_file(folder / "adapter_model.safetensors")), strict=False)
     return module
 
 

@@ -64,7 +64,9 @@ def test_the_text_is_that_of_peft(key: str, tmp_path: Path) -> None:
     cache, runner = exported(tmp_path / "model", key, context)
     models = {"": families.transformers_model(key, context), "peft": families.save_peft(folder, key, context, 1)}
     if not family.as_transformers:
-        models = {name: families.executorch_model(key, context, folder if name else None) for name in models}
+        stock = models[""]
+        models[""] = families.executorch_model(family, stock, context)
+        models["peft"] = families.with_adapter(family, stock, context, folder)
     base, want = (families.generated(model, "once", TOKENS) for model in models.values())
     assert len(base) >= TOKENS // 2 and len(want) >= TOKENS // 2 and not base.startswith(want[:4])
     assert told(runner, "once", base) == base

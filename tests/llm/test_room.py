@@ -102,7 +102,7 @@ def test_an_adapter_by_overrides(folder: Path, tmp_path: Path) -> None:
     assert llama.text(runner) == Llama().tell({**Llama().checkpoint(0), **Llama().adapter(0)})
 
 
-@pytest.mark.slow
+@pytest.mark.slow_for("a module", "two ways")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -110,6 +110,7 @@ def test_an_adapter_by_overrides(folder: Path, tmp_path: Path) -> None:
         (["room.r=8", "room.modules=[q_proj,lm_head]"], "error: room.modules: 'lm_head' can have no adapter"),
         (["room.r=8", "room.modules=[q_proj]", "base.lora_config.adapter_checkpoint=x"], "error: room and base.lora"),
     ],
+    ids=["a backend", "a module", "two ways"],
 )
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
     """Before anything is loaded, without a traceback, and with the code 1 as other errors of the exporter (L1)."""
