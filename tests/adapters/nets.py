@@ -115,11 +115,11 @@ def lower_stock(module: nn.Module, example: Any, directory: Path) -> Path:
         return write(lower({"forward": (lifted, example)}, external_constants=tag), directory)
 
 
-def write_peft(directory: Path, tensors: dict[str, Tensor]) -> Path:
-    """An adapter of `adapter_of` as PEFT saves it."""
-    directory.mkdir(parents=True)
-    rank = next(iter(tensors.values())).shape[0]
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": SCALE * rank}
+def write_peft(directory: Path, tensors: dict[str, Tensor], **config: Any) -> Path:
+    """An adapter as PEFT saves it; of `adapter_of`, if the configuration has no more fields."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rank = next(iter(tensors.values())).shape[0] if tensors else 1
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": SCALE * rank, **config}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     letters = {"lora_a": "lora_A", "lora_b": "lora_B"}
     renamed = {re.sub("lora_[ab]", lambda found: letters[found[0]], name): tensor for name, tensor in tensors.items()}

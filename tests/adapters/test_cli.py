@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file as load
-from typer.testing import CliRunner
 
 from blobstore import save_file
 from blobstore.adapters import foundation_fingerprint, read_adapter, save_adapter
-from blobstore.cli.app import app
 from tests.adapters.llama import hf_model, save_peft
 from tests.adapters.nets import adapter_of, write_peft
+from tests.helpers.terminal import printed
 
 
 @pytest.fixture
@@ -23,13 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def call(*arguments: Any, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["adapters", *map(str, arguments)])
-        assert result.exit_code == code, result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.output
-
-    return call
+    return functools.partial(printed, "adapters")
 
 
 @pytest.fixture

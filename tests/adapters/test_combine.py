@@ -135,19 +135,18 @@ def test_what_is_refused(wide: Any, tmp_path: Path) -> None:
     cache, method = open_lora(wide)
     load_adapters(cache, [wide.paths[1]], program_scale=SCALE)
     before = bits(cache)
-    large = tmp_path / "large.ptd"
-    save_adapter(large, adapter_of(5, rank=4), foundation=wide.foundation, scale=1)
-    elsewhere = tmp_path / "elsewhere.ptd"
-    pair = {"x.lora_a.weight": torch.ones(1, 16), "x.lora_b.weight": torch.ones(24, 1)}
-    save_adapter(elsewhere, pair, foundation=wide.foundation, scale=1)
-    features = tmp_path / "features.ptd"
-    pair = {"l.0.lora_a.weight": torch.ones(1, 15), "l.0.lora_b.weight": torch.ones(24, 1)}
-    save_adapter(features, pair, foundation=wide.foundation, scale=1)
-    more = tmp_path / "more.ptd"
-    save_adapter(more, {**adapter_of(1), "norm": torch.ones(3)}, foundation=wide.foundation, scale=1)
+    large, elsewhere, features, more, foreign = (
+        tmp_path / f"{name}.ptd" for name in ("large", "elsewhere", "features", "more", "foreign")
+    )
     save_file({"l.0.weight": torch.ones(24, 16)}, tmp_path / "f.ptd")
-    foreign = tmp_path / "foreign.ptd"
-    save_adapter(foreign, adapter_of(1), foundation=tmp_path / "f.ptd", scale=1)
+    for path, tensors, foundation in (
+        (large, adapter_of(5, rank=4), wide.foundation),
+        (elsewhere, {"x.lora_a.weight": torch.ones(1, 16), "x.lora_b.weight": torch.ones(24, 1)}, wide.foundation),
+        (features, {"l.0.lora_a.weight": torch.ones(1, 15), "l.0.lora_b.weight": torch.ones(24, 1)}, wide.foundation),
+        (more, {**adapter_of(1), "norm": torch.ones(3)}, wide.foundation),
+        (foreign, adapter_of(1), tmp_path / "f.ptd"),
+    ):
+        save_adapter(path, tensors, foundation=foundation, scale=1)
     for adapters, error, message in (
         (
             [wide.paths[2], large],
@@ -171,6 +170,18 @@ def test_what_is_refused(wide: Any, tmp_path: Path) -> None:
         load_adapters(cache, [wide.paths[1]], program_scale=0)
     assert bits(cache) == before
     check(method, {1: 1})
+    for adapters, foundation, error, message in (
+        ([], wide.foundation, AdapterError, "give like="),
+        ([wide.adapter], wide.foundation, AdapterError, "records no foundation"),
+        ([wide.paths[1]], tmp_path / "f.ptd", AdapterError, "made for foundation"),
+        ([wide.paths[1], features], wide.foundation, LayoutError, r"features\.ptd: module 'l\.0' takes 15"),
+    ):
+        with pytest.raises(error, match=message):
+            combine_adapters(adapters, tmp_path / "both.ptd", foundation=foundation)
+    for output in (wide.paths[1], wide.foundation):
+        with pytest.raises(OutputPathError):
+            combine_adapters([wide.paths[1]], output, foundation=wide.foundation)
+    assert not (tmp_path / "both.ptd").exists()
 
 
 def test_programs_without_adapters(plain: Any, tmp_path: Path) -> None:
@@ -210,27 +221,6 @@ def test_one_file(wide: Any, tmp_path: Path, with_like: bool) -> None:
         combine_adapters([], tmp_path / "none.ptd", foundation=wide.foundation, like=like)
         load_adapter(cache, tmp_path / "none.ptd")
         check(method, {})
-
-
-def test_files_that_cannot_be_combined(wide: Any, tmp_path: Path) -> None:
-    output = tmp_path / "both.ptd"
-    with pytest.raises(AdapterError, match="give like="):
-        combine_adapters([], output, foundation=wide.foundation)
-    with pytest.raises(AdapterError, match="records no foundation"):
-        combine_adapters([wide.adapter], output, foundation=wide.foundation)
-    save_file({"l.0.weight": torch.ones(24, 16)}, tmp_path / "f.ptd")
-    with pytest.raises(AdapterError, match="made for foundation"):
-        combine_adapters([wide.paths[1]], output, foundation=tmp_path / "f.ptd")
-    with pytest.raises(OutputPathError):
-        combine_adapters([wide.paths[1]], wide.paths[1], foundation=wide.foundation)
-    with pytest.raises(OutputPathError):
-        combine_adapters([wide.paths[1]], wide.foundation, foundation=wide.foundation)
-    features = tmp_path / "features.ptd"
-    pair = {"l.0.lora_a.weight": torch.ones(1, 15), "l.0.lora_b.weight": torch.ones(24, 1)}
-    save_adapter(features, pair, foundation=wide.foundation, scale=1)
-    with pytest.raises(LayoutError, match=r"features\.ptd: module 'l\.0' takes 15"):
-        combine_adapters([wide.paths[1], features], output, foundation=wide.foundation)
-    assert not output.exists()
 
 
 _KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

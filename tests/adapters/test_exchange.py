@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from blobstore.errors import (
 from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.adapters.caches import X, at_strength, eager, open_lora, save
 from tests.adapters.nets import RANK, SCALE, adapter_of
+from tests.helpers.beside import running
 from tests.helpers.waiting import until
 from tests.lowering.live import close
 
@@ -125,26 +125,19 @@ def test_no_call_sees_half_an_adapter(lora: Any) -> None:
     for path in paths:
         load_adapter(cache, path)
         expected.append(method(*X).clone())
-    stop = threading.Event()
     seen = [0] * len(paths)
 
     def exchange() -> None:
-        while not stop.is_set():
-            for path in paths:
-                load_adapter(cache, path)
+        for path in paths:
+            load_adapter(cache, path)
 
     def call() -> None:
         found = method(*X)
         (which,) = (number for number, one in enumerate(expected) if torch.equal(found, one))
         seen[which] += 1
 
-    thread = threading.Thread(target=exchange)
-    thread.start()
-    try:
+    with running(exchange):
         until(lambda: sum(seen) >= 200 and min(seen) >= 5, meanwhile=call)
-    finally:
-        stop.set()
-        thread.join()
 
 
 # Adapters that are refused

@@ -17,7 +17,6 @@ from blobstore.adapters import (
     merge_adapter,
     read_adapter,
     save_adapter,
-    set_adapter_strength,
 )
 from blobstore.errors import AdapterError
 from blobstore.runtime import BlobCache, make_working_copy
@@ -116,22 +115,6 @@ def test_after_an_update(place: Place, name: str, first: bool) -> None:
         place.owner.revert()
         assert place.computes_with() == "old"
         place.check(call)
-
-
-def test_the_strength_of_an_adapter_whose_foundation_moved(place: Place) -> None:
-    """It can be turned off, and on again when its foundation is back."""
-    load_adapter(place.cache, place.adapter("old"))
-    place.owner.update(place.weights["new"])
-    for strength in (0.5, 1, -1):
-        with pytest.raises(AdapterError, match=r"for_old\.ptd: made for foundation"):
-            set_adapter_strength(place.cache, strength)
-    set_adapter_strength(place.cache, 0)
-    assert not place.cache.numpy("m.lora_b").any()
-    with pytest.raises(AdapterError, match=r"for_old\.ptd: made for foundation"):
-        set_adapter_strength(place.cache, 1)
-    place.owner.update(place.weights["old"])
-    set_adapter_strength(place.cache, 0.5)
-    assert np.array_equal(place.cache.numpy("m.lora_b"), numbers(3, *LORA)["m.lora_b"] * np.float32(0.5))
 
 
 def test_another_process_commits(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from blobstore.adapters import import_peft, inspect_adapters, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import (
@@ -20,10 +18,8 @@ from blobstore.errors import (
 )
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, eager, merged, open_plain
-from tests.adapters.nets import RANK, SCALE, adapter_of, lower_plain, make
+from tests.adapters.nets import RANK, SCALE, adapter_of, lower_plain, make, write_peft
 from tests.lowering.live import close, inputs
-
-SAFETENSORS = "adapter_model.safetensors"
 
 
 @pytest.mark.long
@@ -80,13 +76,7 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
         save_adapter(tmp_path / "a.ptd", adapter, foundation=tmp_path / "model.ptd", scale=1)
         (fit,) = inspect_adapters(tmp_path / "model.ptd", [tmp_path / "a.ptd"]).adapters
         assert fit.fits
-        module_name, folder = fit.pairs[0].module, tmp_path / "peft"
-        folder.mkdir(exist_ok=True)
-        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
-        names = {"lora_A": a, "lora_B": b}
-        save_file(
-            {f"base_model.model.{module_name}.{half}.weight": t for half, t in names.items()}, folder / SAFETENSORS
-        )
+        folder = write_peft(tmp_path / "peft", adapter)
         import_peft(folder, tmp_path / "imported.ptd", foundation=tmp_path / "model.ptd")
         assert set(read_adapter(tmp_path / "imported.ptd").contents) == set(adapter)
         merged = merge_adapter(cache, adapter, weights=given, tied=True)

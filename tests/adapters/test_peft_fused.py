@@ -17,7 +17,7 @@ from blobstore.runtime import BlobCache
 from tests.adapters import llama
 from tests.adapters.llama import hf_model, peft_model
 from tests.adapters.test_peft import check_same, safetensors_of
-from tests.llm.families import FAMILIES, HEADS, HIDDEN, KV_HEADS, own_names
+from tests.llm.families import FAMILIES, HEADS, HIDDEN, KV_HEADS, MODULES, executorch_model, own_names
 
 PHI = FAMILIES["phi 4"]
 Q, KV = HEADS * PHI.head_dim, KV_HEADS * PHI.head_dim
@@ -68,14 +68,8 @@ def test_the_parts_as_rows_of_a_program(tmp_path: Path) -> None:
     """With room for rank 8 in each part, by `like` and as it is: the same tensors (L2)."""
     save_peft(tmp_path / "peft")
     base = foundation(tmp_path)
-    ins, outs = {"w2": HIDDEN}, {"wk": KV, "wv": KV, "w1": HIDDEN, "w3": HIDDEN}
-    modules = [f"layers.{n}.attention.{m}" for n in (0, 1) for m in ("wq", "wk", "wv", "wo")]
-    modules += [f"layers.{n}.feed_forward.{m}" for n in (0, 1) for m in ("w1", "w2", "w3")]
-    room = {}
-    for module in modules:
-        last = module.rpartition(".")[2]
-        room[f"{module}.lora_a.weight"] = torch.ones(8, ins.get(last, Q))
-        room[f"{module}.lora_b.weight"] = torch.ones(outs.get(last, Q), 8)
+    module = executorch_model(PHI, phi(), llama.CONTEXT, r=8, lora_alpha=16, target_modules=MODULES)
+    room = {name: tensor.detach() for name, tensor in module.named_parameters() if "lora_" in name}
     save_adapter(tmp_path / "room.ptd", room, foundation=base, scale=2)
     import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=base, like=tmp_path / "room.ptd")
     adapter = read_adapter(tmp_path / "a.ptd")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from blobstore import save_file
 from blobstore.adapters import bind_adapter, export_peft, import_peft, read_adapter, save_adapter
 from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, LayoutError
+from tests.adapters import nets
 from tests.adapters.llama import peft_model, peft_scales
 
 IN, OUT = 8, 6
@@ -44,23 +45,18 @@ def foundation(folder: Path) -> Path:
     return folder / "f.ptd"
 
 
-def pairs(ranks: Mapping[str, int], a: str = "lora_a", b: str = "lora_b") -> dict[str, Tensor]:
+def pairs(ranks: Mapping[str, int]) -> dict[str, Tensor]:
     """Tensors without zeros."""
     tensors = {}
     for number, (module, rank) in enumerate(ranks.items(), 1):
-        tensors[f"{module}.{a}.weight"] = torch.full((rank, IN), number / 4)
-        tensors[f"{module}.{b}.weight"] = torch.full((OUT, rank), number / 8)
+        tensors[f"{module}.lora_a.weight"] = torch.full((rank, IN), number / 4)
+        tensors[f"{module}.lora_b.weight"] = torch.full((OUT, rank), number / 8)
     return tensors
 
 
 def write_peft(folder: Path, ranks: Mapping[str, int], **config: Any) -> Path:
     """An adapter of PEFT, whose configuration has the given order."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = pairs({f"base_model.model.{module}": rank for module, rank in ranks.items()}, "lora_A", "lora_B")
-    save_safetensors(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "target_modules": sorted(ranks), **config}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+    return nets.write_peft(folder, pairs(ranks), target_modules=sorted(ranks), **config)
 
 
 def config_of(folder: Path) -> Any:
@@ -324,9 +320,7 @@ def test_a_huge_size_of_heads(tmp_path: Path) -> None:
     params = {"head_dim": 10**300}
     with pytest.raises(LayoutError, match="has 0 rows, which are no heads of 1000"):
         export_peft(tmp_path / "a.ptd", tmp_path / "out", params=params)
-    source = write_peft(tmp_path / "peft", {}, r=1)
-    name = "base_model.model.model.layers.0.self_attn.q_proj"
-    halves = {f"{name}.lora_A.weight": torch.ones(1, IN), f"{name}.lora_B.weight": torch.ones(0, 1)}
-    save_safetensors(halves, source / "adapter_model.safetensors")
+    halves = {name.replace(wq, "model.layers.0.self_attn.q_proj"): tensor for name, tensor in tensors.items()}
+    source = nets.write_peft(tmp_path / "peft", halves)
     with pytest.raises(LayoutError, match="has 0 rows, which are no heads of 1000"):
         import_peft(source, tmp_path / "b.ptd", foundation=tmp_path / "f.ptd", params=params)

@@ -102,16 +102,6 @@ def test_what_executorch_writes(contents):
     assert found == {key: tensor for key, (tensor, _, _) in contents.items()}
 
 
-def test_every_scalar_type(reader, tmp_path):
-    store = BlobStore()
-    for scalar_type in ScalarType:
-        store.add(scalar_type.name, bytes(2 * scalar_type.itemsize), layout=TensorLayout(scalar_type, (2,)))
-    store.write_ptd(tmp_path / "x.ptd")
-    expected = {entry.key: (bytes(entry.data), entry.layout) for entry in store.entries()}
-    found = with_cpp(reader, tmp_path / "x.ptd")
-    assert found == [(key, (data, spelled(layout, data))) for key, (data, layout) in expected.items()]
-
-
 def test_opaque_bytes_beside_tensors(reader, foreign, tmp_path):  # noqa: F811 - the fixture
     """The stock map answers for every key, whichever of our writers made the file, and the bytes stay opaque for us
     (R3, R4). It ends the process at a key without a layout, such as those of a file that has no list of opaque keys."""

@@ -112,29 +112,6 @@ def test_channels_last_of_any_shape(rows: int, channels: int, height: int, width
     assert found == bytes_of(expected.detach().permute(0, 2, 3, 1))
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_swapping_inputs_and_outputs(groups: int) -> None:
-    """(in, out/groups, …) of a transposed convolution becomes (out, in/groups, …)."""
-    tensor = random(4, 3, 2, 2)
-    expected = torch.empty(3 * groups, 4 // groups, 2, 2)
-    for group, i, o in product(range(groups), range(4 // groups), range(3)):
-        expected[group * 3 + o, i] = tensor[group * (4 // groups) + i, o]
-    assert made([tensor], Step(Operation.SWAP_IN_OUT, (groups,)), nbytes=192) == bytes_of(expected)
-
-
-@pytest.mark.parametrize("width", [4, 5])
-def test_packing_four_bits(width: int) -> None:
-    """The first of two numbers is in the low half; a row of odd length ends with a zero."""
-    tensor = torch.arange(-8, -8 + 2 * width).remainder(16).sub(8).to(torch.int8).reshape(2, width)
-    expected = bytearray()
-    for row in tensor.tolist():
-        padded = row + [0] * (width % 2)
-        expected += bytes((low + 8) | (high + 8) << 4 for low, high in zip(padded[::2], padded[1::2], strict=True))
-    assert made([tensor], Step(Operation.PACK_INT4), nbytes=len(expected)) == bytes(expected)
-    with pytest.raises(UnsupportedDataError, match="four bits must be in -8 … 7"):
-        made([tensor + 16], Step(Operation.PACK_INT4), nbytes=len(expected))
-
-
 def test_nothing_to_do_copies_nothing() -> None:
     """Without steps the blob is the memory of the tensor."""
     tensor = random(2, 3)
@@ -142,9 +119,11 @@ def test_nothing_to_do_copies_nothing() -> None:
     assert np.shares_memory(np.frombuffer(array, np.uint8), tensor.numpy())
 
 
-def test_a_result_of_another_size_is_refused() -> None:
+def test_a_result_of_another_size_or_range_is_refused() -> None:
     with pytest.raises(LayoutError, match="'k@1': expected 20 bytes, its steps give 24"):
         made([random(2, 3)], nbytes=20)
+    with pytest.raises(UnsupportedDataError, match="four bits must be in -8 … 7"):
+        made([torch.full((2, 4), 8, dtype=torch.int8)], Step(Operation.PACK_INT4), nbytes=4)
 
 
 # ------------------------------------------------------------------------------------------------ batch normalization
@@ -177,17 +156,6 @@ def test_folds_are_those_of_torch(has_bias: int, has_gamma: int, has_beta: int) 
 def with_defaults(norm: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     mean, _, _, gamma, beta = norm
     return torch.ones_like(mean) if gamma is None else gamma, torch.zeros_like(mean) if beta is None else beta
-
-
-def test_a_normalization_alone_is_one_multiplication_and_one_addition() -> None:
-    """Weight and bias of the convolution that replaces it give what the normalization gives."""
-    gamma, beta, mean, variance = random(3, seed=1), random(3, seed=2), random(3, seed=3), random(3, seed=4).abs() + 0.1
-    parts = [mean, variance, gamma, beta]
-    weight = np.frombuffer(made(parts, Step(Operation.NORM_WEIGHT, (1, 1), (1e-3,)), nbytes=12), np.float32)
-    bias = np.frombuffer(made(parts, Step(Operation.NORM_BIAS, (1, 1), (1e-3,)), nbytes=12), np.float32)
-    x = random(5, 3, seed=5)
-    expected = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, eps=1e-3)
-    assert torch.allclose(x * torch.tensor(weight) + torch.tensor(bias), expected, atol=1e-6)
 
 
 def test_only_float32_is_folded() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from blobstore import BlobStore, errors, open_ptd
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
+from tests.helpers.beside import run_script, running
 from tests.helpers.waiting import until
 from tests.training import nets
 from tests.training.test_steps import same, sgd, state, values
@@ -226,28 +224,19 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     joint = nets.xor()
     training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
     ours, theirs = made("adam", training), made("adam", alone)
-    stop = threading.Event()
     taken = []
 
     def train() -> None:
-        while not stop.is_set():
-            training.step(ours, *joint.batches[0])
-            taken.append(1)
+        training.step(ours, *joint.batches[0])
+        taken.append(1)
 
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        files = []
+    files = []
+    with running(train, train) as failures:
         for number in range(8):
             files.append(tmp_path / f"{number}.ptd")
             training.save(files[-1], ours)
             enough = len(taken) + 20
-            until(lambda: len(taken) >= enough or not all(thread.is_alive() for thread in threads))  # noqa: B023
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+            until(lambda: len(taken) >= enough or failures)  # noqa: B023
     resumed = TrainingProgram(tmp_path / "train.pte")
     steps = 0
     for file in files:
@@ -432,49 +421,29 @@ def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
 
 
 _BEGIN = """
-import os, sys, threading, torch
+import sys, threading, torch
 from pathlib import Path
 from blobstore.errors import TrainingError
 from blobstore.runtime import Program
 from blobstore.training import TrainingProgram
+from tests.helpers.beside import in_child, running
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
-
-def child(check):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            check()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
 """
-_XOR = """
+_FORKING = """
 training = TrainingProgram(folder / "train.pte")
 optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
 batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
 training.step(optimizer, *batch)
-"""
-
-
-def run_script(script: str, folder: Path) -> None:
-    """In a process of its own, which may fork."""
-    command = [sys.executable, "-W", "ignore", "-c", _BEGIN + script, str(folder)]
-    subprocess.run(command, check=True, timeout=120)
-
-
-_FORKING = """
 before = {name: tensor.clone() for name, tensor in training.named_parameters().items()}
 
 def goes_on():
     training.step(optimizer, *batch)
     assert not all(torch.equal(training.named_parameters()[name], before[name]) for name in before)
 
-child(goes_on)
+assert in_child(goes_on)() == 0
 with training.locked():
-    child(goes_on)  # this thread holds the lock
+    assert in_child(goes_on)() == 0  # this thread holds the lock
 assert all(torch.equal(training.named_parameters()[name], before[name]) for name in before)
 
 def refuses():
@@ -494,7 +463,7 @@ def hold():
 thread = threading.Thread(target=hold, daemon=True)
 thread.start()
 inside.wait()
-child(refuses)
+assert in_child(refuses)() == 0
 leave.set()
 thread.join()
 training.step(optimizer, *batch)
@@ -505,7 +474,7 @@ training.step(optimizer, *batch)
 def test_after_fork(tmp_path: Path) -> None:
     """A child has its own run; a child that was forked in the middle of a step gets an error."""
     nets.xor().write(tmp_path)
-    run_script(_XOR + _FORKING, tmp_path)
+    run_script(_BEGIN + _FORKING, tmp_path)
 
 
 _FORKING_IN_A_CALL = """
@@ -513,21 +482,14 @@ method = Program(folder / "train.pte").method()
 batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
 parameter = method.output_memory(len(method.outputs) - 1)
 parameter.fill_(3)
-stop = threading.Event()
-def work():
-    while not stop.is_set():
-        method(*batch)
-thread = threading.Thread(target=work, daemon=True)
-thread.start()
 def check():
     for _ in range(2):
         method(*batch)
     assert bool((parameter == 3).all())
 
-for _ in range(50):
-    child(check)
-stop.set()
-thread.join()
+with running(lambda: method(*batch)):
+    for _ in range(50):
+        assert in_child(check)() == 0
 """
 
 
@@ -535,7 +497,7 @@ thread.join()
 def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
-    run_script(_FORKING_IN_A_CALL, tmp_path)
+    run_script(_BEGIN + _FORKING_IN_A_CALL, tmp_path)
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from blobstore import errors, save_programs
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
+from tests.helpers.beside import running
+from tests.helpers.waiting import until
 from tests.lowering.live import close, lower_exported, lower_through, write
 from tests.lowering.test_quantized import pt2e, put
 from tests.training import nets
@@ -104,13 +105,16 @@ def test_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_normalization_that_was_folded(tmp_path: Path) -> None:
-    """Its parameters are trained, its statistics are buffers; the delegate stores neither separately (T2)."""
+@pytest.mark.parametrize("folded", [True, False])
+def test_normalization(folded: bool, tmp_path: Path) -> None:
+    """Its parameters are trained, its statistics are buffers. A delegate that folded it stores neither separately; a program
+    that serves in train() keeps its own statistics (T2)."""
     joint = nets.norm()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
-    model = nets.Norm(nn.BatchNorm2d)
+    model = nets.Norm(nn.BatchNorm2d) if folded else joint.eager()
     model.load_state_dict(joint.model.state_dict())
     cache, program = delegated(model, x, tmp_path / "serve")
+    assert folded or cache.tensors["norm.running_mean"].auxiliary
     method = program.method()
     for _ in range(2):
         model.load_state_dict(train(joint, training).state_dict())
@@ -202,40 +206,17 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
     methods = [program.load_method() for _ in range(2)]
     expected = [nets.Scores(joint.model)(x).detach()]
     seen: list[list[torch.Tensor]] = [[], []]
-    done = threading.Event()
-
-    def serve(number: int) -> None:
-        while not done.is_set() or not seen[number]:
-            seen[number].append(methods[number](x))
-
-    threads = [threading.Thread(target=serve, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    serve = (lambda number=number: seen[number].append(methods[number](x)) for number in range(2))
+    with running(*serve):
         for _ in range(20):
             expected.append(nets.Scores(train(joint, training))(x).detach())
             training.publish(cache)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+        until(lambda: all(seen))
     states = torch.stack(expected)
     for outputs in seen:
         for output in outputs:
             assert (states - output).abs().amax(dim=(1, 2)).min() < 1e-5
     close(methods[0](x), expected[-1])
-
-
-@pytest.mark.long
-def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
-    """A program that serves in train() keeps its own statistics."""
-    joint = nets.norm()
-    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
-    cache, program = delegated(joint.model, x, tmp_path / "serve")
-    model = train(joint, training)
-    assert cache.tensors["norm.running_mean"].auxiliary
-    training.publish(cache)
-    close(program.method()(x), nets.Scores(model)(x))
 
 
 class FrozenNorm(nets.Norm):
