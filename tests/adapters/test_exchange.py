@@ -18,7 +18,7 @@ from blobstore.errors import (
     LayoutError,
     UpdateError,
 )
-from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, at_strength, eager, open_lora, save
 from tests.adapters.nets import RANK, SCALE, adapter_of
 from tests.helpers.beside import running
@@ -39,24 +39,6 @@ def test_exchange(lora: Any) -> None:
         close(method(*X), eager(seed))
     cache.revert()
     close(method(*X), eager(None))
-
-
-@pytest.mark.parametrize("layout", ["one file each", "merged", "working copy", "copy"])
-def test_ways_to_open_the_cache(lora: Any, layout: str) -> None:
-    """Foundation and adapter may be separate files or one, in every mode (R5, B4)."""
-    if layout == "one file each":
-        cache = BlobCache([lora.foundation, lora.adapter])
-    elif layout == "merged":
-        make_working_copy([lora.foundation, lora.adapter], lora.folder / "all.ptd")
-        cache = BlobCache(lora.folder / "all.ptd")
-    elif layout == "working copy":
-        make_working_copy([lora.foundation, lora.adapter], lora.folder / "all.ptd")
-        cache = BlobCache(lora.folder / "all.ptd", "shared")
-    else:
-        cache = BlobCache([lora.adapter, lora.foundation], "copy")
-    method = Program(lora.pte, cache).method()
-    load_adapter(cache, save(lora, 1))
-    close(method(*X), eager(1))
 
 
 @pytest.mark.parametrize("lora", [False], ids=["portable"], indirect=True)

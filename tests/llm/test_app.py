@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,40 +94,35 @@ def command(request: pytest.FixtureRequest, adapters: Path, tmp_path_factory: py
     return APPS[request.param](folder, [f"{name}={adapters / name}" for name in SEEDS])
 
 
-class Running:
-    """The application as a process."""
-
-    def __init__(self, command: list[str], device: Path, url: str) -> None:
-        self.log = device.with_suffix(".log").open("wb")
-        self.process = subprocess.Popen(
-            [{"DEVICE": str(device), "URL": url}.get(part, part) for part in command],
+@contextmanager
+def running(command: list[str], device: Path, url: str) -> Iterator[Callable[[str], str]]:
+    """The application as a process, until it is killed; what it answers to a command."""
+    places = {"DEVICE": str(device), "URL": url}
+    with (
+        device.with_suffix(".log").open("wb") as log,
+        subprocess.Popen(
+            [places.get(part, part) for part in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.log,
+            stderr=log,
             text=True,
             cwd=ROOT,
             env=native_build.ENVIRONMENT,
-        )
+        ) as process,
+    ):
 
-    def __call__(self, command: str) -> str:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, Path(self.log.name).read_text(encoding="utf-8", errors="replace")[-2000:]
-        return line.rstrip("\n")
+        def answer(text: str) -> str:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(f"{text}\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, Path(log.name).read_text(encoding="utf-8", errors="replace")[-2000:]
+            return line.rstrip("\n")
 
-
-@contextmanager
-def running(command: list[str], device: Path, url: str) -> Iterator[Running]:
-    """The application until it is killed."""
-    app = Running(command, device, url)
-    try:
-        yield app
-    finally:
-        app.process.kill()
-        app.process.communicate()
-        app.log.close()
+        try:
+            yield answer
+        finally:
+            process.kill()
 
 
 def said(tensors: dict[str, Tensor], prompt: str) -> str:

@@ -53,7 +53,6 @@ def test_texts_of_stock_exports(stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock, tmp_path: Path) -> None:
     """By a file that is bound to the foundation, by tensors, and back; each text is that of a stock export (L3, D2, U1)."""
     one, two = stock("a", "one"), eager(0, 1)
@@ -77,7 +76,6 @@ def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock,
     assert llama.text(runner) == two
 
 
-@pytest.mark.long
 def test_a_whole_fine_tune_is_exchanged_through_a_working_copy(live: Path, stock: Stock, tmp_path: Path) -> None:
     """Embeddings and norms, which ExecuTorch reads from its own map, follow as well as what XNNPACK packs (L3, B3, B4)."""
     copy = tmp_path / "live.ptd"
@@ -92,7 +90,6 @@ def test_a_whole_fine_tune_is_exchanged_through_a_working_copy(live: Path, stock
     assert llama.text(runner) == stock("a", "one")
 
 
-@pytest.mark.long
 def test_a_working_copy_runs_where_no_cache_is_served(live: Path, stock: Stock, tmp_path: Path) -> None:
     """One file for clients that take one path: foundation and adapter (L1, L4)."""
     make_working_copy(files(live), tmp_path / "one.ptd")

@@ -256,6 +256,7 @@ def test_values_of_every_type(dtype: torch.dtype, shape: tuple[int, ...], tmp_pa
     cache = cached(tmp_path, a=torch.zeros(shape).to(dtype))
     cache.update({"a": value})
     assert bytes(cache.get_data("a")) == bits.numpy().tobytes()
+    assert (cache["a"].shape, cache["a"].dtype) == (shape, dtype)
     other = torch.int8 if dtype == torch.uint8 else torch.uint8
     for wrong in (torch.zeros(shape, dtype=other), torch.zeros((*shape, 2)).to(dtype)):
         with pytest.raises(LayoutError, match="'a'"):
@@ -373,12 +374,6 @@ def test_blobs_with_a_layout_are_tensors(order: tuple[int, ...], dtype: torch.dt
         assert found is ScalarType[kind] and array.shape == (2, 3, 4) and array.tobytes() == bytes_of(tensor)
         assert np.shares_memory(array, np.frombuffer(blobs.get_data("t"), np.uint8)) == (order == (0, 1, 2))
         assert not array.flags.writeable
-
-
-def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
-    known = tensors(tmp_path, scalar=torch.tensor(2.5), empty=torch.empty(0, 3))
-    assert known.value("scalar")[0].shape == () and known.value("scalar")[0] == 2.5
-    assert known.value("empty")[0].shape == (0, 3)
 
 
 def test_a_tensor_is_read_back_as_far_as_it_is_stored(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert scores.argmax(1).tolist() == [0, 1, 1, 0]
 
 
-@pytest.mark.long
 def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every answer during training is that of one published generation (T2, B3)."""
     example = load("train_and_serve", monkeypatch)

@@ -77,7 +77,6 @@ def eager(module: Training) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return loss, found, {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.long
 def test_two_files_shared_with_inference(module: Training, tmp_path: Path) -> None:
     """A training and an inference program share a frozen file and a trained one (D1, D2)."""
     inference = Block().eval()
@@ -116,7 +115,6 @@ def by_node(node: Any) -> str:
     return "adapter" if node.name.startswith(("p_lora_", "p_head_")) else "foundation"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["model", None])
 def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None) -> None:
     """ExecuTorch's own training module runs the program, with one data file or none (T1)."""
@@ -136,7 +134,6 @@ def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None
         close(gradient, gradients[name])
 
 
-@pytest.mark.long
 def test_what_cannot_train(module: Training) -> None:
     """Each reason is an error that names it."""
 

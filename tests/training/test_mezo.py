@@ -26,27 +26,13 @@ from blobstore.errors import (
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import MeZO
+from tests.adapters.nets import LoraLinear
 from tests.helpers import native_build
 from tests.lowering.live import plugin
 
 pytestmark = pytest.mark.long
 
 Loss = Callable[[], Tensor]
-
-
-class Branch(nn.Module):
-    """A layer of the foundation with a branch of low rank."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs)
-        self.lora_a = nn.Linear(inputs, 4, bias=False)
-        self.lora_b = nn.Linear(4, outputs, bias=False)
-        nn.init.zeros_(self.lora_b.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.base(x) + self.lora_b(self.lora_a(x))
-        return result
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -58,7 +44,10 @@ def batch() -> tuple[Tensor, Tensor]:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `serve.pte`, `foundation.ptd` and `adapter.ptd`; a program of each kind."""
     torch.manual_seed(0)
-    net, tags = nn.Sequential(Branch(32, 16), nn.Tanh(), Branch(16, 3)).eval(), AdapterTags()
+    layers, tags = (LoraLinear(32, 16), LoraLinear(16, 3)), AdapterTags()
+    for layer in layers:
+        nn.init.zeros_(layer.lora_b.weight)
+    net = nn.Sequential(layers[0], nn.Tanh(), layers[1]).eval()
     made = tmp_path_factory.mktemp(request.param)
     if request.param == "4 bits":
         from torchao.quantization.granularity import PerGroup

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -310,13 +310,8 @@ def test_steps_of_several_threads_take_turns(tmp_path: Path) -> None:
     joint = nets.xor()
     training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
     ours, theirs = sgd(training, momentum=0.9), sgd(alone, momentum=0.9)
-    threads = [
-        threading.Thread(target=lambda: [training.step(ours, *joint.batches[0]) for _ in range(25)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: training.step(ours, *joint.batches[0]), range(100)))
     for _ in range(100):
         alone.step(theirs, *joint.batches[0])
     assert same(training.named_parameters(), alone.named_parameters())

@@ -152,7 +152,6 @@ def test_everything_that_a_script_gets_has_a_type(checker: str, tmp_path: Path) 
     check(CHECKERS[checker](copy), copy, asked)
 
 
-@pytest.mark.long
 @each
 def test_without_torch_arrays_have_types(checker: str, tmp_path: Path) -> None:
     """In an environment that has what blobstore itself needs."""
@@ -171,7 +170,6 @@ def test_without_torch_arrays_have_types(checker: str, tmp_path: Path) -> None:
         check(run_pyright(copy, python, paths), copy, asked)
 
 
-@pytest.mark.long
 @pytest.mark.slow_for("mypy")
 @each
 def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
