@@ -106,5 +106,6 @@ def _pinned(package: str, needed: str) -> str | None:
 
 
 def _error(what: str, package: str, version: str, found: str | None, extra: str) -> MissingDependencyError:
-    why = "which is not installed" if found is None else f"found {package} {found}"
-    return MissingDependencyError(f"{what} needs {package} {version}, {why}: {install(extra)}")
+    if found is None:
+        return MissingDependencyError(f"{what} needs {package} {version}, which is not installed: {install(extra)}")
+    return MissingDependencyError(f"{what} needs {package} {version}, found {package} {found}: {install(extra)}")

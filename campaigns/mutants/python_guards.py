@@ -164,8 +164,9 @@ GUARDS = (
     Guard(
         "files of tables are made one of proved copies",
         "blobstore/pool/tables.py",
-        "not _is_named(path, copy.read_bytes())",
+        "_is_named(path, copy.read_bytes())",
         ("tests/pool/test_requests.py::test_damaged_copies_lose_nothing",),
+        "True",
     ),
     Guard(
         "a sweep looks again after it removed something",

@@ -51,8 +51,12 @@ def test_no_text_installs_another_package(path: Path) -> None:
 
 def test_the_extras_that_messages_name_exist() -> None:
     extras = project(ROOT)["project"]["optional-dependencies"]
-    named = {name for path in TEXTS for name in re.findall(r"install\([\"'](\w+)[\"']\)", path.read_text())}
-    assert {"cli", "executorch", "releases", "runtime"} <= named <= set(extras)
+    named = {
+        name
+        for path in TEXTS
+        for name in re.findall(r"(?:install|needed)\((?:f?\".*\", )?[\"'](\w+)[\"']\)", path.read_text())
+    }
+    assert {"cli", "executorch", "pool", "releases", "runtime"} <= named <= set(extras)
 
 
 def test_until_the_release_messages_install_from_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:

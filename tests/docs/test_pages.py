@@ -42,6 +42,8 @@ def text(node: ast.AST) -> str:
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(text(value) or PLACE for value in node.values)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needed":
+        return f"{text(node.args[0]) or PLACE}: {PLACE} ({PLACE})"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         left, right = text(node.left), text(node.right)
         return (left or PLACE) + (right or PLACE) if left or right else ""
