@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ import numpy as np
 from blobstore import errors, open_ptd
 from blobstore.runtime import BlobCache, Method, Program
 from campaigns import network
+from campaigns.children import in_child
 from campaigns.soak import measure
 
 FIRST = 1  # the value of the files
@@ -222,53 +222,30 @@ class Worker:
         method = Program(self.program, self.cache).load_method()
         while not self.stop.is_set():
             self.call(method)
-            child = os.fork()
-            if child == 0:
-                self.be_a_child(method)
-            self.wait(child)
+            result = in_child(lambda: self.be_a_child(method), PATIENCE)
+            if "value" not in result:
+                raise WrongError(f"a forked child: {result}")
             self.counts["forks"] += 1
             self.stop.wait(chance.random())
 
     def be_a_child(self, method: Method) -> None:
-        """What a forked process may do: run, commit for itself, and load a program. The process ends here."""
-        code, reason = 0, ""
-        try:
-            if self.shared is None:
-                generation = self.cache.generation
-                for _ in range(2):
-                    value = self.value_of(self.only(method(network.INPUT), "an output"))
-                    self.allowed(value, generation, generation)
-                self.owner.update(self.weights(11))
-                for one in (method, Program(self.program, self.cache).load_method()):
-                    value = self.value_of(self.only(one(network.INPUT)[0], "an output"))
-                    if value != 11:
-                        raise WrongError(f"a child committed 11 and computed with {value}")
-                self.owner.revert()
-                value = self.value_of(self.only(method(network.INPUT), "an output"))
-                if value != FIRST:
-                    raise WrongError(f"a child reverted to {FIRST} and computed with {value}")
-            else:
-                self.call(method)
-        except BaseException as error:  # it must not reach the code of the parent
-            code, reason = 1, f"{type(error).__name__}: {error}"
-        if reason:
-            (self.scratch / f"child-{os.getpid()}").write_text(reason)
-        os._exit(code)
-
-    def wait(self, child: int) -> None:
-        end = time.monotonic() + PATIENCE
-        while True:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() > end:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise WrongError("a forked child hangs")
-            time.sleep(0.002)
-        if status:
-            note = self.scratch / f"child-{child}"
-            raise WrongError(f"a forked child: {note.read_text() if note.exists() else f'status {status:#x}'}")
+        """What a forked process may do: run, commit for itself, and load a program."""
+        if self.shared is not None:
+            self.call(method)
+            return
+        generation = self.cache.generation
+        for _ in range(2):
+            value = self.value_of(self.only(method(network.INPUT), "an output"))
+            self.allowed(value, generation, generation)
+        self.owner.update(self.weights(11))
+        for one in (method, Program(self.program, self.cache).load_method()):
+            value = self.value_of(self.only(one(network.INPUT)[0], "an output"))
+            if value != 11:
+                raise WrongError(f"a child committed 11 and computed with {value}")
+        self.owner.revert()
+        value = self.value_of(self.only(method(network.INPUT), "an output"))
+        if value != FIRST:
+            raise WrongError(f"a child reverted to {FIRST} and computed with {value}")
 
     # All together.
 
