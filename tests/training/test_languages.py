@@ -174,6 +174,7 @@ HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = 
     "no tensors": (INVALID_FILE, "tensors is missing", _put("tensors", None)),
     "tensors": (INVALID_FILE, "is not JSON", _put("tensors", [])),
     "names": (INVALID_FILE, "named twice", _put("parameters", ["out.bias", "out.bias"])),
+    "unknown name": (INVALID_FILE, "not among the tensors", _put("parameters", ["unknown"])),
     "name": (INVALID_FILE, "a text is missing", _put("parameters", [1])),
     "unlisted": (INVALID_FILE, "the file does not", _put("tensors no", ["00"])),
     "digest": (INVALID_FILE, "a text is missing", _put("tensors no", [1])),
@@ -255,11 +256,13 @@ def test_a_file_that_lies_is_one_error(case: str, runs: Runs, tmp_path: Path) ->
 
 @pytest.mark.parametrize("case", [case for case in HOSTILE if case not in OF_CPP])
 def test_python_refuses_it_too(case: str, folder: Path, tmp_path: Path) -> None:
-    """Before anything is changed (B5)."""
+    """With an error of the same kind, before anything is changed (B5)."""
+    kind, _, change = HOSTILE[case]
     runs = Runs(Path(), folder)
     runs.python(OPTIMIZERS["adamw"], 2, None, tmp_path / "good")
-    nets.rewrite(tmp_path / "good", tmp_path / "bad", HOSTILE[case][2])
-    with pytest.raises((errors.InvalidFileError, errors.CheckpointError), match=str(tmp_path / "bad")):
+    nets.rewrite(tmp_path / "good", tmp_path / "bad", change)
+    error = {INVALID_FILE: errors.InvalidFileError, CHECKPOINT: errors.CheckpointError}[kind]
+    with pytest.raises(error, match=str(tmp_path / "bad")):
         runs.python(OPTIMIZERS["adamw"], 0, tmp_path / "bad", tmp_path / "end")
 
 
