@@ -59,7 +59,7 @@ def import_peft(
 
     Args:
         source: the folder that PEFT wrote; or its name on Hugging Face's Hub, `user/name` or `user/name@revision`, if it is in
-            the local cache of `huggingface_hub`; or an adapter in GGUF, for which `gguf` must be installed.
+            the local cache of `huggingface_hub`.
         target: the .ptd to write; an existing one is replaced.
         foundation: the `.ptd` of the programs, or several that are used together. Its names may be those of Hugging
             Face's model or of Llama's checkpoints.

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from blobstore.adapters.foundation import library, plain_of
-from blobstore.adapters.peft_gguf import read_gguf
 from blobstore.adapters.peft_pair import PeftAdapter, PeftPair
-from blobstore.core.errors import UpdateError
+from blobstore.core.errors import AdapterError, UpdateError
 from blobstore.core.hub import local_folder
 from blobstore.core.memory.arrays import Plain
 from blobstore.core.memory.mapped_file import as_path
@@ -35,8 +34,7 @@ def read_peft(directory: str | os.PathLike[str]) -> PeftAdapter:
     """Read and check an adapter that PEFT saved.
 
     Args:
-        directory: the folder with `adapter_config.json` and `adapter_model.safetensors`; or a file of GGUF, see
-            `blobstore.adapters.peft_gguf`.
+        directory: the folder with `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be opened, or is malformed.
@@ -47,18 +45,16 @@ def read_peft(directory: str | os.PathLike[str]) -> PeftAdapter:
     """
     folder = as_path(directory)
     if folder.suffix == ".gguf":
-        adapter, file = read_gguf(folder), folder
-    else:
-        scale, origin, rows = library().read_peft(os.fsencode(folder))
-        pairs = [
-            PeftPair(module, plain_of(a), plain_of(b), a_key, b_key, scale_of_pair)
-            for module, a_key, a, b_key, b, scale_of_pair in rows
-        ]
-        adapter, file = PeftAdapter(pairs, scale, origin), folder / MODEL_NAME
-    for pair in adapter.pairs:
+        raise AdapterError(f"{folder}: an adapter in GGUF is not read; import the folder of PEFT that it was made of")
+    scale, origin, rows = library().read_peft(os.fsencode(folder))
+    pairs = [
+        PeftPair(module, plain_of(a), plain_of(b), a_key, b_key, scale_of_pair)
+        for module, a_key, a, b_key, b, scale_of_pair in rows
+    ]
+    for pair in pairs:
         for key, tensor in ((pair.a_key, pair.a), (pair.b_key, pair.b)):
-            _check_finite(tensor, f"{file}: '{key}'")
-    return adapter
+            _check_finite(tensor, f"{folder / MODEL_NAME}: '{key}'")
+    return PeftAdapter(pairs, scale, origin)
 
 
 def _check_finite(tensor: Plain, what: str) -> None:

@@ -180,5 +180,6 @@ def test_files_that_must_be_saved_or_imported_first(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"adapter_model\.bin is a pickle, which may run code; save it"):
         read_peft(tmp_path)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(AdapterError, match=r"a\.gguf: an adapter in GGUF is no data file; import it first"):
-        read_adapter(tmp_path / "a.gguf")
+    for read in (read_adapter, read_peft):
+        with pytest.raises(AdapterError, match=r"a\.gguf: an adapter in GGUF is not read; import the folder of PEFT"):
+            read(tmp_path / "a.gguf")

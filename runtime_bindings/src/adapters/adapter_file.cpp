@@ -133,7 +133,8 @@ Adapter::~Adapter() = default;
 
 std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
   if (ends_with(path, ".gguf")) {
-    throw_error_in(ErrorKind::Adapter, path, "an adapter in GGUF is no data file; import it first");
+    throw_error_in(
+        ErrorKind::Adapter, path, "an adapter in GGUF is not read; import the folder of PEFT that it was made of");
   }
   if (!leads_to_folder(path)) {
     return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(path)));
