@@ -111,7 +111,7 @@ def import_peft(
         factor = factors[pair.scale]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = PeftOrigin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim, first)
-        b = multiplied(pair.ordered(head_dim, folder), factor, rounded=round_values) if factor else None
+        b = multiplied(pair.ordered(head_dim), factor, rounded=round_values) if factor else None
         if b is None:
             way_out = "; allow that with round_values=True (--round)" if factor else ", which is out of range"
             raise AdapterError(

@@ -1,13 +1,11 @@
-"""What PEFT saves of an adapter, whatever file it is in."""
+"""What PEFT saves of an adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from blobstore.adapters.peft_names import rows_as_llama
-from blobstore.core.errors import AdapterError
 from blobstore.core.memory.arrays import Plain
 
 __all__ = ["PeftAdapter", "PeftPair"]
@@ -22,7 +20,6 @@ class PeftPair:
         a, b: the tensors, of shapes (rank, in) and (out, rank).
         a_key, b_key: their keys in the file.
         scale: the factor of their product.
-        reordered: whether the rows of q and k lie as in Llama's own checkpoints, and not as in Hugging Face's model.
     """
 
     module: str
@@ -31,24 +28,18 @@ class PeftPair:
     a_key: str
     b_key: str
     scale: float
-    reordered: bool = False
 
     @property
     def rank(self) -> int:
         """The rank."""
         return int(self.a[0].shape[0])
 
-    def ordered(self, head_dim: int, source: Path) -> Plain:
+    def ordered(self, head_dim: int) -> Plain:
         """The second tensor with its rows as a program needs them.
 
         `head_dim` is the size of a head if the program rotates neighbouring elements and this is its q or k; otherwise 0.
         """
-        if self.reordered and not head_dim and self.module.endswith(("q_proj", "k_proj")):
-            raise AdapterError(
-                f"{source}: the rows of '{self.module}' lie in llama.cpp's order, which the program does not use; import PEFT's "
-                "folder instead"
-            )
-        return (rows_as_llama(self.b[0], head_dim), self.b[1]) if head_dim and not self.reordered else self.b
+        return (rows_as_llama(self.b[0], head_dim), self.b[1]) if head_dim else self.b
 
     def part(self, first: int, rows: int) -> PeftPair:
         """The pair for some rows of the module."""

@@ -166,7 +166,7 @@ def _tensors(
             folder, llama_name(pair.module), pair.module, new_b.shape[0], lambda: size_of_head, program
         )
         a[:rank] = new_a
-        b[:, :rank] = cast(pair.ordered(head_dim, folder), ScalarType.DOUBLE)[0] * (pair.scale / scale)
+        b[:, :rank] = cast(pair.ordered(head_dim), ScalarType.DOUBLE)[0] * (pair.scale / scale)
     return (a, ScalarType.DOUBLE), (b, ScalarType.DOUBLE)
 
 
