@@ -10,15 +10,14 @@ import struct
 import sys
 from pathlib import Path
 
-import flatbuffers
 import numpy as np
-import xxhash
 from safetensors.numpy import save_file as save_safetensors
 
 from blobstore import BlobStore, save_file
 from blobstore.adapters import save_adapter
 from blobstore.core.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
+from tests.helpers.bombs import payload_bomb
 from tests.logical import native_tensors
 from tests.runtime import native_programs
 
@@ -100,37 +99,7 @@ def write_delegates(folder: Path) -> None:
     inside = b"head" + ones.tobytes() + b"between " + ones.tobytes() + b"tail"
     hole = Constant(f"packed{mark}", ones.nbytes, 0, (), packed=True, holes=(4, ones.nbytes + 12))
     (folder / "holes.payload").write_bytes(wrap(inside, "InsideBackend", [hole]))
-    write_costly_payload(folder / "costly.payload")
-
-
-def write_costly_payload(path: Path) -> None:
-    """One description of a constant with 30,000 places, 60,000 times."""
-    key = "k@0123456789abcdef"
-    inner = key.encode()
-    builder = flatbuffers.Builder(1 << 20)
-    name, digest = builder.CreateString("ToyBackend"), builder.CreateByteVector(xxhash.xxh3_128_digest(inner))
-    text = builder.CreateString(key)
-    builder.StartVector(8, 30_000, 8)
-    for _ in range(30_000):
-        builder.PrependUint64(len(inner) - 16)
-    places = builder.EndVector()
-    builder.StartObject(5)
-    builder.PrependUOffsetTRelativeSlot(0, text, 0)
-    builder.PrependUOffsetTRelativeSlot(3, places, 0)
-    constant = builder.EndObject()
-    builder.StartVector(4, 60_000, 4)
-    for _ in range(60_000):
-        builder.PrependUOffsetTRelative(constant)
-    constants = builder.EndVector()
-    builder.StartObject(5)
-    builder.PrependUint32Slot(0, 1, 0)
-    builder.PrependUOffsetTRelativeSlot(1, name, 0)
-    builder.PrependUint64Slot(2, len(inner), 0)
-    builder.PrependUOffsetTRelativeSlot(3, constants, 0)
-    builder.PrependUOffsetTRelativeSlot(4, digest, 0)
-    builder.Finish(builder.EndObject(), file_identifier=b"BD01")
-    description = bytes(builder.Output())
-    path.write_bytes(inner + description + struct.pack("<Q", len(description)) + b"BSDELEG1")
+    (folder / "costly.payload").write_bytes(payload_bomb(40_000))
 
 
 if __name__ == "__main__":

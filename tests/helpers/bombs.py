@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from blobstore.core.formats.flatbuffer import I32, U8, U64
+from blobstore.core.formats.payload import CONSTANT, FILE_IDENTIFIER, MAGIC, PAYLOAD
 from blobstore.core.formats.pte.schema import PROGRAM
 from blobstore.core.formats.table_builder import TableBuilder
 from tests.helpers.collisions import colliding_texts
@@ -131,6 +134,17 @@ def plans_apart(p: Program) -> bytes:
     """Many methods that share one list of tensors, one with a long key."""
     values = p.references([p.tensor(extra_tensor_info=p.external(p.text(LONG)))] * 5_000)
     return p.whole([p.plan(str(number), values=values) for number in range(3_000)])
+
+
+def payload_bomb(count: int) -> bytes:
+    """A payload that refers to one constant with `count` places `count` times: a few kilobytes that stand for gigabytes."""
+    builder, inner = TableBuilder(1024), b"k@0123456789abcdef"
+    key, places = builder.CreateString(inner.decode()), builder.numbers(U64, [len(inner) - 16] * count)
+    constants = builder.references([builder.table(CONSTANT, key=key, places=places)] * count)
+    name, digest = builder.CreateString("ToyBackend"), builder.CreateByteVector(xxhash.xxh3_128_digest(inner))
+    fields = {"version": 1, "inner": name, "size": len(inner), "constants": constants, "digest": digest}
+    body = builder.finish(builder.table(PAYLOAD, **fields), FILE_IDENTIFIER)
+    return inner + body + struct.pack("<Q", len(body)) + MAGIC
 
 
 BOMBS: dict[str, Callable[[Program], bytes]] = {

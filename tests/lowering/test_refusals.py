@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import flatbuffers
 import numpy as np
 import pytest
 import torch
 import xxhash
-from tests.helpers.schemas.payload import Constant as FbConstant
-from tests.helpers.schemas.payload import Payload as FbPayload
 from torch import nn
 
 from blobstore.core.formats import payload
@@ -31,6 +27,7 @@ from blobstore.errors import (
 from blobstore.lowering import BlobStoreBackend, register_inner
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
+from tests.helpers.bombs import payload_bomb
 from tests.lowering import nets
 from tests.lowering.live import BlobStorePartitioner, Live, XnnpackPartitioner, inputs, lower_through, seeded
 
@@ -56,35 +53,10 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
     assert not live.run().isfinite().all()
 
 
-def _bomb(count: int) -> bytes:
-    """A payload that refers to one constant `count` times: a few kilobytes that stand for gigabytes."""
-    builder = flatbuffers.Builder(1024)
-    text = builder.CreateString("w" * count)
-    FbConstant.StartPlacesVector(builder, count)
-    for place in range(count):
-        builder.PrependUint64(place)
-    places = builder.EndVector()
-    FbConstant.Start(builder)
-    FbConstant.AddKey(builder, text)
-    FbConstant.AddPlaces(builder, places)
-    constant = FbConstant.End(builder)
-    FbPayload.StartConstantsVector(builder, count)
-    for _ in range(count):
-        builder.PrependUOffsetTRelative(constant)
-    constants = builder.EndVector()
-    FbPayload.Start(builder)
-    FbPayload.AddVersion(builder, 1)
-    FbPayload.AddInner(builder, text)
-    FbPayload.AddConstants(builder, constants)
-    builder.Finish(FbPayload.End(builder), file_identifier=payload.FILE_IDENTIFIER)
-    body = bytes(builder.Output())
-    return body + struct.pack("<Q", len(body)) + payload.MAGIC
-
-
 @pytest.mark.parametrize("count", [400, 20_000])
 def test_small_payloads_cost_little(count: int) -> None:
     """Below 1 MB, at most 2 seconds and 300 MB; then an error (B5)."""
-    data = _bomb(count)
+    data = payload_bomb(count)
     assert len(data) < 1 << 20
     tracemalloc.start()
     try:
