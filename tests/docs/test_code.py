@@ -43,7 +43,7 @@ FIGURE = re.compile(r"(?<![\w.,@/-])\d[\d,]*(?:\.\d+)? (?:B|KB|MB|GB)\b|(?<![\w.
 # How many blocks of a page are marked as not run
 NOT_RUN = {
     "docs/howto/fuse.md": 1,
-    "docs/howto/peft.md": 3,
+    "docs/howto/peft.md": 2,
     "docs/language-models.md": 3,
     "docs/index.md": 1,
     "docs/install.md": 5,
