@@ -178,7 +178,7 @@ GUARDS = (
         "a sweep makes again what releases lack",
         "blobstore/publishing/beside.py",
         "not digests <= found",
-        ("tests/releases/test_beside_sweeps.py::test_a_publisher_that_was_killed_before_it_looked_again",),
+        ("tests/releases/test_beside_sweeps.py::test_what_goes_while_a_sweep_looks_is_made_again",),
     ),
     Guard(
         "what is stored again is new for a sweep",

@@ -69,6 +69,9 @@ def check(releases: Path, version: str, folder: Path, *, plain: bool = True) -> 
     assert same(found(device / "current"), weights(seed=2, layers=2, size=64))
     if version == "latest":
         return
+    index = json.loads((releases / "a" / version / "index.json").read_bytes())
+    for file in index["files"] if plain else ():
+        assert hashlib.sha256((releases / "files" / file["sha256"]).read_bytes()).hexdigest() == file["sha256"]
     for listed in (releases / "a" / version).glob("*.json.zst"):
         ways = json.loads(zstandard.ZstdDecompressor().decompress(listed.read_bytes()))
         assert ways["index"] == hashlib.sha256((releases / "a" / version / "index.json").read_bytes()).hexdigest()
@@ -133,6 +136,19 @@ def test_what_is_stored_again_is_not_removed_meanwhile(
         sweep(releases, keep=KEEP)
     stored_again = {path.name for path in (releases / "files").iterdir()} & old
     assert stored_again and not stored_again & {path.rpartition("/")[2] for path in removed}
+    check(releases, "3", tmp_path)
+
+
+def test_what_goes_while_a_sweep_looks_is_made_again(releases: Path, tmp_path: Path) -> None:
+    """By another sweep that has not seen the release, once this one found it whole."""
+    publish(tmp_path / "in", releases, name="a", version="3", plain=True)
+
+    def lose() -> None:
+        for path in (releases / "files").iterdir():
+            path.unlink()
+
+    with between([(Objects, "list")], 0, lose, lambda _, prefix: prefix == "files"):
+        sweep(releases, keep=KEEP)
     check(releases, "3", tmp_path)
 
 
