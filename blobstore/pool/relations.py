@@ -283,10 +283,10 @@ def _recent_or_earlier(tables: Tables, every: Iterable[_Short]) -> dict[tuple[by
     the others are not read: they lie all over a table.
     """
     near = [(short, base.digest) for short in every if (base := short.nearest) is not None]
-    found = _earlier(tables, {base for _, base in near}, _RECENT)
-    drifting = {base for short, base in near if short.would_save(found[base, short.part.dtype]) > 0}
-    found.update(_earlier(tables, drifting, _EARLIER))
-    return found
+    sketches = _earlier(tables, {base for _, base in near}, _RECENT)
+    drifting = {base for short, base in near if short.would_save(sketches[base, short.part.dtype]) > 0}
+    sketches.update(_earlier(tables, drifting, _EARLIER))
+    return sketches
 
 
 def _earlier(tables: Tables, bases: Iterable[bytes], most: int) -> dict[tuple[bytes, str], list[bytes]]:

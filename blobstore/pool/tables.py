@@ -680,7 +680,10 @@ class Tables:
     def _proved_file(self, table: str, path: str, size: int) -> Path:
         """As `_local_file`, but a copy that is not what its name says is fetched again, and one whose name says nothing."""
         copy = self._local_file(table, path, size)
-        return copy if _is_named(path, copy.read_bytes()) else self._local_file(table, path, size, anew=True)
+        with contextlib.suppress(OSError):  # of a disk with bad sectors, or another process had no room for it
+            if _is_named(path, copy.read_bytes()):
+                return copy
+        return self._local_file(table, path, size, anew=True)
 
     def _file_name(self, table: str, path: str) -> str:
         """The name of a file of a table, by what its log says, which anybody may have written who writes to the pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import shutil
 from collections import Counter
@@ -169,6 +170,29 @@ def test_copies_of_tables(store: Store, tmp_path: Path) -> None:
             assert [one.version for one in pool.versions()] == ["1"]
         with opened(store, tmp_path) as pool:
             assert pool.verify() == []
+
+
+def test_only_damaged_copies_are_made_anew(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes may be reading the rest. What cannot be read is damaged, too."""
+    add(store, tmp_path, 1)
+    with opened(store, tmp_path) as pool:
+        assert pool.verify() == []
+        tables = [copy for copy in (tmp_path / "cache").iterdir() if copy.read_bytes().startswith(b"PAR1")]
+        [events] = [copy for copy in tables if "kind" in duckdb.read_parquet(str(copy)).columns]
+        unreadable = next(copy for copy in tables if copy != events)
+        before = {copy: copy.stat().st_ino for copy in tables}
+        events.write_bytes(bytes(events.stat().st_size))
+        real = Path.read_bytes
+
+        def read_bytes(path: Path) -> bytes:
+            if path == unreadable and path.stat().st_ino == before[path]:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        assert [one.version for one in pool.versions()] == ["1"]
+    made = {copy for copy in tables if copy.stat().st_ino != before[copy]}
+    assert len(tables) > 2 and made == {events, unreadable}
 
 
 def test_damaged_files_of_tables_are_one_error(store: Store, tmp_path: Path) -> None:
