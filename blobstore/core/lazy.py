@@ -28,14 +28,16 @@ def lazily(
     import sys
     from importlib import import_module
 
-    from blobstore.core.requirements import check_lowering, needed
-
     module = next((module for module, names in home.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     if needs:
+        from blobstore.core.requirements import check_lowering
+
         check_lowering(needs)
     if extra:
+        from blobstore.core.requirements import needed
+
         with needed(why, extra):
             import_module(f".{module}", package)
     value = getattr(import_module(f".{module}", package), name)
