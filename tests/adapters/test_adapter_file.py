@@ -10,21 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore import BlobStore, load_file, open_ptd, save_file
+from blobstore import BlobStore, errors, load_file, open_ptd, save_file
 from blobstore.adapters import AdapterTags, bind_adapter, foundation_fingerprint, read_adapter, save_adapter
-from blobstore.errors import (
-    AdapterError,
-    BlobStoreError,
-    FileAccessError,
-    IntegrityError,
-    InvalidFileError,
-    InvalidTagError,
-    KeyConflictError,
-    LayoutError,
-    OutputPathError,
-    UnsupportedDataError,
-    UpdateError,
-)
 from tests.adapters.nets import RANK, adapter_of
 
 
@@ -72,7 +59,7 @@ def test_own_tags() -> None:
 @pytest.mark.parametrize("names", [("a/b", "c"), ("", "c"), ("a", ".."), ("a", "a"), ("a.ptd", "a"), ("a", 3)])
 def test_invalid_tags(names: Any) -> None:
     """Both must be plain file names, and different."""
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         AdapterTags(*names)
 
 
@@ -132,7 +119,7 @@ def test_files_of_a_foundation_agree(foundation: Path, tmp_path: Path) -> None:
     """One key has one content and one layout in all of them."""
     for other in (np.full((8, 24), 2, np.float32), np.ones((24, 8), np.float32)):
         save_file({"l.1.weight": other}, tmp_path / "other.ptd")
-        with pytest.raises(KeyConflictError, match=r"l\.1\.weight"):
+        with pytest.raises(errors.KeyConflictError, match=r"l\.1\.weight"):
             foundation_fingerprint([foundation, tmp_path / "other.ptd"])
 
 
@@ -179,21 +166,21 @@ def test_save_and_read(foundation: Path, tmp_path: Path, dtype: torch.dtype) -> 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"l.0.lora_a.weight": None}, AdapterError, "a.ptd: 'l.0.lora_b.weight' has no lora_a beside it"),
-        ({"l.0.lora_a.weight": torch.zeros(RANK + 1, 16)}, LayoutError, "a.ptd: .* has rank 4, .* rank 3"),
-        ({"l.0.lora_a.weight": torch.zeros(RANK, 4, 4)}, LayoutError, "a.ptd: .* must both be matrices"),
-        ({"l.0.lora_a.weight": torch.full((RANK, 16), float("nan"))}, UpdateError, "a.ptd: .*not finite"),
+        ({"l.0.lora_a.weight": None}, errors.AdapterError, "a.ptd: 'l.0.lora_b.weight' has no lora_a beside it"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK + 1, 16)}, errors.LayoutError, "a.ptd: .* has rank 4, .* rank 3"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK, 4, 4)}, errors.LayoutError, "a.ptd: .* must both be matrices"),
+        ({"l.0.lora_a.weight": torch.full((RANK, 16), float("nan"))}, errors.UpdateError, "a.ptd: .*not finite"),
         (
             {"l.0.lora_a.x.weight": torch.zeros(RANK, 16), "l.0.lora_b.x.weight": torch.zeros(24, RANK)},
-            AdapterError,
+            errors.AdapterError,
             "module 'l.0' has two pairs",
         ),
-        (dict.fromkeys(adapter_of(1)), AdapterError, "no tensor has a part lora_a or lora_b"),
-        ({"l.0.lora_a.weight": "text"}, UnsupportedDataError, "expected a torch tensor"),
+        (dict.fromkeys(adapter_of(1)), errors.AdapterError, "no tensor has a part lora_a or lora_b"),
+        ({"l.0.lora_a.weight": "text"}, errors.UnsupportedDataError, "expected a torch tensor"),
     ],
 )
 def test_broken_adapters_are_not_saved(
-    foundation: Path, tmp_path: Path, change: Any, error: type[BlobStoreError], message: str
+    foundation: Path, tmp_path: Path, change: Any, error: type[errors.BlobStoreError], message: str
 ) -> None:
     """The message names the file and the tensor, and nothing is written (B5)."""
     tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
@@ -206,17 +193,17 @@ def test_wrong_arguments(foundation: Path, tmp_path: Path) -> None:
     """Each is a BlobStoreError, and no file appears or changes."""
     good: dict[str, Any] = {"tensors": adapter_of(1), "foundation": foundation, "scale": 1}
     for change, error in (
-        ({"scale": float("nan")}, AdapterError),
-        ({"scale": 10**400}, AdapterError),
-        ({"metadata": {"blobstore.adapter.scale": "1"}}, UnsupportedDataError),
-        ({"foundation": tmp_path / "none.ptd"}, FileAccessError),
-        ({"foundation": []}, AdapterError),
+        ({"scale": float("nan")}, errors.AdapterError),
+        ({"scale": 10**400}, errors.AdapterError),
+        ({"metadata": {"blobstore.adapter.scale": "1"}}, errors.UnsupportedDataError),
+        ({"foundation": tmp_path / "none.ptd"}, errors.FileAccessError),
+        ({"foundation": []}, errors.AdapterError),
     ):
         with pytest.raises(error):
             save_adapter(tmp_path / "a.ptd", **{**good, **change})
         assert not (tmp_path / "a.ptd").exists()
     before = foundation.read_bytes()
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         save_adapter(foundation, **good)
     assert foundation.read_bytes() == before
 
@@ -226,22 +213,22 @@ def test_adapters_and_foundations_are_told_apart(foundation: Path, tmp_path: Pat
     save_adapter(tmp_path / "a.ptd", adapter_of(1), foundation=foundation, scale=1)
     save_file(adapter_of(2), tmp_path / "unbound.ptd")
     for path in (tmp_path / "a.ptd", tmp_path / "unbound.ptd"):
-        with pytest.raises(AdapterError, match=f"{path.name}: this file is an adapter, not a foundation"):
+        with pytest.raises(errors.AdapterError, match=f"{path.name}: this file is an adapter, not a foundation"):
             foundation_fingerprint(path)
-    with pytest.raises(AdapterError, match=r"f.ptd: not an adapter"):
+    with pytest.raises(errors.AdapterError, match=r"f.ptd: not an adapter"):
         read_adapter(foundation)
 
 
 def test_bind(foundation: Path, tmp_path: Path) -> None:
     """Binding adds the foundation and keeps metadata; the scale must be recorded or given (D2)."""
     save_file(adapter_of(1), tmp_path / "plain.ptd", metadata={"made": "here"})
-    with pytest.raises(AdapterError, match=r"plain.ptd: records no scale"):
+    with pytest.raises(errors.AdapterError, match=r"plain.ptd: records no scale"):
         bind_adapter(tmp_path / "plain.ptd", tmp_path / "bound.ptd", foundation=foundation)
     bind_adapter(tmp_path / "plain.ptd", tmp_path / "bound.ptd", foundation=foundation, scale=2)
     bound = read_adapter(tmp_path / "bound.ptd")
     assert (bound.foundation, bound.scale) == (foundation_fingerprint(foundation), 2)
     assert bound.metadata == {"made": "here"}
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         bind_adapter(tmp_path / "bound.ptd", tmp_path / "bound.ptd", foundation=foundation)
 
 
@@ -249,10 +236,10 @@ def test_bind(foundation: Path, tmp_path: Path) -> None:
 def test_malformed_metadata(foundation: Path, tmp_path: Path, text: str) -> None:
     """A recorded scale or fingerprint is checked when the file is read (B5)."""
     save_file(adapter_of(1), tmp_path / "a.ptd", metadata={"blobstore.adapter.scale": text})
-    with pytest.raises(InvalidFileError, match=r"a.ptd: the adapter's metadata is malformed"):
+    with pytest.raises(errors.InvalidFileError, match=r"a.ptd: the adapter's metadata is malformed"):
         read_adapter(tmp_path / "a.ptd")
     save_file(adapter_of(1), tmp_path / "a.ptd", metadata={"blobstore.adapter.foundation": text})
-    with pytest.raises(InvalidFileError, match=r"a.ptd: the adapter's metadata is malformed"):
+    with pytest.raises(errors.InvalidFileError, match=r"a.ptd: the adapter's metadata is malformed"):
         read_adapter(tmp_path / "a.ptd")
 
 
@@ -264,7 +251,7 @@ def test_damaged_files(foundation: Path, tmp_path: Path) -> None:
     with open_ptd(path) as blobs:
         start, _ = blobs.byte_range("l.0.lora_a.weight")
     path.write_bytes(whole[:start] + bytes([whole[start] ^ 1]) + whole[start + 1 :])
-    with pytest.raises(IntegrityError, match=r"a.ptd: .*l.0.lora_a.weight"):
+    with pytest.raises(errors.IntegrityError, match=r"a.ptd: .*l.0.lora_a.weight"):
         read_adapter(path)
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blobstore import save_file
+from blobstore import errors, save_file
 from blobstore.adapters import (
     bind_adapter,
     combine_adapters,
@@ -24,14 +24,6 @@ from blobstore.adapters import (
     set_adapter_strengths,
 )
 from blobstore.core.memory.layout import ScalarType
-from blobstore.errors import (
-    AdapterError,
-    KeyNotFoundError,
-    LayoutError,
-    OutputPathError,
-    UnsupportedDataError,
-    UpdateError,
-)
 from blobstore.logical.steps import cast
 from blobstore.runtime import BlobCache
 from tests.adapters.caches import X, bits, open_lora
@@ -103,15 +95,15 @@ def test_scales_alone(wide: Any) -> None:
         check(method, dict(zip((1, 2), strengths, strict=True)))
     set_adapter_strengths(cache, [1, 0.5])
     assert bits(cache) == first
-    with pytest.raises(AdapterError, match="2 adapters are loaded, but 1 strengths are given"):
+    with pytest.raises(errors.AdapterError, match="2 adapters are loaded, but 1 strengths are given"):
         set_adapter_strength(cache, 1)
-    with pytest.raises(AdapterError, match="strength nan is not a finite number"):
+    with pytest.raises(errors.AdapterError, match="strength nan is not a finite number"):
         set_adapter_strengths(cache, [1, float("nan")])
-    with pytest.raises(UnsupportedDataError, match="one strength for each adapter"):
+    with pytest.raises(errors.UnsupportedDataError, match="one strength for each adapter"):
         set_adapter_strengths(cache, 1)  # type: ignore[arg-type]
     assert bits(cache) == first
     cache.update({"l.0.lora_b.weight": torch.ones(24, ROOM)})
-    with pytest.raises(AdapterError, match=r"1\.ptd and \S*2\.ptd was loaded; load an adapter first"):
+    with pytest.raises(errors.AdapterError, match=r"1\.ptd and \S*2\.ptd was loaded; load an adapter first"):
         set_adapter_strengths(cache, [1, 1])
 
 
@@ -150,43 +142,47 @@ def test_what_is_refused(wide: Any, tmp_path: Path) -> None:
     for adapters, error, message in (
         (
             [wide.paths[2], large],
-            AdapterError,
+            errors.AdapterError,
             r"large\.ptd: module 'l\.0' has rank 4, but of the 6 in .* only 3 are left",
         ),
-        ([elsewhere], KeyNotFoundError, r"elsewhere\.ptd: module 'x' has no adapter in"),
-        ([features], LayoutError, r"features\.ptd: module 'l\.0' takes 15 and gives 24 features, in .* 16 and 24"),
-        ([more], AdapterError, r"more\.ptd: 'norm' belong to no pair"),
-        ([foreign], AdapterError, r"foreign\.ptd: made for foundation"),
-        ([(wide.paths[1], float("inf"))], AdapterError, "strength inf is not a finite number"),
-        ([(wide.paths[1], 1e39)], UpdateError, "not finite"),
-        (str(wide.paths[1]), UnsupportedDataError, "expected a list of adapters"),
-        (3, UnsupportedDataError, "expected a list of adapters"),
+        ([elsewhere], errors.KeyNotFoundError, r"elsewhere\.ptd: module 'x' has no adapter in"),
+        (
+            [features],
+            errors.LayoutError,
+            r"features\.ptd: module 'l\.0' takes 15 and gives 24 features, in .* 16 and 24",
+        ),
+        ([more], errors.AdapterError, r"more\.ptd: 'norm' belong to no pair"),
+        ([foreign], errors.AdapterError, r"foreign\.ptd: made for foundation"),
+        ([(wide.paths[1], float("inf"))], errors.AdapterError, "strength inf is not a finite number"),
+        ([(wide.paths[1], 1e39)], errors.UpdateError, "not finite"),
+        (str(wide.paths[1]), errors.UnsupportedDataError, "expected a list of adapters"),
+        (3, errors.UnsupportedDataError, "expected a list of adapters"),
     ):
         with pytest.raises(error, match=message):
             load_adapters(cache, adapters, program_scale=SCALE)
-    with pytest.raises(AdapterError, match=r"may be any of 0\.7, 1\.5; give it as `program_scale`"):
+    with pytest.raises(errors.AdapterError, match=r"may be any of 0\.7, 1\.5; give it as `program_scale`"):
         load_adapters(cache, [wide.paths[1], wide.paths[2]])
-    with pytest.raises(AdapterError, match="other than 0"):
+    with pytest.raises(errors.AdapterError, match="other than 0"):
         load_adapters(cache, [wide.paths[1]], program_scale=0)
     assert bits(cache) == before
     check(method, {1: 1})
     for adapters, foundation, error, message in (
-        ([], wide.foundation, AdapterError, "give like="),
-        ([wide.adapter], wide.foundation, AdapterError, "records no foundation"),
-        ([wide.paths[1]], tmp_path / "f.ptd", AdapterError, "made for foundation"),
-        ([wide.paths[1], features], wide.foundation, LayoutError, r"features\.ptd: module 'l\.0' takes 15"),
+        ([], wide.foundation, errors.AdapterError, "give like="),
+        ([wide.adapter], wide.foundation, errors.AdapterError, "records no foundation"),
+        ([wide.paths[1]], tmp_path / "f.ptd", errors.AdapterError, "made for foundation"),
+        ([wide.paths[1], features], wide.foundation, errors.LayoutError, r"features\.ptd: module 'l\.0' takes 15"),
     ):
         with pytest.raises(error, match=message):
             combine_adapters(adapters, tmp_path / "both.ptd", foundation=foundation)
     for output in (wide.paths[1], wide.foundation):
-        with pytest.raises(OutputPathError):
+        with pytest.raises(errors.OutputPathError):
             combine_adapters([wide.paths[1]], output, foundation=wide.foundation)
     assert not (tmp_path / "both.ptd").exists()
 
 
 def test_programs_without_adapters(plain: Any, tmp_path: Path) -> None:
     save_adapter(tmp_path / "a.ptd", adapter_of(1), foundation=plain.model, scale=1)
-    with pytest.raises(AdapterError, match="its programs have no adapter; merge_adapter"):
+    with pytest.raises(errors.AdapterError, match="its programs have no adapter; merge_adapter"):
         load_adapters(BlobCache(plain.model), [tmp_path / "a.ptd"])
 
 

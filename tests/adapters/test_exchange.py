@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore import open_ptd, save_file
+from blobstore import errors, open_ptd, save_file
 from blobstore.adapters import bind_adapter, load_adapter, load_adapters, save_adapter, set_adapter_strength
-from blobstore.errors import (
-    AdapterError,
-    DataChangedError,
-    KeyNotFoundError,
-    LayoutError,
-    UpdateError,
-)
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, at_strength, eager, open_lora, save
 from tests.adapters.nets import RANK, SCALE, adapter_of
@@ -48,7 +41,7 @@ def test_stock_runtime_takes_foundation_and_adapter(lora: Any, module_runner: An
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1))
     cache.save(lora.folder / "b.ptd")
-    with pytest.raises(AdapterError, match=r"b.ptd: the file does not record the foundation .* bind_adapter"):
+    with pytest.raises(errors.AdapterError, match=r"b.ptd: the file does not record the foundation .* bind_adapter"):
         load_adapter(cache, lora.folder / "b.ptd")
     bind_adapter(lora.folder / "b.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     cache.revert()
@@ -69,10 +62,12 @@ def test_another_scale(lora: Any) -> None:
     close(method(*X), at_strength(1, 1.5))
     bind_adapter(lora.adapter, lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     cache, _ = open_lora(lora, lora.folder / "bound.ptd")
-    with pytest.raises(AdapterError, match=r"its scale is 4.5, that of the adapter in .* is 1.5; .*program_scale"):
+    with pytest.raises(
+        errors.AdapterError, match=r"its scale is 4.5, that of the adapter in .* is 1.5; .*program_scale"
+    ):
         load_adapter(cache, path)
     for bad in (0, float("nan"), "x"):
-        with pytest.raises(AdapterError, match="program_scale"):
+        with pytest.raises(errors.AdapterError, match="program_scale"):
             load_adapter(cache, path, program_scale=bad)
 
 
@@ -86,7 +81,7 @@ def test_an_adapter_of_peft_is_not_taken_for_one_of_the_program(lora: Any, recor
     cache, method = open_lora(lora, lora.folder / "bound.ptd" if recorded else None)
     for call in (load_adapter,) if recorded else (load_adapter, lambda *given: load_adapters(given[0], [given[1]])):
         with pytest.raises(
-            AdapterError, match=r"its scale is 3\.0, .* give the factor of the program as `program_scale`"
+            errors.AdapterError, match=r"its scale is 3\.0, .* give the factor of the program as `program_scale`"
         ):
             call(cache, path)
     assert cache.generation == 0
@@ -152,13 +147,13 @@ def broken(lora: Any, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        ("unpaired", AdapterError, "'l.1.lora_a.weight' has no lora_b"),
-        ("nan", UpdateError, r"nan.ptd: .*'l.0.lora_b.weight'.*not finite"),
-        ("rank", LayoutError, r"rank.ptd: "),
-        ("shape", LayoutError, r"shape.ptd: .*l.1.lora_a.weight"),
-        ("dtype", LayoutError, r"dtype.ptd: "),
-        ("lacks", AdapterError, r"lacks.ptd: lacks 'l.1.lora_a.weight', 'l.1.lora_b.weight'"),
-        ("module", KeyNotFoundError, r"module.ptd: .*l.7.lora_a.weight"),
+        ("unpaired", errors.AdapterError, "'l.1.lora_a.weight' has no lora_b"),
+        ("nan", errors.UpdateError, r"nan.ptd: .*'l.0.lora_b.weight'.*not finite"),
+        ("rank", errors.LayoutError, r"rank.ptd: "),
+        ("shape", errors.LayoutError, r"shape.ptd: .*l.1.lora_a.weight"),
+        ("dtype", errors.LayoutError, r"dtype.ptd: "),
+        ("lacks", errors.AdapterError, r"lacks.ptd: lacks 'l.1.lora_a.weight', 'l.1.lora_b.weight'"),
+        ("module", errors.KeyNotFoundError, r"module.ptd: .*l.7.lora_a.weight"),
     ],
 )
 def test_broken_adapters_are_refused(lora: Any, kind: str, error: type[Exception], message: str) -> None:
@@ -183,7 +178,7 @@ def test_replaced_files(lora: Any, mode: Any) -> None:
         )
         changed.save(lora.folder / "new.ptd")
     (lora.folder / "new.ptd").replace(lora.foundation)
-    with pytest.raises(AdapterError, match=r"2\.ptd: made for foundation"):
+    with pytest.raises(errors.AdapterError, match=r"2\.ptd: made for foundation"):
         load_adapter(cache, save(lora, 2))
     lora.foundation.unlink()
     load_adapter(cache, path)
@@ -201,6 +196,6 @@ def test_overwritten_files(lora: Any) -> None:
     data[start] ^= 1
     with lora.foundation.open("r+b") as file:
         file.write(data)
-    with pytest.raises(DataChangedError, match=rf"foundation\.ptd: the file was overwritten .*'{key}' differs"):
+    with pytest.raises(errors.DataChangedError, match=rf"foundation\.ptd: the file was overwritten .*'{key}' differs"):
         load_adapter(cache, path)
     assert cache.generation == 0

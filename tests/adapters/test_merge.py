@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from blobstore import errors
 from blobstore.adapters import import_peft, inspect_adapters, merge_adapter, read_adapter, save_adapter
-from blobstore.errors import (
-    AdapterError,
-    KeyNotFoundError,
-    LayoutError,
-    UpdateError,
-)
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, eager, merged, open_plain
 from tests.adapters.nets import RANK, SCALE, adapter_of, lower_plain, make, write_peft
@@ -35,13 +30,13 @@ def test_merge_and_undo(plain: Any, alpha: float) -> None:
     if alpha == 1:
         close(method(*X), eager(1))
     later = merge_adapter(cache, adapter_of(2), scale=SCALE)
-    with pytest.raises(AdapterError, match=r"changed after the adapter was merged in generation 1; undo first"):
+    with pytest.raises(errors.AdapterError, match=r"changed after the adapter was merged in generation 1; undo first"):
         handle.undo()
     later.undo()
     handle.undo()
     assert bits(cache) == before
     assert torch.equal(method(*X), first)
-    with pytest.raises(AdapterError, match="already"):
+    with pytest.raises(errors.AdapterError, match="already"):
         handle.undo()
 
 
@@ -65,10 +60,12 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     method = Program(pte, cache).method()
     a, b = torch.randn(2, 8), torch.randn(8, 2)
     adapters = [{f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b} for name in ("first", "second")]
-    with pytest.raises(AdapterError, match="two modules have the weight 'first.weight'"):
+    with pytest.raises(errors.AdapterError, match="two modules have the weight 'first.weight'"):
         merge_adapter(cache, {**adapters[0], **adapters[1]}, tied=True)
     for adapter, other in zip(adapters, ("second.weight", "first.weight"), strict=True):
-        with pytest.raises(AdapterError, match=rf"also as '{other}', which the adapter would change, too; .*`tied`"):
+        with pytest.raises(
+            errors.AdapterError, match=rf"also as '{other}', which the adapter would change, too; .*`tied`"
+        ):
             merge_adapter(cache, adapter)
     assert cache.generation == 0
     before = method(*x).clone()
@@ -92,12 +89,12 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"l.0.lora_a.weight": torch.zeros(RANK, 17)}, LayoutError, r"'l.0.weight' is \[24, 16\]"),
-        ({"l.0.lora_a.weight": torch.full((RANK, 16), float("inf"))}, UpdateError, "not finite"),
-        ({"head.weight": torch.zeros(2, 2)}, AdapterError, "'head.weight' belong to no pair"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK, 17)}, errors.LayoutError, r"'l.0.weight' is \[24, 16\]"),
+        ({"l.0.lora_a.weight": torch.full((RANK, 16), float("inf"))}, errors.UpdateError, "not finite"),
+        ({"head.weight": torch.zeros(2, 2)}, errors.AdapterError, "'head.weight' belong to no pair"),
         (
             {"x.lora_a.weight": torch.zeros(1, 2), "x.lora_b.weight": torch.zeros(2, 1)},
-            KeyNotFoundError,
+            errors.KeyNotFoundError,
             "module 'x' has no weight in .*: 'x.base.weight', 'x.base_layer.weight', 'x.linear.weight', 'x.weight'",
         ),
     ],
@@ -117,8 +114,8 @@ def test_what_is_no_number_and_no_adapter(plain: Any) -> None:
     """Nothing changes."""
     cache, _ = open_plain(plain)
     for alpha in (10**400, float("inf")):
-        with pytest.raises(AdapterError, match="alpha .* is not a finite number"):
+        with pytest.raises(errors.AdapterError, match="alpha .* is not a finite number"):
             merge_adapter(cache, adapter_of(1), alpha)
-    with pytest.raises(AdapterError, match="not an adapter"):
+    with pytest.raises(errors.AdapterError, match="not an adapter"):
         merge_adapter(cache, {})
     assert cache.generation == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from blobstore import save_file
+from blobstore import errors, save_file
 from blobstore.adapters import (
     AdapterTags,
     export_peft,
@@ -22,15 +22,6 @@ from blobstore.adapters import (
     save_adapter,
 )
 from blobstore.adapters.peft_folder import read_peft
-from blobstore.errors import (
-    AdapterError,
-    BlobStoreError,
-    InvalidFileError,
-    KeyNotFoundError,
-    LayoutError,
-    OutputPathError,
-    UpdateError,
-)
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.adapters import llama
@@ -155,14 +146,14 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> Non
         import_peft(folder, tmp_path / "a.ptd", foundation=foundation, like=lowered, **options)
 
     for use in (take, lambda folder: merge_adapter(cache, folder)):
-        with pytest.raises(AdapterError, match=r"peft: .*layers\.0\.attention\.w[qk].*--params"):
+        with pytest.raises(errors.AdapterError, match=r"peft: .*layers\.0\.attention\.w[qk].*--params"):
             use(saved)
     assert cache.dirty == ()
     save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
     take(tmp_path / "v")
     merge_adapter(cache, tmp_path / "v")
     assert len(cache.dirty) == 4
-    with pytest.raises(LayoutError, match="no heads of 24"):
+    with pytest.raises(errors.LayoutError, match="no heads of 24"):
         take(saved, params={"head_dim": 24})
 
 
@@ -191,7 +182,9 @@ def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bo
         load_adapter(cache, adapter, program_scale=6 / 4)
         torch.testing.assert_close(method(TOKENS), want, rtol=1e-3, atol=1e-3)
         cache.revert()
-    with pytest.raises(AdapterError, match=r"peft: its scale is 1\.5, and no file of .* records that of the programs"):
+    with pytest.raises(
+        errors.AdapterError, match=r"peft: its scale is 1\.5, and no file of .* records that of the programs"
+    ):
         load_adapter(cache, tmp_path / "peft")
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
@@ -230,24 +223,24 @@ def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     """The message has all names that were tried; several candidates are refused; `names` decides."""
     state = hf_model().state_dict()
     save_file({n: t for n, t in state.items() if "layers.1.mlp.up_proj" not in n}, tmp_path / "f.ptd")
-    with pytest.raises(KeyNotFoundError, match=r"'layers.1.mlp.up_proj' or 'layers.1.feed_forward.w3'"):
+    with pytest.raises(errors.KeyNotFoundError, match=r"'layers.1.mlp.up_proj' or 'layers.1.feed_forward.w3'"):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     save_file({f"{part}.{n}": t for n, t in state.items() for part in ("left", "right")}, tmp_path / "f.ptd")
-    with pytest.raises(AdapterError, match=r"may be any of 'left\.model\S+', 'right\.model\S+'.*names="):
+    with pytest.raises(errors.AdapterError, match=r"may be any of 'left\.model\S+', 'right\.model\S+'.*names="):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     names = {
         n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}" for n in state if any(t in n for t in MODULES)
     }
     import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
     assert all(name.startswith("right.") for name in read_adapter(tmp_path / "a.ptd").contents)
-    with pytest.raises(KeyNotFoundError, match="module 'nowhere' for"):
+    with pytest.raises(errors.KeyNotFoundError, match="module 'nowhere' for"):
         nowhere = {**names, "model.layers.0.mlp.up_proj": "nowhere"}
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=nowhere)
     with pytest.raises(
-        KeyNotFoundError, match="names has 'layers.0.nothing', but adapter_model.safetensors has no such"
+        errors.KeyNotFoundError, match="names has 'layers.0.nothing', but adapter_model.safetensors has no such"
     ):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names={"layers.0.nothing": "right"})
-    with pytest.raises(AdapterError, match="two modules of PEFT are module"):
+    with pytest.raises(errors.AdapterError, match="two modules of PEFT are module"):
         twice = {**names, "model.layers.0.mlp.up_proj": "right.model.layers.1.mlp.up_proj"}
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=twice)
 
@@ -263,7 +256,7 @@ def test_float64_would_be_rounded(tmp_path: Path) -> None:
     import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation)
     export_peft(tmp_path / "a.ptd", tmp_path / "again")
     check_same(tmp_path / "peft", tmp_path / "again")
-    with pytest.raises(AdapterError, match="is double, and would be rounded to the float of"):
+    with pytest.raises(errors.AdapterError, match="is double, and would be rounded to the float of"):
         import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
     import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered, round_values=True)
     assert float(next(iter(read_adapter(tmp_path / "a.ptd").tensors.values())).max()) == pytest.approx(1 / 3)
@@ -331,14 +324,14 @@ def test_every_field_of_peft_is_decided(saved: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "field", "value"),
-    [*((AdapterError, *case) for case in REFUSED), *((InvalidFileError, *case) for case in MALFORMED)],
+    [*((errors.AdapterError, *case) for case in REFUSED), *((errors.InvalidFileError, *case) for case in MALFORMED)],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    tmp_path: Path, saved: Path, error: type[BlobStoreError], field: str, value: Any
+    tmp_path: Path, saved: Path, error: type[errors.BlobStoreError], field: str, value: Any
 ) -> None:
     """Nothing is written, and nothing is ignored (L2)."""
     edit(saved, **{field: value})
-    if (error, field) == (AdapterError, "rank_pattern"):
+    if (error, field) == (errors.AdapterError, "rank_pattern"):
         edit(saved, r=3)
     with pytest.raises(error, match=field):
         import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
@@ -376,7 +369,7 @@ def test_tensors_that_cannot_be_honoured_are_refused_by_name(
     from safetensors.torch import save_file as save
 
     save({**safetensors_of(saved), key: torch.ones(4, 32)}, saved / "adapter_model.safetensors")
-    with pytest.raises(AdapterError, match=message) as error:
+    with pytest.raises(errors.AdapterError, match=message) as error:
         import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
     assert key in str(error.value)
 
@@ -389,7 +382,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path, number: float) -> None:
     tensors["l.1.lora_b.weight"][3, 1] = number
     source = write_peft(tmp_path / "peft", tensors)
     with pytest.raises(
-        UpdateError, match=r"adapter_model\.safetensors: 'base_model.model.l.1.lora_B.weight' has values"
+        errors.UpdateError, match=r"adapter_model\.safetensors: 'base_model.model.l.1.lora_B.weight' has values"
     ):
         import_peft(source, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     assert not (tmp_path / "a.ptd").exists()
@@ -397,19 +390,19 @@ def test_numbers_that_are_not_finite(tmp_path: Path, number: float) -> None:
 
 def test_shapes_and_ranks_that_do_not_fit(tmp_path: Path, saved: Path) -> None:
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, rank=3))
-    with pytest.raises(AdapterError, match="has rank 4, but the programs have room for 3 only"):
+    with pytest.raises(errors.AdapterError, match="has rank 4, but the programs have room for 3 only"):
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, targets=["q_proj"]))
-    with pytest.raises(KeyNotFoundError, match=r"is not in \S+lowered\.ptd, which has no '"):
+    with pytest.raises(errors.KeyNotFoundError, match=r"is not in \S+lowered\.ptd, which has no '"):
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
     state = dict(hf_model().state_dict())
     state["model.layers.0.mlp.up_proj.weight"] = torch.ones(95, 64)
     save_file(state, tmp_path / "f.ptd")
     with pytest.raises(
-        LayoutError, match=r"make \[96, 64\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[95, 64\]"
+        errors.LayoutError, match=r"make \[96, 64\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[95, 64\]"
     ):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         import_peft(saved, tmp_path / "f.ptd", foundation=tmp_path / "f.ptd")
 
 
@@ -421,7 +414,7 @@ def test_numbers_that_a_power_of_two_would_round(tmp_path: Path) -> None:
     tensors = safetensors_of(tmp_path / "peft")
     tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][0, 0] = 3 * 2.0**-149
     save(tensors, tmp_path / "peft/adapter_model.safetensors")
-    with pytest.raises(AdapterError, match=r"q_proj\.lora_B\.weight'.* numbers would be rounded.*--round"):
+    with pytest.raises(errors.AdapterError, match=r"q_proj\.lora_B\.weight'.* numbers would be rounded.*--round"):
         import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
 
 
@@ -440,7 +433,7 @@ def test_an_adapter_that_was_trained_since(tmp_path: Path) -> None:
     save_adapter(
         tmp_path / "b.ptd", trained, foundation=foundation, scale=adapter.scale or 0, metadata=dict(adapter.metadata)
     )
-    with pytest.raises(AdapterError, match=r"attention\.wk.*--params"):
+    with pytest.raises(errors.AdapterError, match=r"attention\.wk.*--params"):
         export_peft(tmp_path / "b.ptd", tmp_path / "out")
     export_peft(tmp_path / "b.ptd", tmp_path / "out", params=PARAMS, base_model="some/base")
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
@@ -470,16 +463,16 @@ def test_an_adapter_that_peft_did_not_make(tmp_path: Path, hf_rope: bool) -> Non
 @pytest.mark.long
 def test_adapters_that_cannot_go_out(tmp_path: Path, lora: Any) -> None:
     """No scale, tensors without a pair, files of another format in the way."""
-    with pytest.raises(AdapterError, match="records no scale"):
+    with pytest.raises(errors.AdapterError, match="records no scale"):
         export_peft(lora.adapter, tmp_path / "out")
     tensors = {"l.lora_a.weight": torch.ones(1, 2), "l.lora_b.weight": torch.ones(3, 1)}
     save_adapter(tmp_path / "a.ptd", {**tensors, "norm": torch.ones(1)}, foundation=lora.foundation, scale=1)
-    with pytest.raises(AdapterError, match="'norm' belong to no pair"):
+    with pytest.raises(errors.AdapterError, match="'norm' belong to no pair"):
         export_peft(tmp_path / "a.ptd", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     save_adapter(tmp_path / "a.ptd", tensors, foundation=lora.foundation, scale=1)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/adapter_model.safetensors").write_text("something else")
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         export_peft(tmp_path / "a.ptd", tmp_path / "out")
     assert (tmp_path / "out/adapter_model.safetensors").read_text() == "something else"

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore import open_ptd
+from blobstore import errors, open_ptd
 from blobstore.adapters import load_adapter, set_adapter_strength
-from blobstore.errors import (
-    AdapterError,
-    FileAccessError,
-    IntegrityError,
-    UpdateError,
-)
 from tests.adapters.caches import X, at_strength, bits, eager, open_lora, save
 from tests.lowering.live import close
 
@@ -48,11 +42,11 @@ def test_strengths_that_are_no_numbers(lora: Any, bad: Any) -> None:
     """Each is an AdapterError, and nothing changes."""
     cache, _ = open_lora(lora)
     path = save(lora, 1)
-    with pytest.raises(AdapterError, match="strength .* is not a finite number"):
+    with pytest.raises(errors.AdapterError, match="strength .* is not a finite number"):
         load_adapter(cache, path, strength=bad)
     assert cache.generation == 0
     load_adapter(cache, path)
-    with pytest.raises(AdapterError, match="strength .* is not a finite number"):
+    with pytest.raises(errors.AdapterError, match="strength .* is not a finite number"):
         set_adapter_strength(cache, bad)
     assert cache.generation == 1
 
@@ -62,7 +56,7 @@ def test_a_strength_that_overflows(lora: Any) -> None:
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1))
     before = method(*X).clone()
-    with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
+    with pytest.raises(errors.UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
         set_adapter_strength(cache, 1e300)
     assert torch.equal(method(*X), before)
     set_adapter_strength(cache, np.float32(0.5))
@@ -80,9 +74,9 @@ def test_an_overwritten_file(lora: Any) -> None:
     with path.open("r+b") as file:
         file.seek(start)
         file.write(b"\1")
-    with pytest.raises(IntegrityError, match=r"1\.ptd: .*l\.1\.lora_b\.weight"):
+    with pytest.raises(errors.IntegrityError, match=r"1\.ptd: .*l\.1\.lora_b\.weight"):
         set_adapter_strength(cache, 0.5)
     os.truncate(path, 100)
-    with pytest.raises(FileAccessError, match=r"1\.ptd"):
+    with pytest.raises(errors.FileAccessError, match=r"1\.ptd"):
         set_adapter_strength(cache, 0.5)
     assert torch.equal(method(*X), before)

@@ -13,17 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from blobstore import BlobStore, FileSlice, MergedDataMap, ScalarType, TensorLayout, open_ptd
-from blobstore.errors import (
-    DataChangedError,
-    InvalidAlignmentError,
-    InvalidKeyError,
-    InvalidTagError,
-    KeyConflictError,
-    KeyNotFoundError,
-    OutputPathError,
-    UnsupportedDataError,
-)
+from blobstore import BlobStore, FileSlice, MergedDataMap, ScalarType, TensorLayout, errors, open_ptd
 from blobstore.testing import strategies
 
 
@@ -57,20 +47,20 @@ def test_opaque_buffers():
 def test_quantized_tensors_are_refused_with_advice():
     with pytest.warns(UserWarning, match="deprecated"):
         tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(UnsupportedDataError, match=r"qint8.*int_repr"):
+    with pytest.raises(errors.UnsupportedDataError, match=r"qint8.*int_repr"):
         only_entry(tensor)
 
 
 def test_bad_keys_alignments_and_tags():
     """Keys are non-empty text without NUL, tags are plain names of files (R1)."""
     for key in ("", "a\0b", 3, None, b"bytes", "\ud800"):
-        with pytest.raises(InvalidKeyError):
+        with pytest.raises(errors.InvalidKeyError):
             BlobStore().add(key, b"")
     for alignment in (0, -1, 1.0, True, "16", None, 2**30 + 1):
-        with pytest.raises(InvalidAlignmentError, match="'k'"):
+        with pytest.raises(errors.InvalidAlignmentError, match="'k'"):
             BlobStore().add("k", b"", alignment=alignment)
     for tag in ("", ".", "..", "a/b", "/a", "a\\b", "../a", "a..b", " a", "a\n", "a\0", "c:x", "x" * 201, 3, b"a"):
-        with pytest.raises(InvalidTagError):
+        with pytest.raises(errors.InvalidTagError):
             BlobStore().add("k", b"", tag=tag)
 
 
@@ -85,7 +75,7 @@ def test_one_key_two_contents():
         (b"12345678", "b", TensorLayout(ScalarType.FLOAT, (2,))),
         (b"12345678", None, TensorLayout(ScalarType.FLOAT, (2,))),
     ]:
-        with pytest.raises(KeyConflictError, match="'k'"):
+        with pytest.raises(errors.KeyConflictError, match="'k'"):
             store.add("k", data, tag=tag, layout=layout)
     assert store.stats.keys == store.stats.blobs == 1
 
@@ -101,7 +91,7 @@ def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
     store.add("b", b"other")
     store.add("c", b"first")
     assert store.stats.blobs == 2
-    with pytest.raises(KeyConflictError):
+    with pytest.raises(errors.KeyConflictError):
         store.add("a", b"other")
 
 
@@ -131,10 +121,10 @@ def test_alignment_of_a_key_added_twice_is_the_common_multiple(tmp_path):
     store.add("k", b"x", alignment=6)
     store.add("k", b"x", alignment=4)
     assert store.entries()[0].alignment == 12
-    with pytest.raises(InvalidAlignmentError):
+    with pytest.raises(errors.InvalidAlignmentError):
         store.add("k", b"x", alignment=2**30 - 1)
     store.add("other", b"y", alignment=2**29 - 1)
-    with pytest.raises(InvalidAlignmentError, match="common multiple"):
+    with pytest.raises(errors.InvalidAlignmentError, match="common multiple"):
         store.write_ptd(tmp_path / "x.ptd")
     assert not os.listdir(tmp_path)
 
@@ -161,7 +151,7 @@ def test_one_file_a_tag(tmp_path):
     store.write_ptd(tmp_path / "one.ptd", tag="foundation")
     assert (tmp_path / "one.ptd").read_bytes() != b""
     assert sizes_of(tmp_path / "one.ptd") == {"base": 10}
-    with pytest.raises(InvalidTagError, match="unused"):
+    with pytest.raises(errors.InvalidTagError, match="unused"):
         store.write_ptd(tmp_path / "one.ptd", tag="unused")
 
 
@@ -169,7 +159,7 @@ def test_two_tags_that_name_one_file_are_refused(tmp_path):
     store = BlobStore()
     store.add("a", b"1", tag="x")
     store.add("b", b"2", tag="x.ptd")
-    with pytest.raises(OutputPathError, match=r"x\.ptd"):
+    with pytest.raises(errors.OutputPathError, match=r"x\.ptd"):
         store.write(tmp_path)
     assert not os.listdir(tmp_path)
 
@@ -183,7 +173,7 @@ def test_all_files_or_none(tmp_path):
     BlobStore().write_ptd(tmp_path / "a.ptd")
     old = (tmp_path / "a.ptd").read_bytes()
     memory[0] = 0
-    with pytest.raises(DataChangedError, match="'b'"):
+    with pytest.raises(errors.DataChangedError, match="'b'"):
         store.write(tmp_path)
     assert os.listdir(tmp_path) == ["a.ptd"]
     assert (tmp_path / "a.ptd").read_bytes() == old
@@ -196,7 +186,7 @@ def test_a_tensor_changed_after_add(tmp_path):
         store = BlobStore()
         store.add("weight", tensor)
         tensor[size - 1] = 1
-        with pytest.raises(DataChangedError, match=r"'weight' changed after"):
+        with pytest.raises(errors.DataChangedError, match=r"'weight' changed after"):
             store.write_ptd(tmp_path / "x.ptd")
         assert not os.listdir(tmp_path)
         tensor[size - 1] = 0
@@ -219,10 +209,10 @@ def test_output_that_is_an_input(tmp_path):
     (tmp_path / "link.ptd").symlink_to(path)
     os.link(path, tmp_path / "second name.ptd")
     for store, name in itertools.product(stores, ("in.ptd", "link.ptd", "second name.ptd")):
-        with pytest.raises(OutputPathError, match=r"in\.ptd"):
+        with pytest.raises(errors.OutputPathError, match=r"in\.ptd"):
             store.write_ptd(tmp_path / "." / name)
         store.add("one more", b"x", tag="in")
-        with pytest.raises(OutputPathError, match=r"in\.ptd"):
+        with pytest.raises(errors.OutputPathError, match=r"in\.ptd"):
             store.write(tmp_path)
     assert path.read_bytes() == before
 
@@ -235,7 +225,7 @@ def test_write_makes_its_folder(tmp_path, monkeypatch):
     memory[0] = 0
     (tmp_path / "there").mkdir()
     for place in ("there", "there/new", "new/and/deep"):
-        with pytest.raises(DataChangedError):
+        with pytest.raises(errors.DataChangedError):
             store.write(tmp_path / place)
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
     memory[0] = ord("c")
@@ -292,7 +282,7 @@ def test_base_is_not_written_again(tmp_path):
     store.write_ptd(tmp_path / "rest.ptd")
     assert sizes_of(tmp_path / "rest.ptd") == {"new": 1, "same bytes, other key": 100}
     for data in (b"b" * 100, torch.ones(25)):
-        with pytest.raises(KeyConflictError, match=r"'a'.*foundation\.ptd"):
+        with pytest.raises(errors.KeyConflictError, match=r"'a'.*foundation\.ptd"):
             store.add("a", data)
 
 
@@ -302,7 +292,7 @@ def test_bases_that_contradict_each_other(tmp_path):
         store = BlobStore()
         store.add("k", data)
         store.write_ptd(tmp_path / f"{name}.ptd")
-    with pytest.raises(KeyConflictError, match=r"'k'.*one\.ptd.*two\.ptd"):
+    with pytest.raises(errors.KeyConflictError, match=r"'k'.*one\.ptd.*two\.ptd"):
         BlobStore(base=[tmp_path / "one.ptd", tmp_path / "two.ptd"])
 
 
@@ -324,9 +314,9 @@ def test_merge_keeps_tags_alignments_and_layouts(tmp_path):
     again = BlobStore()
     again.merge(open_ptd(tmp_path / "x.ptd"))
     assert [(e.key, e.alignment) for e in again.entries()] == [("a", 64), ("b", 1)]
-    with pytest.raises(KeyNotFoundError, match="'c'"):
+    with pytest.raises(errors.KeyNotFoundError, match="'c'"):
         ours.tag("c")
-    with pytest.raises(UnsupportedDataError, match="dict"):
+    with pytest.raises(errors.UnsupportedDataError, match="dict"):
         ours.merge({"k": b""})
 
 
@@ -395,7 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
         after = self.expect(self.model, key, data, layout, tag, alignment)
         try:
             address = self.store.add(key, data, layout=layout, tag=tag, alignment=alignment)
-        except KeyConflictError:
+        except errors.KeyConflictError:
             assert after is None
         else:
             assert after is not None
@@ -410,7 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
             after = None if after is None else self.expect(after, key, data, layout, None, 1)
         try:
             self.store.merge(other)
-        except KeyConflictError:
+        except errors.KeyConflictError:
             assert after is None
         else:
             self.model = after

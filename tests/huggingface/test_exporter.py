@@ -15,14 +15,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Static
 from transformers.exporters.base import ExportedModel
 from transformers.exporters.configs import ExecutorchConfig
 
-from blobstore import open_ptd
+from blobstore import errors, open_ptd
 from blobstore.adapters import merge_adapter
-from blobstore.errors import (
-    FileAccessError,
-    InputError,
-    InvalidFileError,
-    UnsupportedOperationError,
-)
 from blobstore.lowering import quiet
 from blobstore.runtime import BlobCache
 from blobstore.transformers import BlobStoreExporter, load
@@ -137,7 +131,7 @@ def test_cache_of_the_caller(folder: Path) -> None:
     assert out["cache"] is ours
     assert ours.layers[0].keys.data_ptr() == keys.data_ptr()
     assert keys[0, 0, int(at)].abs().sum() > 0
-    with pytest.raises(InputError, match="'cache' has room for 5 tokens, the program for 14"):
+    with pytest.raises(errors.InputError, match="'cache' has room for 5 tokens, the program for 14"):
         model.generate(PROMPT, max_new_tokens=2, cache=StaticCache(config=CONFIG, max_cache_len=5))
 
 
@@ -156,7 +150,7 @@ def test_transformers_own_model(exported: ExportedModel, folder: Path, tmp_path:
     again.save_pretrained(tmp_path)
     for name in ("prefill.pte", "decode.pte", "model.ptd"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
-    with pytest.raises(InputError, match="the argument 'input_ids' is missing"):
+    with pytest.raises(errors.InputError, match="the argument 'input_ids' is missing"):
         again.runners["prefill"](position_ids=arguments["position_ids"])
 
 
@@ -170,34 +164,36 @@ def test_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert load("we/tiny").generate(PROMPT)[0].tolist() == text(llama(0))
-    with pytest.raises(FileAccessError, match=r"fetch it with `hf download we/other`"):
+    with pytest.raises(errors.FileAccessError, match=r"fetch it with `hf download we/other`"):
         load("we/other")
     (snapshot / "model.ptd").unlink()
-    with pytest.raises(FileAccessError, match=r"lacks model.ptd; fetch it completely with `hf download we/tiny`"):
+    with pytest.raises(
+        errors.FileAccessError, match=r"lacks model.ptd; fetch it completely with `hf download we/tiny`"
+    ):
         load("we/tiny")
 
 
 @pytest.mark.long
 def test_incomplete_folders(folder: Path, tmp_path: Path) -> None:
     """The message names the file that is missing, or is of another exporter."""
-    with pytest.raises(FileAccessError, match=r"export\.json"):
+    with pytest.raises(errors.FileAccessError, match=r"export\.json"):
         load(tmp_path)
     shutil.copytree(folder, tmp_path / "some")
     (tmp_path / "some/decode.pte").unlink()
-    with pytest.raises(FileAccessError, match=r"decode\.pte"):
+    with pytest.raises(errors.FileAccessError, match=r"decode\.pte"):
         load(tmp_path / "some")
     manifest = json.loads((folder / "export.json").read_text())
     (tmp_path / "export.json").write_text(json.dumps({**manifest, "export_format": "executorch"}))
-    with pytest.raises(InvalidFileError, match="expected the format 'executorch-blobstore', found 'executorch'"):
+    with pytest.raises(errors.InvalidFileError, match="expected the format 'executorch-blobstore', found 'executorch'"):
         load(tmp_path)
     (tmp_path / "export.json").write_text("[]")
-    with pytest.raises(InvalidFileError, match="not what transformers' exporters write"):
+    with pytest.raises(errors.InvalidFileError, match="not what transformers' exporters write"):
         load(tmp_path)
 
 
 def test_other_backends_are_refused() -> None:
     """Weights can be changed under XNNPACK only."""
-    with pytest.raises(UnsupportedOperationError, match="backend 'mlx'"):
+    with pytest.raises(errors.UnsupportedOperationError, match="backend 'mlx'"):
         BlobStoreExporter().export(llama(0), {"input_ids": PROMPT}, ExecutorchConfig(backend="mlx"))
 
 

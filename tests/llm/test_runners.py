@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blobstore import save_file
+from blobstore import errors, save_file
 from blobstore.adapters import save_adapter
-from blobstore.errors import (
-    AdapterError,
-    ClosedError,
-    ExecutionError,
-    FileAccessError,
-    InputError,
-    KeyNotFoundError,
-    UnsupportedDataError,
-    UnsupportedOperationError,
-)
 from blobstore.llm import Conversation, Runners, Stop
 from blobstore.runtime import BlobCache
 from tests.helpers.waiting import until
@@ -162,7 +152,7 @@ def test_a_conversation_is_read_again_where_it_must(make: Callable[[int], Runner
     turn("d", "two", 0.5)
     turn("e", None)
     assert runners.stats.continued == 0
-    with pytest.raises(ExecutionError):
+    with pytest.raises(errors.ExecutionError):
         ask(runners, "?", conversation=talk)
     with pytest.raises(ZeroDivisionError):
         ask(runners, "f", conversation=talk, on_token=lambda _: 1 // 0)
@@ -206,7 +196,7 @@ def test_weights_that_change_meanwhile(make: Callable[[int], Runners], exported:
     tuned = {**weights(None), name: MODEL.checkpoint(1)[name]}
     assert ask(runners, "go", conversation=talk) == MODEL.tell(tuned, said + "go", TOKENS)
     assert runners.stats.continued == 0
-    with pytest.raises(AdapterError, match="made for foundation"):
+    with pytest.raises(errors.AdapterError, match="made for foundation"):
         ask(runners, "once", "one")
     foundation.revert()
     assert ask(runners, "once", "one") == eager("once", "one")
@@ -218,12 +208,12 @@ def test_a_failure_hurts_nobody_else(make: Callable[[int], Runners], capfd: pyte
     """Texts that are too long or have no token, and callbacks that raise; the runner goes on (B3)."""
     runners = make(1)
     assert ask(runners, "once", "one") == eager("once", "one")
-    with pytest.raises(ExecutionError, match="error 18; the text may be too long"):
+    with pytest.raises(errors.ExecutionError, match="error 18; the text may be too long"):
         ask(runners, "x" * 200, "two")
     assert ask(runners, "once", "one") == eager("once", "one")
-    with pytest.raises(ExecutionError):
+    with pytest.raises(errors.ExecutionError):
         ask(runners, " ", "one")
-    with pytest.raises(ExecutionError):
+    with pytest.raises(errors.ExecutionError):
         ask(runners, "once", "one", tokens=0)
     with pytest.raises(ZeroDivisionError):
         ask(runners, "once", "one", on_token=lambda _: 1 // 0)
@@ -279,7 +269,9 @@ def test_an_adapter_that_is_replaced_while_a_request_waits(make: Callable[[int],
         assert waiting.result(60) == eager("once", 3)
     assert ask(runners, "once", "third") == eager("once", 4) != eager("once", 3)
     runners.remove_adapter("third")
-    with pytest.raises(KeyNotFoundError, match="'third'; there are 'one' and 'two'|'third'; there are 'one', 'two'"):
+    with pytest.raises(
+        errors.KeyNotFoundError, match="'third'; there are 'one' and 'two'|'third'; there are 'one', 'two'"
+    ):
         ask(runners, "once", "third")
 
 
@@ -309,7 +301,7 @@ def test_closing_while_requests_wait(make: Callable[[int], Runners]) -> None:
         until(lambda: runners.stats.waiting == 2)
         runners.close()
         for one in waiting:
-            with pytest.raises(ClosedError, match="closed"):
+            with pytest.raises(errors.ClosedError, match="closed"):
                 one.result(60)
     assert held.end() == eager("hold", "two") and runners.closed
     for call in (
@@ -317,7 +309,7 @@ def test_closing_while_requests_wait(make: Callable[[int], Runners]) -> None:
         lambda: runners.set_adapter("x", "x.ptd"),
         lambda: runners.remove_adapter("one"),
     ):
-        with pytest.raises((ClosedError, FileAccessError)):
+        with pytest.raises((errors.ClosedError, errors.FileAccessError)):
             call()
 
 
@@ -352,7 +344,7 @@ def test_what_a_thread_must_not_do_while_it_answers(make: Callable[[int], Runner
     """It would wait for itself."""
     runners = make(1)
     for act in (lambda: ask(runners, "once"), lambda: runners._caches[0].revert()):
-        with pytest.raises(UnsupportedOperationError, match="this thread"):
+        with pytest.raises(errors.UnsupportedOperationError, match="this thread"):
             ask(runners, "once", on_token=lambda _, act=act: act())
     assert ask(runners, "once") == eager("once")
 
@@ -364,31 +356,31 @@ def test_bad_requests(make: Callable[[int], Runners], exported: Path, tmp_path: 
     talk = Conversation()
     ask(other, "hi", conversation=talk)
     bad: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (InputError, "empty", lambda: ask(runners, "")),
-        (InputError, "string", lambda: ask(runners, None)),  # type: ignore[arg-type]
-        (InputError, "UTF-8", lambda: ask(runners, "\ud800")),
-        (KeyNotFoundError, "'nobody'; there are 'one'", lambda: ask(runners, "once", "nobody")),
-        (InputError, "name of an adapter", lambda: ask(runners, "once", 7)),
-        (AdapterError, "nan", lambda: ask(runners, "once", "one", float("nan"))),
-        (AdapterError, "inf", lambda: ask(runners, "once", "one", float("inf"))),
-        (AdapterError, "strength", lambda: ask(runners, "once", "one", "much")),
-        (InputError, "other runners", lambda: ask(runners, "once", conversation=talk)),
-        (UnsupportedDataError, "conversation", lambda: ask(runners, "once", conversation="talk")),
-        (UnsupportedDataError, "stop", lambda: ask(runners, "once", stop=True)),
-        (UnsupportedDataError, "on_token", lambda: ask(runners, "once", on_token=1)),
-        (InputError, "max_new_tokens", lambda: runners.generate("once", max_new_tokens=1 << 40)),
-        (InputError, "max_new_tokens", lambda: runners.generate("once", max_new_tokens="many")),  # type: ignore[arg-type]
-        (InputError, "temperature", lambda: runners.generate("once", temperature=float("nan"))),
-        (InputError, "num_bos", lambda: runners.generate("once", num_bos=None)),  # type: ignore[arg-type]
-        (FileAccessError, "nothing.ptd", lambda: runners.set_adapter("x", tmp_path / "nothing.ptd")),
-        (AdapterError, "foundation.ptd", lambda: runners.set_adapter("x", exported / "live" / "foundation.ptd")),
-        (InputError, "empty", lambda: runners.set_adapter("", exported / "one.ptd")),
-        (KeyNotFoundError, "'x'", lambda: runners.remove_adapter("x")),
-        (InputError, "no runner", lambda: Runners([])),
-        (UnsupportedDataError, "pairs", lambda: Runners([1])),  # type: ignore[list-item]
-        (UnsupportedDataError, "pairs", lambda: Runners([(1, runners._caches[0])])),  # type: ignore[list-item]
-        (InputError, "two runners", lambda: Runners([(runners._runners[0], runners._caches[0])] * 2)),
-        (InputError, "string", lambda: Conversation(b"x")),  # type: ignore[arg-type]
+        (errors.InputError, "empty", lambda: ask(runners, "")),
+        (errors.InputError, "string", lambda: ask(runners, None)),  # type: ignore[arg-type]
+        (errors.InputError, "UTF-8", lambda: ask(runners, "\ud800")),
+        (errors.KeyNotFoundError, "'nobody'; there are 'one'", lambda: ask(runners, "once", "nobody")),
+        (errors.InputError, "name of an adapter", lambda: ask(runners, "once", 7)),
+        (errors.AdapterError, "nan", lambda: ask(runners, "once", "one", float("nan"))),
+        (errors.AdapterError, "inf", lambda: ask(runners, "once", "one", float("inf"))),
+        (errors.AdapterError, "strength", lambda: ask(runners, "once", "one", "much")),
+        (errors.InputError, "other runners", lambda: ask(runners, "once", conversation=talk)),
+        (errors.UnsupportedDataError, "conversation", lambda: ask(runners, "once", conversation="talk")),
+        (errors.UnsupportedDataError, "stop", lambda: ask(runners, "once", stop=True)),
+        (errors.UnsupportedDataError, "on_token", lambda: ask(runners, "once", on_token=1)),
+        (errors.InputError, "max_new_tokens", lambda: runners.generate("once", max_new_tokens=1 << 40)),
+        (errors.InputError, "max_new_tokens", lambda: runners.generate("once", max_new_tokens="many")),  # type: ignore[arg-type]
+        (errors.InputError, "temperature", lambda: runners.generate("once", temperature=float("nan"))),
+        (errors.InputError, "num_bos", lambda: runners.generate("once", num_bos=None)),  # type: ignore[arg-type]
+        (errors.FileAccessError, "nothing.ptd", lambda: runners.set_adapter("x", tmp_path / "nothing.ptd")),
+        (errors.AdapterError, "foundation.ptd", lambda: runners.set_adapter("x", exported / "live" / "foundation.ptd")),
+        (errors.InputError, "empty", lambda: runners.set_adapter("", exported / "one.ptd")),
+        (errors.KeyNotFoundError, "'x'", lambda: runners.remove_adapter("x")),
+        (errors.InputError, "no runner", lambda: Runners([])),
+        (errors.UnsupportedDataError, "pairs", lambda: Runners([1])),  # type: ignore[list-item]
+        (errors.UnsupportedDataError, "pairs", lambda: Runners([(1, runners._caches[0])])),  # type: ignore[list-item]
+        (errors.InputError, "two runners", lambda: Runners([(runners._runners[0], runners._caches[0])] * 2)),
+        (errors.InputError, "string", lambda: Conversation(b"x")),  # type: ignore[arg-type]
     ]
     before = runners.stats
     for kind, words, call in bad:
@@ -399,10 +391,10 @@ def test_bad_requests(make: Callable[[int], Runners], exported: Path, tmp_path: 
     save_file({"weight": np.ones((4, 4), np.float32)}, tmp_path / "other.ptd")
     save_adapter(foreign, MODEL.adapter(0), foundation=tmp_path / "other.ptd", scale=LORA_ALPHA / RANK)
     runners.set_adapter("foreign", foreign)
-    with pytest.raises(AdapterError, match="made for foundation"):
+    with pytest.raises(errors.AdapterError, match="made for foundation"):
         ask(runners, "once", "foreign")
     assert ask(runners, "once", "two") == eager("once", "two")
     runners._caches[0].close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         ask(runners, "once", "one")
     assert "two" in repr(runners) and "hi" not in repr(talk) and "not" in repr(Stop())

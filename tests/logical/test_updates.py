@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from blobstore import errors
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.store import BlobStore
-from blobstore.errors import (
-    InvalidFileError,
-    KeyConflictError,
-    KeyNotFoundError,
-    LayoutError,
-    UnsupportedDataError,
-    UpdateError,
-)
 from blobstore.logical.records import STATE, ModelTensor, Operation, Record, Records, Step, records_key
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.runtime.tensors import LogicalTensors
@@ -83,7 +76,7 @@ def test_programs_that_kept_different_names_of_a_tied_tensor(tmp_path: Path) -> 
             assert set(cache.dirty) == {"a@1", "b@2"}
             cache.revert()
         assert len(cache.tensors) == 1
-        with pytest.raises(UpdateError, match="another name of"):
+        with pytest.raises(errors.UpdateError, match="another name of"):
             cache.update({"a": torch.ones(2), "b": torch.zeros(2)})
         assert cache.dirty == ()
 
@@ -100,16 +93,16 @@ def test_names_that_a_third_program_connects(tmp_path: Path) -> None:
 def test_one_name_for_two_shapes_is_refused(tmp_path: Path) -> None:
     """Whether records contradict each other, or a record and the tensor that is stored under the name."""
     known = tensors(tmp_path, record("a@1", "a"), record("a@2", "a", (3,)))
-    with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]|\[3\] and \[2\]"):
+    with pytest.raises(errors.UpdateError, match=r"different shapes with this name, \[2\] and \[3\]|\[3\] and \[2\]"):
         known.check_names(["a"])
     known = tensors(tmp_path, record("a@1", "a"), a=torch.ones(3))
-    with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]"):
+    with pytest.raises(errors.UpdateError, match=r"different shapes with this name, \[2\] and \[3\]"):
         known.check_names(["a"])
 
 
 def test_records_of_one_blob_must_agree(tmp_path: Path) -> None:
     other = Record("a@1", 8, record("a@1", "a").sources, (Step(Operation.CAST, ints=(6,)),))
-    with pytest.raises(KeyConflictError, match="two records describe 'a@1' differently"):
+    with pytest.raises(errors.KeyConflictError, match="two records describe 'a@1' differently"):
         tensors(tmp_path, record("a@1", "a"), other)
 
 
@@ -119,27 +112,27 @@ def test_one_content_of_records_has_one_key(tmp_path: Path) -> None:
     store = BlobStore()
     store.add(records_key(data)[:-1] + "x", data)
     store.write_ptd(tmp_path / "other.ptd")
-    with pytest.raises(InvalidFileError, match="do not have the digest"):
+    with pytest.raises(errors.InvalidFileError, match="do not have the digest"):
         LogicalTensors(open_ptd(tmp_path / "other.ptd"))
 
 
 def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
     """Prefixes that wrappers of modules add are recognized."""
     known = tensors(tmp_path, record("layer.weight@1", "layer.weight"))
-    with pytest.raises(KeyNotFoundError, match="'module.layer.weight' may be 'layer.weight' here"):
+    with pytest.raises(errors.KeyNotFoundError, match="'module.layer.weight' may be 'layer.weight' here"):
         known.check_names(["module.layer.weight"])
-    with pytest.raises(KeyNotFoundError, match="'_orig_mod.layer.weight' may be 'layer.weight' here"):
+    with pytest.raises(errors.KeyNotFoundError, match="'_orig_mod.layer.weight' may be 'layer.weight' here"):
         known.check_names(["_orig_mod.layer.weight"])
-    with pytest.raises(KeyNotFoundError, match="no key and no tensor 'other'"):
+    with pytest.raises(errors.KeyNotFoundError, match="no key and no tensor 'other'"):
         known["other"]
     assert 5 not in known and "other" not in known and list(known) == ["layer.weight"]
 
 
 def test_without_records(tmp_path: Path) -> None:
     """The message says that there are no names, or that keys are those of ExecuTorch's own lowering."""
-    with pytest.raises(KeyNotFoundError, match="no key 'b', and no records of tensors"):
+    with pytest.raises(errors.KeyNotFoundError, match="no key 'b', and no records of tensors"):
         tensors(tmp_path, a=torch.ones(2)).check_names(["b"])
-    with pytest.raises(KeyNotFoundError, match="hashes of their contents.*BlobStorePartitioner"):
+    with pytest.raises(errors.KeyNotFoundError, match="hashes of their contents.*BlobStorePartitioner"):
         tensors(tmp_path, **{"0" * 64: bytes(8)}).check_names(["b"])
 
 
@@ -152,7 +145,7 @@ def test_what_belongs_together_is_updated_together(tmp_path: Path) -> None:
     cache = cached(tmp_path, folded("w@1", "w", "variance"))
     known = cache.tensors
     assert known["w"].needs == ("variance",) and known["variance"].keys == ("w@1",)
-    with pytest.raises(UpdateError, match="'w' cannot be updated without 'variance'.*in one blob, 'w@1'"):
+    with pytest.raises(errors.UpdateError, match="'w' cannot be updated without 'variance'.*in one blob, 'w@1'"):
         cache.update({"w": torch.ones(2)})
     cache.update({"w": torch.ones(2), "variance": torch.full((2,), 4 - 1e-5)})
     assert np.allclose(np.frombuffer(cache.get_data("w@1"), np.float32), 0.5)
@@ -163,7 +156,9 @@ def test_a_refusal_extends_to_what_is_stored_in_one_blob(tmp_path: Path) -> None
     parts = folded("w@1", "w", "a"), folded("x@2", "x", "w"), record("y@3", "y"), refusal("it was changed", "a")
     known = tensors(tmp_path, *parts)
     for name in ("w", "x"):
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is stored together with .*was changed"):
+        with pytest.raises(
+            errors.UpdateError, match=f"'{name}' cannot be updated: it is stored together with .*was changed"
+        ):
             known.check_names([name])
     assert known["a"].refusal == "it was changed" and known["y"].refusal == ""
 
@@ -183,21 +178,25 @@ class Subclass(torch.Tensor):
 def test_values_must_fit(tmp_path: Path) -> None:
     cache = cached(tmp_path, record("a@1", "a"))
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (torch.ones(3), LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
-        (torch.empty(2**40, 0), LayoutError, r"'a' has shape \[2\], the new one has \[1099511627776, 0\]"),
-        (torch.empty(2**40, 0).as_subclass(Subclass), LayoutError, r"blobs\.ptd: 'a': impossible tensor layout"),
-        (torch.ones(2).double(), LayoutError, r"'a' is float\[2\], the new one is double"),
-        ([1.0, 2.0], UnsupportedDataError, "'a': expected a torch tensor or a numpy array, found list"),
-        (None, UnsupportedDataError, r"blobs\.ptd: 'a': expected a torch tensor or a numpy array, found NoneType"),
-        (torch.ones(2).to_sparse(), UnsupportedDataError, "'a': a tensor of layout"),
-        (torch.ones(2, device="meta"), UnsupportedDataError, "'a'"),
-        (torch._efficientzerotensor(2), UnsupportedDataError, "'a'"),
-        (torch.tensor([1.0, float("nan")]), UpdateError, "'a' has values that are not finite"),
+        (torch.ones(3), errors.LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
+        (torch.empty(2**40, 0), errors.LayoutError, r"'a' has shape \[2\], the new one has \[1099511627776, 0\]"),
+        (torch.empty(2**40, 0).as_subclass(Subclass), errors.LayoutError, r"blobs\.ptd: 'a': impossible tensor layout"),
+        (torch.ones(2).double(), errors.LayoutError, r"'a' is float\[2\], the new one is double"),
+        ([1.0, 2.0], errors.UnsupportedDataError, "'a': expected a torch tensor or a numpy array, found list"),
+        (
+            None,
+            errors.UnsupportedDataError,
+            r"blobs\.ptd: 'a': expected a torch tensor or a numpy array, found NoneType",
+        ),
+        (torch.ones(2).to_sparse(), errors.UnsupportedDataError, "'a': a tensor of layout"),
+        (torch.ones(2, device="meta"), errors.UnsupportedDataError, "'a'"),
+        (torch._efficientzerotensor(2), errors.UnsupportedDataError, "'a'"),
+        (torch.tensor([1.0, float("nan")]), errors.UpdateError, "'a' has values that are not finite"),
     ]
     for value, error, message in wrong:
         with pytest.raises(error, match=message):
             cache.update({"a": value}, finite=True)
-    with pytest.raises(UnsupportedDataError, match="expected tensors by name, found a list"):
+    with pytest.raises(errors.UnsupportedDataError, match="expected tensors by name, found a list"):
         cache.update([("a", torch.ones(2))])  # type: ignore[arg-type]
     assert cache.generation == 0
 
@@ -259,7 +258,7 @@ def test_values_of_every_type(dtype: torch.dtype, shape: tuple[int, ...], tmp_pa
     assert (cache["a"].shape, cache["a"].dtype) == (shape, dtype)
     other = torch.int8 if dtype == torch.uint8 else torch.uint8
     for wrong in (torch.zeros(shape, dtype=other), torch.zeros((*shape, 2)).to(dtype)):
-        with pytest.raises(LayoutError, match="'a'"):
+        with pytest.raises(errors.LayoutError, match="'a'"):
             cache.update({"a": wrong})
 
 
@@ -268,7 +267,7 @@ def test_a_wrong_name_is_said_before_a_wrong_value(tmp_path: Path) -> None:
     cache = cached(tmp_path, record("a@1", "a"))
     for name, shown in (("b", "'b'"), ("\ud800", r"'\\ud800'"), (7, "'7'"), (None, "'None'"), ("a\0", r"'a")):
         for values in ({name: torch.ones(2)}, {"a": [1.0], name: torch.ones(2)}):
-            with pytest.raises(KeyNotFoundError, match=shown):
+            with pytest.raises(errors.KeyNotFoundError, match=shown):
                 cache.update(values)  # type: ignore[arg-type]
     assert cache.generation == 0
 
@@ -287,7 +286,7 @@ def test_values_that_come_in_no_pairs(tmp_path: Path) -> None:
 def test_a_blob_of_another_file_is_missed_by_name(tmp_path: Path) -> None:
     data = Records("XnnpackBackend", (record("a@1", "a"),)).pack()
     cache = cached(tmp_path, **{records_key(data): data})
-    with pytest.raises(KeyNotFoundError, match="blob 'a@1' of 'a' is in none of these data files"):
+    with pytest.raises(errors.KeyNotFoundError, match="blob 'a@1' of 'a' is in none of these data files"):
         cache.update({"a": torch.ones(2)})
 
 
@@ -301,9 +300,9 @@ def test_values_come_from_the_tensor_itself_or_from_a_blob_that_has_it(tmp_path:
     known = tensors(tmp_path, record("a@1", "a", (2,), "b"), **{"a@1": stored.numpy().tobytes()})
     assert known.value("b")[0].tolist() == [1, 2]
     known = tensors(tmp_path, folded("w@1", "w", "variance"))
-    with pytest.raises(UpdateError, match="'w' cannot be read back"):
+    with pytest.raises(errors.UpdateError, match="'w' cannot be read back"):
         known.value("w")
-    with pytest.raises(KeyNotFoundError, match="no key and no tensor 'c'"):
+    with pytest.raises(errors.KeyNotFoundError, match="no key and no tensor 'c'"):
         known.value("c")
 
 
@@ -312,11 +311,11 @@ def test_a_strict_state_dict_has_every_tensor(tmp_path: Path) -> None:
     known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), c=torch.ones(2))
     full = dict.fromkeys(("a", "b", "c", "unused"), torch.ones(2))
     assert known.names_for_state_dict(full, strict=True) == ["a", "b", "c"]
-    with pytest.raises(UpdateError, match="the state dict lacks 'b', which the program has"):
+    with pytest.raises(errors.UpdateError, match="the state dict lacks 'b', which the program has"):
         known.names_for_state_dict({"a": torch.ones(2)}, strict=True)
     assert known.names_for_state_dict({"a": torch.ones(2)}, strict=False) == ["a"]
     for strict in (True, False):
-        with pytest.raises(UpdateError, match="lacks|none of the tensors given can be updated: found 'unused'"):
+        with pytest.raises(errors.UpdateError, match="lacks|none of the tensors given can be updated: found 'unused'"):
             known.names_for_state_dict({"unused": torch.ones(2)}, strict=strict)
 
 
@@ -324,12 +323,12 @@ def test_a_strict_state_dict_has_no_tensor_that_cannot_follow(tmp_path: Path) ->
     """Neither one that is refused, nor one that others were computed from, nor one that lost its name."""
     for name in ("a", "_frozen_param0"):
         known = tensors(tmp_path, record("b@2", "b"), refusal("it was changed", name))
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it was changed"):
+        with pytest.raises(errors.UpdateError, match=f"'{name}' cannot be updated: it was changed"):
             known.names_for_state_dict({"b": torch.ones(2)}, strict=True)
         assert known.names_for_state_dict({"b": torch.ones(2)}, strict=False) == ["b"]
     known = tensors(tmp_path, record("b@2", "b"), _prop_tensor_constant0=torch.ones(2))
     with pytest.raises(
-        UpdateError, match="no program has 'factor', and '_prop_tensor_constant0' may have been computed"
+        errors.UpdateError, match="no program has 'factor', and '_prop_tensor_constant0' may have been computed"
     ):
         known.names_for_state_dict({"b": torch.ones(2), "factor": torch.ones(2)}, strict=True)
 
@@ -341,7 +340,7 @@ def test_buffers_that_are_not_persistent_may_be_missing(tmp_path: Path) -> None:
     known = tensors(tmp_path, records, weight=torch.ones(2), positions=torch.ones(2))
     assert known["positions"].auxiliary and not known["weight"].auxiliary
     assert known.names_for_state_dict({"weight": torch.ones(2)}, strict=True) == ["weight"]
-    with pytest.raises(UpdateError, match="lacks 'weight'"):
+    with pytest.raises(errors.UpdateError, match="lacks 'weight'"):
         known.names_for_state_dict({"positions": torch.ones(2)}, strict=True)
 
 
@@ -385,10 +384,10 @@ def test_a_tensor_is_read_back_as_far_as_it_is_stored(tmp_path: Path) -> None:
     assert kind is ScalarType.FLOAT and array.tolist() == [[0, 1, 2], [3, 4, 5]]
     packed = Record("w@1", 24, (source,), (*done, Step(Operation.CHANNELS_LAST)))
     with pytest.raises(
-        UpdateError, match="'w' cannot be read back from its blob 'w@1', which was made by: channels last"
+        errors.UpdateError, match="'w' cannot be read back from its blob 'w@1', which was made by: channels last"
     ):
         tensors(tmp_path, packed, **data).value("w")
-    with pytest.raises(UpdateError, match="cannot be read back from its blob 'w@1' of 20 bytes"):
+    with pytest.raises(errors.UpdateError, match="cannot be read back from its blob 'w@1' of 20 bytes"):
         tensors(tmp_path, Record("w@1", 24, (source,), done), **{"w@1": bytes(20)}).value("w")
 
 
@@ -400,7 +399,7 @@ def test_the_integers_of_a_quantized_tensor_are_a_value_too(tmp_path: Path) -> N
         cache.update({"w": value})
         assert bytes(cache.get_data("w@1")) == bytes(range(6))
         cache.revert()
-    with pytest.raises(LayoutError, match=r"'w' is float\[2, 3\], the new one is half"):
+    with pytest.raises(errors.LayoutError, match=r"'w' is float\[2, 3\], the new one is half"):
         cache.update({"w": torch.ones(2, 3).half()})
 
 
@@ -419,7 +418,7 @@ def test_a_cache_gives_back_what_an_update_takes(tmp_path: Path) -> None:
     for name, expected in {"w": values["w"], "bias": torch.ones(2)}.items():
         assert name in cache and torch.equal(cache[name], expected) and torch.equal(cache.get(name), expected)
     assert "v" not in cache and cache.get("v") is None
-    with pytest.raises(KeyNotFoundError):
+    with pytest.raises(errors.KeyNotFoundError):
         cache["v"]
 
     (tmp_path / "plain").mkdir()
@@ -434,7 +433,7 @@ def test_a_cache_gives_back_what_an_update_takes(tmp_path: Path) -> None:
     whole = cached(tmp_path / "whole", quantized, scales=np.ones(2, np.float32))
     assert "q" in whole
     for read in (whole.state_dict, lambda: whole["q"], lambda: whole.get("q")):
-        with pytest.raises(UpdateError, match="'q' cannot be read back"):
+        with pytest.raises(errors.UpdateError, match="'q' cannot be read back"):
             read()
 
 
@@ -447,7 +446,7 @@ def test_the_path_of_a_delta_is_an_update(tmp_path: Path) -> None:
         assert cache.update(path) == cache.generation
         assert cache["a"].tolist() == [5, 5] and cache.dirty == ("a",)
         cache.revert()
-    with pytest.raises(UnsupportedDataError, match="by name, found a"):
+    with pytest.raises(errors.UnsupportedDataError, match="by name, found a"):
         cache.update(tmp_path / "delta.ptd", finite=True)
 
 

@@ -13,17 +13,8 @@ import torch
 import xxhash
 from torch import nn
 
+from blobstore import errors
 from blobstore.core.formats import payload
-from blobstore.errors import (
-    BlobStoreError,
-    InvalidFileError,
-    InvalidTagError,
-    MissingBackendError,
-    ProgramError,
-    UnsupportedDataError,
-    UnsupportedOperationError,
-    UpdateError,
-)
 from blobstore.lowering import BlobStoreBackend, register_inner
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
@@ -46,7 +37,7 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
     """With `finite`, infinities and NaN are refused, in a delegate and outside (B3)."""
     tensor = torch.zeros_like(live.module.state_dict()[name])
     tensor.view(-1)[-1] = value
-    with pytest.raises(UpdateError, match=f"'{name}' has values that are not finite"):
+    with pytest.raises(errors.UpdateError, match=f"'{name}' has values that are not finite"):
         live.cache.update({name: tensor}, finite=True)
     live.check()
     live.cache.update({name: tensor})
@@ -61,7 +52,7 @@ def test_small_payloads_cost_little(count: int) -> None:
     tracemalloc.start()
     try:
         started = time.process_time()
-        with pytest.raises(InvalidFileError, match="again and again"):
+        with pytest.raises(errors.InvalidFileError, match="again and again"):
             payload.split(data)
         assert time.process_time() - started < 2
         assert tracemalloc.get_traced_memory()[1] < 300 << 20
@@ -77,14 +68,14 @@ def test_missing_inner_backend(tmp_path: Path) -> None:
     at = whole.rindex(b"XnnpackBackend")
     whole[at : at + 14] = b"NnpackXBackend"
     path.write_bytes(whole)
-    with pytest.raises(MissingBackendError, match="NnpackXBackend"):
+    with pytest.raises(errors.MissingBackendError, match="NnpackXBackend"):
         Program(path, BlobCache(tmp_path / "model.ptd")).method()
 
 
 @pytest.mark.parametrize("tag", ["a/b", "", "..", "a\0b", 5, b"model", ["model"]])
 def test_tags(tag: Any) -> None:
     """What is not a plain file name is refused when the partitioner is made (W2)."""
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         BlobStorePartitioner(XnnpackPartitioner(), tag=tag)
 
 
@@ -102,7 +93,7 @@ def test_tags(tag: Any) -> None:
 )
 def test_wrong_partitioners(inner: Any, message: str) -> None:
     """A wrong argument is an error where it is passed, not inside ExecuTorch's lowering (W2)."""
-    with pytest.raises(UnsupportedDataError, match=message):
+    with pytest.raises(errors.UnsupportedDataError, match=message):
         BlobStorePartitioner(inner)
 
 
@@ -111,23 +102,23 @@ def test_wrong_partitioners(inner: Any, message: str) -> None:
 )
 def test_wrong_inner_backends(inner: Any) -> None:
     """They are refused when they are registered (W2)."""
-    with pytest.raises(UnsupportedDataError, match="expected an object with a backend_id and a preprocess"):
+    with pytest.raises(errors.UnsupportedDataError, match="expected an object with a backend_id and a preprocess"):
         register_inner(inner)
 
 
 def test_what_no_partitioner_partitioned_is_not_lowered() -> None:
     """Nor is what another process partitioned (W2)."""
     program = torch.export.export(nn.Linear(4, 4), inputs(1, 4))
-    with pytest.raises(UnsupportedOperationError, match="only what a BlobStorePartitioner partitioned"):
+    with pytest.raises(errors.UnsupportedOperationError, match="only what a BlobStorePartitioner partitioned"):
         BlobStoreBackend.preprocess(program, [])
-    with pytest.raises(BlobStoreError, match="partitioned in another process"):
+    with pytest.raises(errors.BlobStoreError, match="partitioned in another process"):
         BlobStoreBackend.preprocess(program, [CompileSpec("blobstore.table", bytes(16))])
 
 
 @pytest.mark.long
 def test_tag_functions_are_checked(tmp_path: Path) -> None:
     """Their results are checked when the graph is partitioned (W2)."""
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, tag=lambda name: "a/b")
 
 
@@ -148,7 +139,7 @@ def test_an_initialization_that_fails_does_not_disturb_others(tmp_path: Path) ->
     bad[where : where + 16] = other
     (tmp_path / "bad.pte").write_bytes(bytes(bad))
     for _ in range(3):
-        with pytest.raises(ProgramError, match="'XnnpackBackend' cannot be initialized"):
+        with pytest.raises(errors.ProgramError, match="'XnnpackBackend' cannot be initialized"):
             Program(tmp_path / "bad.pte", live.cache).method()
         live.check()
         with torch.no_grad():

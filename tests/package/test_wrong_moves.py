@@ -16,6 +16,7 @@ from blobstore import (
     BlobStore,
     MergedDataMap,
     dedup_programs,
+    errors,
     load_file,
     open_ptd,
     save_file,
@@ -23,13 +24,6 @@ from blobstore import (
 )
 from blobstore.core.disk.staging import Staging
 from blobstore.core.tools.convert import convert
-from blobstore.errors import (
-    FileAccessError,
-    IntegrityError,
-    InvalidTagError,
-    OutputPathError,
-    UnsupportedDataError,
-)
 from tests.core.disk.outputs import damage
 
 
@@ -48,7 +42,7 @@ def test_a_folder_as_output(path, tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     (tmp_path / "sub" / "sub").mkdir()
-    with pytest.raises(FileAccessError, match="directory"):
+    with pytest.raises(errors.FileAccessError, match="directory"):
         BlobStore().write_ptd(path)
 
 
@@ -135,7 +129,7 @@ def odd_tensors():
 @pytest.mark.parametrize("data", [*closed_views(), *odd_tensors(), "text", None], ids=lambda data: type(data).__name__)
 def test_no_bytes_can_be_taken(data):
     store = BlobStore()
-    with pytest.raises(UnsupportedDataError, match="key 'the key'"):
+    with pytest.raises(errors.UnsupportedDataError, match="key 'the key'"):
         store.add("the key", data)
     assert len(store) == 0
 
@@ -146,7 +140,7 @@ def test_a_tensor_whose_memory_was_given_back():
         tensor.untyped_storage().resize_(0)
         BlobStore().add("k", tensor)
 
-    with pytest.raises(UnsupportedDataError, match="key 'k'"):
+    with pytest.raises(errors.UnsupportedDataError, match="key 'k'"):
         add()
 
 
@@ -161,25 +155,25 @@ def test_metadata_that_is_no_text(metadata, tmp_path):
         lambda: store.write(tmp_path, metadata=metadata),
         lambda: save_file({"k": b"x"}, tmp_path / "x.ptd", metadata=metadata),
     ):
-        with pytest.raises(UnsupportedDataError, match="metadata must map str to str"):
+        with pytest.raises(errors.UnsupportedDataError, match="metadata must map str to str"):
             use()
     assert os.listdir(tmp_path) == []
 
 
 def test_what_is_no_mapping_and_no_program(ptd, tmp_path):
-    with pytest.raises(UnsupportedDataError, match="expected tensors by name"):
+    with pytest.raises(errors.UnsupportedDataError, match="expected tensors by name"):
         save_file([np.zeros(2)], tmp_path / "x.ptd")
-    with pytest.raises(UnsupportedDataError, match="expected programs by name"):
+    with pytest.raises(errors.UnsupportedDataError, match="expected programs by name"):
         save_programs([3], tmp_path / "out")
-    with pytest.raises(UnsupportedDataError, match="a: expected an ExecutorchProgramManager"):
+    with pytest.raises(errors.UnsupportedDataError, match="a: expected an ExecutorchProgramManager"):
         save_programs({"a": 3}, tmp_path / "out")
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         save_programs({3: 3}, tmp_path / "out")
-    with pytest.raises(UnsupportedDataError, match="names"):
+    with pytest.raises(errors.UnsupportedDataError, match="names"):
         dedup_programs([ptd], tmp_path / "out", names=3)
-    with pytest.raises(FileAccessError, match=r"model\.safetensors"):
+    with pytest.raises(errors.FileAccessError, match=r"model\.safetensors"):
         dedup_programs([ptd], tmp_path / "out", names="model.safetensors")
-    with pytest.raises(UnsupportedDataError, match="framework"):
+    with pytest.raises(errors.UnsupportedDataError, match="framework"):
         load_file(ptd, framework=[])
     assert os.listdir(tmp_path) == ["in.ptd"]
 
@@ -196,7 +190,7 @@ def test_every_rewrite_finds_damage(ptd, tmp_path):
         lambda: BlobStore().merge(MergedDataMap([open_ptd(ptd)])),
         lambda: open_ptd(ptd, verify=True),
     ):
-        with pytest.raises(IntegrityError, match=r"in\.ptd: .*'w'"):
+        with pytest.raises(errors.IntegrityError, match=r"in\.ptd: .*'w'"):
             use()
     assert os.listdir(tmp_path) == ["in.ptd"]
 
@@ -208,7 +202,7 @@ def test_names_are_an_input_too(lowered, tmp_path):
     save_file({"w": np.zeros(3)}, names)
     before = names.read_bytes()
     for opened in (open_ptd(names), MergedDataMap([open_ptd(names)])):
-        with pytest.raises(OutputPathError, match=r"shared\.ptd"):
+        with pytest.raises(errors.OutputPathError, match=r"shared\.ptd"):
             dedup_programs([tmp_path / "a.pte"], tmp_path / "out", names=opened)
     assert names.read_bytes() == before
     assert os.listdir(tmp_path / "out") == ["shared.ptd"]
@@ -228,7 +222,7 @@ def test_files_that_take_their_places_together(fails, tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuses)
-    with pytest.raises(FileAccessError, match="not permitted"), Staging() as staging:
+    with pytest.raises(errors.FileAccessError, match="not permitted"), Staging() as staging:
         for name in "abc":
             with staging.open(tmp_path / name) as file:
                 file.write(b"new")

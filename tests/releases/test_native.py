@@ -19,17 +19,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blobstore import errors
 from blobstore.core.codec import blobs
 from blobstore.core.disk.locks import Lock
-from blobstore.errors import (
-    BlobStoreError,
-    FileAccessError,
-    IntegrityError,
-    InvalidFileError,
-    ReleaseError,
-    TransferError,
-    TrustError,
-)
 from blobstore.releases import Release, gc, publish, pull
 from blobstore.releases.device.pull import PullOptions
 from blobstore.releases.index.index import check_file_name, parse_index
@@ -203,7 +195,7 @@ def test_ranges_and_folders_are_equal(published: Path, whole: Path, tmp_path: Pa
         release = releases / version
         rollback = int(version) < 4 and "4" in versions[: versions.index(version)]
         if rollback:
-            with pytest.raises(TrustError, match="older than version"):
+            with pytest.raises(errors.TrustError, match="older than version"):
                 lacks(release, tmp_path / "native")
             break
         last = update(release, tmp_path / "native", plain=plain)
@@ -238,7 +230,7 @@ def test_a_whole_file_that_is_wrong(whole: Path, device: Path) -> None:
     place = device / "incoming" / one.file
     data = place.read_bytes()
     place.write_bytes(bytes(len(data)))
-    with pytest.raises(IntegrityError, match="expected"):
+    with pytest.raises(errors.IntegrityError, match="expected"):
         take(whole / "1", device, plain=True)
     assert not place.exists() and not (device / "files" / one.sha256).exists()
     place.write_bytes(data)
@@ -317,7 +309,7 @@ def test_a_chain_of_differences_that_is_wrong(published: Path, tmp_path: Path) -
         place = device / "incoming" / name
         data = place.read_bytes()
         place.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(IntegrityError):
+        with pytest.raises(errors.IntegrityError):
             take(release, device)
         assert {one.name for one in place.parent.iterdir()} == {*names, parts_of(release)} - {name}
         assert not (device / "current").is_symlink()
@@ -341,7 +333,7 @@ def test_a_way_that_is_not_known_is_left_out(published: Path, tmp_path: Path) ->
     none = with_ways(published / "2", tmp_path / "none", lambda ways: ways.update(ways=[[]] * len(ways["ways"])))
     download(published.parent, todo)
     for call in (lacks, take):
-        with pytest.raises(ReleaseError, match="no form of the content"):
+        with pytest.raises(errors.ReleaseError, match="no form of the content"):
             call(none, tmp_path / "device")
 
 
@@ -354,16 +346,16 @@ def test_where_the_ways_are(published: Path, whole: Path, tmp_path: Path) -> Non
         shutil.copy(releases / "1/index.json", alone)
         download(releases.parent, lacks(alone, device))
         if releases == published:
-            with pytest.raises(ReleaseError, match=r"fetch ways\.json\.zst"):
+            with pytest.raises(errors.ReleaseError, match=r"fetch ways\.json\.zst"):
                 lacks(alone, device)
         else:
             assert {one.url.split("/")[0] for one in lacks(alone, device).fetches} == {"files"}
-        with pytest.raises(FileAccessError):
+        with pytest.raises(errors.FileAccessError):
             lacks(alone, device, ways=os.fsencode(tmp_path / "nothing"))
         shutil.copy(releases / "1/ways.json.zst", tmp_path / "elsewhere")
         elsewhere = {"ways": os.fsencode(tmp_path / "elsewhere")}
         assert lacks(alone, device, **elsewhere) == lacks(releases / "1", device)
-        with pytest.raises(InvalidFileError, match="expected the ways of the index"):
+        with pytest.raises(errors.InvalidFileError, match="expected the ways of the index"):
             lacks(alone, device, ways=os.fsencode(releases / "2/ways.json.zst"))
 
 
@@ -425,7 +417,7 @@ def test_nothing_wrong_is_committed(published: Path, tmp_path: Path, damage: str
                 download(published.parent, again)
             place = Path(os.fsdecode(again.folder), one.file)
             spoil(place, damage)
-            with pytest.raises((IntegrityError, TransferError)):
+            with pytest.raises((errors.IntegrityError, errors.TransferError)):
                 take(release, device)
             assert tree(device / "current") == before
             assert one.sha256 in {later.sha256 for later in lacks(release, device).fetches}
@@ -466,7 +458,7 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, device: Path, t
     for _ in range(2):
         download(published.parent, lacks(published / "3", device))
     path.write_bytes(bad)
-    with pytest.raises(TransferError, match="were not fetched"):
+    with pytest.raises(errors.TransferError, match="were not fetched"):
         take(published / "3", device)
     update(published / "3", device)
     assert same(found(device / "current"), last_weights())
@@ -497,7 +489,7 @@ def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int) -> No
 def test_what_is_not_collected(published: Path, device: Path) -> None:
     """A release that a process has open, and anything if the current index is damaged (F4, N1)."""
     for wrong, message in ((0, "at least one release"), (1, "no release is installed")):
-        with pytest.raises(ReleaseError, match=message):
+        with pytest.raises(errors.ReleaseError, match=message):
             native.collect_releases(os.fsencode(device), wrong)
     assert not device.exists()
     update(published / "1", device)
@@ -511,7 +503,7 @@ def test_what_is_not_collected(published: Path, device: Path) -> None:
     index = device / "indexes" / f"{device.joinpath('current').readlink().name}.json"
     whole, before = index.read_bytes(), tree(device)
     index.write_bytes(whole[:-1])
-    with pytest.raises(IntegrityError):
+    with pytest.raises(errors.IntegrityError):
         native.collect_releases(os.fsencode(device))
     index.write_bytes(whole)
     assert tree(device) == before
@@ -533,21 +525,21 @@ def test_what_is_refused(published: Path, device: Path, tmp_path: Path) -> None:
     before = tree(device)
     digest = hashlib.sha256((published / "4/index.json").read_bytes()).hexdigest()
     for call in (lacks, take):
-        with pytest.raises(ReleaseError, match="another folder"):
+        with pytest.raises(errors.ReleaseError, match="another folder"):
             call(published.parent / "b/1", device)
-        with pytest.raises(TrustError, match="expected the digest"):
+        with pytest.raises(errors.TrustError, match="expected the digest"):
             call(published / "4", device, sha256="0" * 64)
-        with pytest.raises(TrustError, match="older than version 2"):
+        with pytest.raises(errors.TrustError, match="older than version 2"):
             call(published / "1", device)
     assert tree(device) == before
-    with pytest.raises(TransferError, match="not fetched"):
+    with pytest.raises(errors.TransferError, match="not fetched"):
         take(published / "4", device, sha256=digest)
     assert tree(device / "current") == tree(updated(published, tmp_path, "2") / "current")
     assert update(published / "1", device, allow_rollback=True).version == "1"
-    with pytest.raises(FileAccessError):
+    with pytest.raises(errors.FileAccessError):
         lacks(published / "nothing", device)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileAccessError):
+    with pytest.raises(errors.FileAccessError):
         lacks(published / "1", tmp_path / "file")
 
 
@@ -559,7 +551,7 @@ def test_programs_need_their_executorch(published: Path, tmp_path: Path, has: st
     assert lacks(tmp_path, tmp_path / "device", executorch=has).fetches  # no programs
     index["files"].append({"name": "a.pte", "kind": "program", "sha256": "0" * 64, "size": 1})
     (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(ReleaseError, match=r"need ExecuTorch 1\.5, this device has"):
+    with pytest.raises(errors.ReleaseError, match=r"need ExecuTorch 1\.5, this device has"):
         lacks(tmp_path, tmp_path / "device", executorch=has)
     for newer in ("1.5", "1.5.0", "1.5.1", "1.10", "2", ""):
         assert lacks(tmp_path, tmp_path / "device", executorch=newer).fetches
@@ -619,11 +611,11 @@ HOSTILE: dict[str, Callable[[Any], object]] = {
 def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Callable[[Any], object]) -> None:
     """By both libraries, before anything is written (F4, S3)."""
     release = edited(published / "1", tmp_path / "bad", change)
-    with pytest.raises(InvalidFileError):
+    with pytest.raises(errors.InvalidFileError):
         pull(release, tmp_path / "python")
     assert not [path for path in (tmp_path / "python").rglob("*") if not path.is_dir()]
     for call in (lacks, take):
-        with pytest.raises(InvalidFileError):
+        with pytest.raises(errors.InvalidFileError):
             call(release, tmp_path / "device")
     assert not (tmp_path / "device").exists()
 
@@ -650,7 +642,7 @@ def test_an_index_that_lists_too_much(published: Path, tmp_path: Path, kind: str
 def test_what_is_no_index_at_all(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "index.json").write_bytes(data)
     for call in (pull, lacks):
-        with pytest.raises(InvalidFileError):
+        with pytest.raises(errors.InvalidFileError):
             call(tmp_path, tmp_path / "device")
 
 
@@ -658,7 +650,7 @@ def test_an_index_without_end(tmp_path: Path) -> None:
     """Larger ones are not read (F2)."""
     with (tmp_path / "index.json").open("wb") as file:
         file.truncate((1 << 26) + 1)
-    with pytest.raises(InvalidFileError, match="more than"):
+    with pytest.raises(errors.InvalidFileError, match="more than"):
         lacks(tmp_path, tmp_path / "device")
 
 
@@ -700,10 +692,10 @@ def test_hostile_parts_are_refused(published: Path, device: Path, change: Any) -
     """A list that an index names, but that is of other files, overlaps, or leads out (F4)."""
     folder, data = with_parts(published / "2", device, change)
     index = parse_index((folder / "index.json").read_bytes(), "index")
-    with pytest.raises(InvalidFileError):
+    with pytest.raises(errors.InvalidFileError):
         parse_parts(data, index, "parts")
     for call in (lacks, take):
-        with pytest.raises(InvalidFileError):
+        with pytest.raises(errors.InvalidFileError):
             call(folder, device)
     assert not list((device / "files").iterdir())
 
@@ -741,10 +733,10 @@ def refuse_ways(published: Path, release: Path, device: Path) -> None:
     data = (release / "index.json").read_bytes()
     index = parse_index(data, "index")
     parts = parse_parts((published.parent / "files" / index.parts.sha256).read_bytes(), index, "parts")
-    with pytest.raises(InvalidFileError):
+    with pytest.raises(errors.InvalidFileError):
         parse_ways((release / "ways.json.zst").read_bytes(), hashlib.sha256(data).hexdigest(), parts, "ways")
     for call in (lacks, take):
-        with pytest.raises(InvalidFileError):
+        with pytest.raises(errors.InvalidFileError):
             call(release, device)
 
 
@@ -777,12 +769,12 @@ def test_names_lead_into_the_folder(tmp_path_factory: pytest.TempPathFactory, na
     try:
         check_file_name(name)
         accepted = bool(name)
-    except ReleaseError:
+    except errors.ReleaseError:
         accepted = False
     if accepted:
         assert lacks(folder, folder / "device").fetches
     else:
-        with pytest.raises(InvalidFileError):
+        with pytest.raises(errors.InvalidFileError):
             lacks(folder, folder / "device")
 
 
@@ -838,7 +830,7 @@ def test_both_read_the_same_lists(published: Path, what: str, data: st.DataObjec
         listed["files"] = [*(one for one in listed["files"] if one["kind"] == "data"), *listed["files"][-8:], program]
     mutate(listed, data)
     text = json.dumps(listed, separators=(",", ":"), ensure_ascii=data.draw(st.booleans()))
-    with contextlib.suppress(BlobStoreError):
+    with contextlib.suppress(errors.BlobStoreError):
         getattr(targets, what)(text.encode())
 
 

@@ -16,22 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blobstore import BlobStore, open_ptd, save_file
+from blobstore import BlobStore, errors, open_ptd, save_file
 from blobstore.core.disk.locks import Lock
 from blobstore.core.disk.names import journal_name, temporary_beside
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.ptd.writer import BlobEntry, write_ptd
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.errors import (
-    DataChangedError,
-    FileAccessError,
-    IntegrityError,
-    InvalidAlignmentError,
-    InvalidKeyError,
-    KeyConflictError,
-    OutputPathError,
-)
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import strategies
 from tests.core.disk.outputs import files, leftovers
@@ -108,7 +99,7 @@ def test_a_cache_on_a_base_saves_its_own_keys(tmp_path, foundation):
     with BlobCache(tmp_path / "mine.ptd", base=base) as cache:
         cache.save(tmp_path / "saved.ptd")
         assert list(open_ptd(tmp_path / "saved.ptd")) == ["mine"]
-        with pytest.raises(OutputPathError, match="one of the inputs"):
+        with pytest.raises(errors.OutputPathError, match="one of the inputs"):
             cache.save(foundation)
 
 
@@ -118,9 +109,9 @@ def test_a_cache_on_a_base_saves_its_own_keys(tmp_path, foundation):
 @pytest.mark.parametrize(("key", "reason"), [("", "non-empty"), ("a\0b", "NUL")])
 def test_keys_that_are_not_written(tmp_path, key, reason):
     """N1: a file with such a key can be read."""
-    with BlobCache(foreign(tmp_path, key=key)) as cache, pytest.raises(InvalidKeyError, match=reason):
+    with BlobCache(foreign(tmp_path, key=key)) as cache, pytest.raises(errors.InvalidKeyError, match=reason):
         cache.save(tmp_path / "saved.ptd")
-    with pytest.raises(InvalidKeyError, match=reason):
+    with pytest.raises(errors.InvalidKeyError, match=reason):
         make_working_copy(tmp_path / "f.ptd", tmp_path / "saved.ptd")
     assert not (tmp_path / "saved.ptd").exists()
     assert leftovers(tmp_path) == []
@@ -137,7 +128,7 @@ def test_alignments_without_a_common_multiple(tmp_path):
         store = BlobStore()
         store.add(name, b"x", alignment=alignment)
         store.write_ptd(tmp_path / f"{name}.ptd")
-    with pytest.raises(InvalidAlignmentError, match=f"{128 * 5**5}, {128 * 3**8}.* common multiple above"):
+    with pytest.raises(errors.InvalidAlignmentError, match=f"{128 * 5**5}, {128 * 3**8}.* common multiple above"):
         make_working_copy([tmp_path / "a.ptd", tmp_path / "b.ptd"], tmp_path / "copy.ptd")
 
 
@@ -161,7 +152,7 @@ def test_files_that_contradict_each_other(tmp_path, other):
     """N1."""
     save_file({"k": np.ones(4, np.float32)}, tmp_path / "a.ptd")
     save_file({"k": other}, tmp_path / "b.ptd")
-    with pytest.raises(KeyConflictError, match=r"'k'.*a\.ptd.*b\.ptd"):
+    with pytest.raises(errors.KeyConflictError, match=r"'k'.*a\.ptd.*b\.ptd"):
         make_working_copy([tmp_path / "a.ptd", tmp_path / "b.ptd"], tmp_path / "copy.ptd")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ptd", "b.ptd"]
 
@@ -174,7 +165,7 @@ def test_a_damaged_file_is_not_copied(tmp_path):
     data[start] ^= 1
     (tmp_path / "bad.ptd").write_bytes(data)
     for paths in (["bad.ptd"], ["good.ptd", "bad.ptd"]):
-        with pytest.raises(IntegrityError, match=r"bad\.ptd.*'k' are damaged"):
+        with pytest.raises(errors.IntegrityError, match=r"bad\.ptd.*'k' are damaged"):
             make_working_copy([tmp_path / name for name in paths], tmp_path / "copy.ptd")
 
 
@@ -233,7 +224,7 @@ def test_a_link_stays_a_link(tmp_path, write, monkeypatch):
     assert link.is_symlink()
     assert leftovers(tmp_path) == []
     (tmp_path / "links" / "loop").symlink_to("loop")
-    with pytest.raises(FileAccessError, match="loop") as raised:
+    with pytest.raises(errors.FileAccessError, match="loop") as raised:
         write(tmp_path / "links" / "loop")
     assert raised.value.errno == errno.ELOOP
 
@@ -245,7 +236,7 @@ def test_inputs_are_not_replaced(tmp_path, write):
     os.link(source, tmp_path / "second.ptd")
     (tmp_path / "folder").symlink_to("in")
     for name in ("in/source.ptd", "link.ptd", "second.ptd", "folder/source.ptd", "out/../in/source.ptd"):
-        with pytest.raises(OutputPathError, match=r"the output is one of the inputs, .*in/source\.ptd"):
+        with pytest.raises(errors.OutputPathError, match=r"the output is one of the inputs, .*in/source\.ptd"):
             write(tmp_path / name)
 
 
@@ -256,7 +247,7 @@ def test_a_deleted_input_is_not_written(tmp_path, foundation):
     path.unlink()
     (tmp_path / "link.ptd").symlink_to("x.ptd")
     for name in ("x.ptd", "link.ptd"):
-        with pytest.raises(OutputPathError, match="one of the inputs"):
+        with pytest.raises(errors.OutputPathError, match="one of the inputs"):
             cache.save(tmp_path / name)
 
 
@@ -273,9 +264,9 @@ def test_a_deleted_input_is_not_written(tmp_path, foundation):
 def test_files_of_other_kinds_are_not_replaced(tmp_path, write, content, reason):
     """N1: with the words of the Python writer."""
     (path := tmp_path / "out" / "w.ptd").write_bytes(content)
-    with pytest.raises(OutputPathError, match=reason) as raised:
+    with pytest.raises(errors.OutputPathError, match=reason) as raised:
         write(path)
-    with pytest.raises(OutputPathError) as expected:
+    with pytest.raises(errors.OutputPathError) as expected:
         BlobStore().write_ptd(path)
     assert str(raised.value) == str(expected.value)
     assert path.read_bytes() == content
@@ -284,9 +275,9 @@ def test_files_of_other_kinds_are_not_replaced(tmp_path, write, content, reason)
 def test_the_data_file_of_programs_is_not_replaced(tmp_path, write):
     """N1: programs would not find their weights any more."""
     BlobStore().write_ptd(path := tmp_path / "out" / "w.ptd", metadata=OF_PROGRAMS)
-    with pytest.raises(OutputPathError, match="together with programs") as raised:
+    with pytest.raises(errors.OutputPathError, match="together with programs") as raised:
         write(path)
-    with pytest.raises(OutputPathError) as expected:
+    with pytest.raises(errors.OutputPathError) as expected:
         BlobStore().write_ptd(path)
     assert str(raised.value) == str(expected.value)
 
@@ -301,7 +292,7 @@ def test_places_where_no_file_can_be(tmp_path, write):
         ("in/source.ptd/w.ptd", errno.ENOTDIR),
         ("out/" + 300 * "x", errno.ENAMETOOLONG),
     ):
-        with pytest.raises(FileAccessError, match=name[-40:]) as raised:
+        with pytest.raises(errors.FileAccessError, match=name[-40:]) as raised:
             write(tmp_path / name)
         assert raised.value.errno == number
 
@@ -315,7 +306,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, write, old):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        with pytest.raises(FileAccessError, match=r"w\.ptd: File too large"):
+        with pytest.raises(errors.FileAccessError, match=r"w\.ptd: File too large"):
             write(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -335,7 +326,7 @@ def test_a_blob_that_changes_while_it_is_written(tmp_path, foundation):
         for _ in range(200):
             try:
                 cache.save(tmp_path / "saved.ptd")
-            except DataChangedError as error:
+            except errors.DataChangedError as error:
                 assert "'large' changed after they were added" in str(error)
                 break
             open_ptd(tmp_path / "saved.ptd", verify=True).close()

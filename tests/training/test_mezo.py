@@ -14,15 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import blobstore
+from blobstore import errors
 from blobstore.adapters import AdapterTags
-from blobstore.errors import (
-    KeyNotFoundError,
-    NotFiniteLossError,
-    TrainingError,
-    UnsupportedDataError,
-    UnsupportedOperationError,
-    UpdateError,
-)
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import MeZO
@@ -227,7 +220,7 @@ def test_errors_leave_the_tensors_as_they_were(folder: Path) -> None:
                     raise wrong  # noqa: B023
                 return wrong  # noqa: B023
 
-            error = {str: TrainingError, float: NotFiniteLossError}.get(type(wrong), KeyboardInterrupt)
+            error = {str: errors.TrainingError, float: errors.NotFiniteLossError}.get(type(wrong), KeyboardInterrupt)
             with pytest.raises(error):
                 optimizer.step(bad)
             for name, value in weights(cache, NAMES).items():
@@ -239,20 +232,20 @@ def test_what_cannot_be_trained(folder: Path, noise: Path) -> None:
     """Each reason is an error that names it."""
     cache, _ = opened(folder)
     for option in ({"lr": -1.0}, {"lr": math.nan}, {"eps": 0.0}, {"eps": math.inf}):
-        with pytest.raises(TrainingError, match=next(iter(option))):
+        with pytest.raises(errors.TrainingError, match=next(iter(option))):
             MeZO(cache, **option)
-    with pytest.raises(KeyNotFoundError, match="missing"):
+    with pytest.raises(errors.KeyNotFoundError, match="missing"):
         MeZO(cache, names=["missing"])
-    with pytest.raises(UnsupportedOperationError, match=r"'2.base.bias' is in the base of the cache"):
+    with pytest.raises(errors.UnsupportedOperationError, match=r"'2.base.bias' is in the base of the cache"):
         MeZO(cache, names=["2.base.bias"])
-    with pytest.raises(UnsupportedOperationError, match="'whole' is not float32"):
+    with pytest.raises(errors.UnsupportedOperationError, match="'whole' is not float32"):
         MeZO(BlobCache(noise), names=["one", "whole"])
-    with pytest.raises(TrainingError, match="no float32 tensor of its own"):
+    with pytest.raises(errors.TrainingError, match="no float32 tensor of its own"):
         MeZO(BlobCache((), base=BlobCache(noise)))
-    with pytest.raises(UnsupportedDataError, match="must be a BlobCache, not a str"):
+    with pytest.raises(errors.UnsupportedDataError, match="must be a BlobCache, not a str"):
         MeZO("adapter.ptd")  # type: ignore[arg-type]
     optimizer = MeZO(cache, lr=0.5)
-    with pytest.raises(TrainingError, match="lr"):
+    with pytest.raises(errors.TrainingError, match="lr"):
         optimizer.lr = -1
     assert optimizer.lr == 0.5
     optimizer.lr = 0.25
@@ -265,5 +258,5 @@ def test_weights_that_are_stored_in_another_form(tmp_path: Path) -> None:
     net, x = nn.Sequential(nn.Conv2d(3, 4, 2)), torch.ones(1, 3, 5, 5)
     program = lower({"forward": (net, (x,))}, partitioners=plugin(tags), external_constants=tags)
     (data,) = blobstore.save_programs({"serve": program}, tmp_path, keep_small=64).data_files
-    with pytest.raises(UpdateError, match="'0.weight' cannot be read back"):
+    with pytest.raises(errors.UpdateError, match="'0.weight' cannot be read back"):
         MeZO(BlobCache(data))

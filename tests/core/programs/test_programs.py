@@ -10,14 +10,8 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 from executorch.exir._serialize.data_serializer import DataEntry
 
 import blobstore
-from blobstore import BlobStore, open_ptd
+from blobstore import BlobStore, errors, open_ptd
 from blobstore.core.formats.safetensors import SafetensorsDataMap
-from blobstore.errors import (
-    FileAccessError,
-    InvalidFileError,
-    InvalidTagError,
-    UnsupportedDataError,
-)
 from blobstore.programs import dedup_programs, save_programs
 from tests.core.formats.pte.oracle import check_same
 
@@ -252,9 +246,9 @@ def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".."])
 def test_bad_names(before, tmp_path, name, models):
     """Names of files that would leave the folder, or wrong types, are errors (B5)."""
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         dedup_programs(paths_of(before), tmp_path / "out", data_name=name)
-    with pytest.raises(InvalidTagError):
+    with pytest.raises(errors.InvalidTagError):
         save_programs({name or "/": models["mlp"].manager}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -262,12 +256,12 @@ def test_bad_names(before, tmp_path, name, models):
 def test_damaged_inputs_leave_no_output(before, tmp_path):
     """An error that names the file, and the folder is as before (B5)."""
     (tmp_path / "cut.pte").write_bytes((before / "mlp.pte").read_bytes()[:-1])
-    with pytest.raises(InvalidFileError, match=r"cut\.pte: .*truncated"):
+    with pytest.raises(errors.InvalidFileError, match=r"cut\.pte: .*truncated"):
         dedup_programs([before / "mlp.pte", tmp_path / "cut.pte"], tmp_path / "out")
     (tmp_path / "text.txt").write_text("no program")
-    with pytest.raises(UnsupportedDataError, match=r"text\.txt: expected a \.pte or a \.ptd"):
+    with pytest.raises(errors.UnsupportedDataError, match=r"text\.txt: expected a \.pte or a \.ptd"):
         dedup_programs([tmp_path / "text.txt"], tmp_path / "out")
-    with pytest.raises(FileAccessError, match=r"gone\.pte"):
+    with pytest.raises(errors.FileAccessError, match=r"gone\.pte"):
         dedup_programs([tmp_path / "gone.pte"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

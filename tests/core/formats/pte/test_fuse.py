@@ -14,24 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blobstore import dedup_programs, open_ptd
+from blobstore import dedup_programs, errors, open_ptd
 from blobstore.core.disk.kinds import Format, detect_format
 from blobstore.core.formats.pte.description import describe
 from blobstore.core.formats.pte.fuse import FusedBlob, FusedProgram, Fusion, _Contents
 from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.programs.fuse import fuse_programs
-from blobstore.errors import (
-    BlobStoreError,
-    InvalidKeyError,
-    KeyConflictError,
-    KeyNotFoundError,
-    LayoutError,
-    MethodNotFoundError,
-    OutputPathError,
-    UnsupportedDataError,
-    UnsupportedProgramError,
-)
 from tests.core.formats.pte import oracle, programs
 from tests.core.formats.pte.oracle import check_same
 from tests.helpers import models
@@ -158,7 +147,7 @@ def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, del
         ):
             torch.testing.assert_close(left, right)
     assert not read_program(tmp_path / "one.pte").externals
-    with pytest.raises(KeyNotFoundError, match=r"model\.pte: .*must come from a data file.*--keep-external"):
+    with pytest.raises(errors.KeyNotFoundError, match=r"model\.pte: .*must come from a data file.*--keep-external"):
         fuse_programs(files[0], tmp_path / "two.pte")
     result = fuse_programs(files[0], tmp_path / "two.pte", keep_external=True)
     assert set(result.missing) == {key for file in files[1:] for key in open_ptd(file)}
@@ -175,7 +164,7 @@ def test_collisions_are_refused_or_renamed(tmp_path: Path, stock_run: Any) -> No
     a, b = one.write(tmp_path / "x", "a"), other.write(tmp_path / "y", "b")
     output = tmp_path / "one.pte"
     with pytest.raises(
-        UnsupportedProgramError, match=r"b\.pte: .*a\.pte has a method 'forward', too.*--method b:forward=NAME"
+        errors.UnsupportedProgramError, match=r"b\.pte: .*a\.pte has a method 'forward', too.*--method b:forward=NAME"
     ):
         fuse_programs([a, b], output)
     assert not output.exists()
@@ -196,16 +185,16 @@ def test_collisions_are_refused_or_renamed(tmp_path: Path, stock_run: Any) -> No
 @pytest.mark.parametrize(
     ("methods", "error", "message"),
     [
-        ({"c": "x"}, MethodNotFoundError, "'c' names none of the programs"),
+        ({"c": "x"}, errors.MethodNotFoundError, "'c' names none of the programs"),
         (
             {"b:backward": "x"},
-            MethodNotFoundError,
+            errors.MethodNotFoundError,
             r"has no method 'backward', but 'forward' \(--method b:forward=NAME\)",
         ),
-        ({"b": "a\0b"}, InvalidKeyError, r"b\.pte: .*NUL"),
-        ({"b": "\ud800"}, InvalidKeyError, "not valid Unicode"),
-        ({"a": "", "b": ""}, UnsupportedDataError, "all methods are left out"),
-        ({"a": "same", "b": "same"}, UnsupportedProgramError, "has a method 'same', too"),
+        ({"b": "a\0b"}, errors.InvalidKeyError, r"b\.pte: .*NUL"),
+        ({"b": "\ud800"}, errors.InvalidKeyError, "not valid Unicode"),
+        ({"a": "", "b": ""}, errors.UnsupportedDataError, "all methods are left out"),
+        ({"a": "same", "b": "same"}, errors.UnsupportedProgramError, "has a method 'same', too"),
     ],
 )
 def test_names_that_are_not_possible(tmp_path: Path, methods: Any, error: Any, message: str) -> None:
@@ -217,7 +206,7 @@ def test_names_that_are_not_possible(tmp_path: Path, methods: Any, error: Any, m
 
 def test_one_name_for_two_programs_is_ambiguous(tmp_path: Path) -> None:
     a, b = models.mlp(seed=0).write(tmp_path / "x", "a"), models.mlp(seed=1).write(tmp_path / "y", "a")
-    with pytest.raises(MethodNotFoundError, match="several programs; call them by their paths"):
+    with pytest.raises(errors.MethodNotFoundError, match="several programs; call them by their paths"):
         fuse_programs([a, b], tmp_path / "one.pte", methods={"a": "x"})
     fuse_programs([a, b], tmp_path / "one.pte", methods={str(b): "x"})
 
@@ -256,9 +245,13 @@ def test_one_key_for_different_weights_is_refused(tmp_path: Path, backend: bytes
     assert {method.method for method in result.left_out} == {"prefill", "decode"}
     data[blob.span.start] ^= 1
     b.write_bytes(data)
-    with pytest.raises(KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than in \S*a\.pte"):
+    with pytest.raises(
+        errors.KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than in \S*a\.pte"
+    ):
         fuse_programs([a, b], tmp_path / "two.pte", methods={"b:prefill": "p", "b:decode": "d"})
-    with pytest.raises(KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than for \S*a\.pte"):
+    with pytest.raises(
+        errors.KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than for \S*a\.pte"
+    ):
         fuse_programs([a, b], tmp_path / "two.pte")
     assert not (tmp_path / "two.pte").exists()
 
@@ -280,12 +273,12 @@ def test_payloads_that_cannot_be_read(tmp_path: Path) -> None:
 def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
     a = models.mlp().write(tmp_path, "a")
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
-    with pytest.raises(UnsupportedDataError, match="programs and their data files can be fused"):
+    with pytest.raises(errors.UnsupportedDataError, match="programs and their data files can be fused"):
         fuse_programs([a, tmp_path / "x.safetensors"], tmp_path / "one.pte")
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         fuse_programs(a, a)
     (tmp_path / "one.pte").write_text("something else")
-    with pytest.raises(OutputPathError):
+    with pytest.raises(errors.OutputPathError):
         fuse_programs(a, tmp_path / "one.pte")
     fuse_programs(a, tmp_path / "one.pte", force=True, dry_run=True)
     assert (tmp_path / "one.pte").read_text() == "something else"
@@ -294,10 +287,10 @@ def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
     model = models.mlp(external=True)
     model.write(tmp_path / "e")
     (ptd,) = (tmp_path / "e").glob("*.ptd")
-    with pytest.raises(UnsupportedDataError, match="there is no program"):
+    with pytest.raises(errors.UnsupportedDataError, match="there is no program"):
         fuse_programs(ptd, tmp_path / "two.pte")
     external = read_program(tmp_path / "e/model.pte").externals[0]
-    with pytest.raises(LayoutError, match="the program expects"):
+    with pytest.raises(errors.LayoutError, match="the program expects"):
         wrong = FusedBlob(memoryview(bytes(4)), TensorLayout(ScalarType.FLOAT, (1,)), 16)
         program = read_program(tmp_path / "e/model.pte")
         Fusion([FusedProgram(program, {"forward": "forward"}, tensors={external.key: wrong})])
@@ -337,7 +330,7 @@ def test_fields_of_a_later_executorch_are_refused(later_executorch: Path) -> Non
     program["execution_plan"][0]["future_number"] = 3
     data = oracle.join(oracle.from_json(program, later_executorch), segments)
     later = ProgramFile("later.pte", memoryview(data))
-    with pytest.raises(UnsupportedProgramError, match="unknown fields of ExecutionPlan"):
+    with pytest.raises(errors.UnsupportedProgramError, match="unknown fields of ExecutionPlan"):
         Fusion([FusedProgram(later, {"forward": "forward"})])
 
 
@@ -350,7 +343,7 @@ def _fuse_hostile(data: bytes) -> None:
         file = io.BytesIO()
         fusion = Fusion([FusedProgram(good, {"forward": "forward"}), FusedProgram(bad, names)])
         fusion.write(file)
-    except BlobStoreError as error:
+    except errors.BlobStoreError as error:
         assert "bad.pte" in str(error)
         return
     assert len(file.getvalue()) <= 10 * len(data) + 2 * len(good.data) + 10_000
