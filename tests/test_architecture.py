@@ -216,11 +216,7 @@ def test_each_test_is_about_something() -> None:
     ("file", "runs", "not_those"),
     [
         ("blobstore/llm/export.py", {"tests/llm/"}, {"tests/adapters/", "tests/core/"}),
-        (
-            "blobstore/logical/steps.py",
-            {"tests/logical/", "tests/lowering/", "tests/training/"},
-            {"tests/core/"},
-        ),
+        ("blobstore/logical/steps.py", {"tests/logical/", "tests/lowering/", "tests/training/"}, {"tests/core/"}),
         ("blobstore/core/store.py", {"tests/core/", "tests/lowering/", "tests/releases/"}, set()),
         ("runtime_bindings/src/releases/parts.cpp", {"tests/releases/"}, {"tests/pool/", "tests/core/"}),
         (

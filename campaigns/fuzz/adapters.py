@@ -32,10 +32,7 @@ WEIGHTS = {"m.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n.weight":
 
 def halves(factor: float) -> dict[str, Any]:
     """An adapter of one module."""
-    return {
-        "m.lora_a.weight": np.full((1, 3), factor, np.float32),
-        "m.lora_b.weight": np.ones((2, 1), np.float32),
-    }
+    return {"m.lora_a.weight": np.full((1, 3), factor, np.float32), "m.lora_b.weight": np.ones((2, 1), np.float32)}
 
 
 @functools.cache

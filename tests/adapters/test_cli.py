@@ -71,10 +71,7 @@ def test_another_foundation(run: Any, files: None) -> None:
     ("change", "message"),
     [
         ({"l.0.lora_a.weight": torch.ones(3, 15)}, "'l.0.weight' is [24, 16], but"),
-        (
-            {"x.lora_a": torch.ones(3, 15), "x.lora_b": torch.ones(2, 3)},
-            "module 'x' is not in f.ptd, which has no",
-        ),
+        ({"x.lora_a": torch.ones(3, 15), "x.lora_b": torch.ones(2, 3)}, "module 'x' is not in f.ptd, which has no"),
         (
             {"l.0.lora_a.weight": torch.full((3, 16), float("nan"))},
             "'l.0.lora_a.weight' has values that are not finite",

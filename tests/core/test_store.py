@@ -427,11 +427,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         stats, contents = self.store.stats, [data for data, *_ in self.model.values()]
-        assert (stats.keys, len(self.store), set(self.store)) == (
-            len(contents),
-            len(contents),
-            set(self.model),
-        )
+        assert (stats.keys, len(self.store), set(self.store)) == (len(contents), len(contents), set(self.model))
         assert stats.total_bytes == sum(map(len, contents))
         assert stats.blobs == len(set(contents))
         assert stats.unique_bytes == sum(map(len, set(contents)))

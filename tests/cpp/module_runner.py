@@ -46,11 +46,7 @@ class ModuleRunner:
         self.executable = executable
 
     def __call__(
-        self,
-        program: Path,
-        data_files: Sequence[Path],
-        inputs: Sequence[np.ndarray],
-        method: str = "forward",
+        self, program: Path, data_files: Sequence[Path], inputs: Sequence[np.ndarray], method: str = "forward"
     ) -> list[np.ndarray]:
         """Run a method with any number of data files, and return its outputs."""
         with tempfile.TemporaryDirectory() as name:

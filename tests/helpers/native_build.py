@@ -105,11 +105,7 @@ def build_with_hooks(directory: Path, *targets: str) -> None:
     nanobind = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
     build_tests(
-        directory,
-        *options,
-        f"-Dnanobind_DIR={nanobind}",
-        "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-        targets=targets or ("all",),
+        directory, *options, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", targets=targets or ("all",)
     )
 
 

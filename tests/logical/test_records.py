@@ -20,15 +20,7 @@ from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import InvalidFileError
-from blobstore.logical.records import (
-    ModelTensor,
-    Operation,
-    Record,
-    Records,
-    Step,
-    is_propagated,
-    records_key,
-)
+from blobstore.logical.records import ModelTensor, Operation, Record, Records, Step, is_propagated, records_key
 from blobstore.runtime.tensors import LogicalTensors
 
 WEIGHT = ModelTensor("layer.weight", ScalarType.FLOAT, (4, 3), ("head.weight", "größe"))

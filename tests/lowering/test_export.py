@@ -32,11 +32,7 @@ def backends(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [
-        ({}, "XnnpackBackend"),
-        ({"partitioners": plugin()}, "BlobStoreBackend"),
-        ({"partitioners": list}, None),
-    ],
+    [({}, "XnnpackBackend"), ({"partitioners": plugin()}, "BlobStoreBackend"), ({"partitioners": list}, None)],
 )
 def test_the_partitioners_choose_the_backend(
     options: dict[str, Any], expected: str | None, stock_run: Any, tmp_path: Path
@@ -73,13 +69,7 @@ class Sorted(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("module", "inputs"),
-    [
-        (nn.Linear(4, 2), torch.ones(1, 7)),
-        (Sorted(), torch.ones(3)),
-    ],
-)
+@pytest.mark.parametrize(("module", "inputs"), [(nn.Linear(4, 2), torch.ones(1, 7)), (Sorted(), torch.ones(3))])
 def test_what_torch_cannot_export_is_refused(module: nn.Module, inputs: torch.Tensor) -> None:
     """With one of our errors, in one line, that names the method; what torch raised is its cause."""
     with pytest.raises(

@@ -86,10 +86,7 @@ def test_an_encoder_and_a_decoder(width: int, tmp_path: Path) -> None:
         whole.decoder.linear.weight.mul_(-2)
         whole.encoder.embed.weight.mul_(-2)
     cache.update(
-        {
-            "decoder.linear.weight": whole.decoder.linear.weight,
-            "encoder.embed.weight": whole.encoder.embed.weight,
-        }
+        {"decoder.linear.weight": whole.decoder.linear.weight, "encoder.embed.weight": whole.encoder.embed.weight}
     )
     check(program, parts)
     with pytest.raises(KeyNotFoundError, match=r"'linear\.weight'.*'encoder\.linear\.weight' or 'decoder\.linear"):

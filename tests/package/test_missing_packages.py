@@ -295,8 +295,7 @@ def says_what_is_missing(distribution: str, kind: str, how: str, written: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "distribution",
-    [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in OPTIONAL],
+    "distribution", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in OPTIONAL]
 )
 def test_a_missing_package_is_named_where_it_is_needed(
     distribution: str, folder: Path, usual: list[list[str]], tmp_path: Path

@@ -212,10 +212,7 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     PackedStore: [lambda at: PackedStore(at / "packed", limit=2**60)],
     Pool: [lambda at: Pool(pool_of(at))],
     PoolDataMap: [lambda at: Pool(pool_of(at)).open("weights@1")],
-    Program: [
-        lambda at: Program(at / "model.pte", data=at / "model.ptd"),
-        lambda at: Program(at / "mlp.pte"),
-    ],
+    Program: [lambda at: Program(at / "model.pte", data=at / "model.ptd"), lambda at: Program(at / "mlp.pte")],
     PtdDataMap: [lambda at: open_ptd(at / "weights.ptd")],
     PteDataMap: [lambda at: open_pte(at / "model.pte"), lambda at: open_pte(at / "mlp.pte")],
     Release: [lambda at: Release.open(at / "device")],

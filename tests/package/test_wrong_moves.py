@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore import (
-    BlobStore,
-    MergedDataMap,
-    dedup_programs,
-    errors,
-    load_file,
-    open_ptd,
-    save_file,
-    save_programs,
-)
+from blobstore import BlobStore, MergedDataMap, dedup_programs, errors, load_file, open_ptd, save_file, save_programs
 from blobstore.core.disk.staging import Staging
 from blobstore.core.tools.convert import convert
 from tests.core.disk.outputs import damage

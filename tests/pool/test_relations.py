@@ -171,9 +171,7 @@ def test_fine_tunes_in_float32_are_differences(pool: Pool, tmp_path: Path, dista
     random = np.random.default_rng(6)
     base = (random.standard_normal((256, 192)) * 0.02).astype("f4")
     first, *tunes = added(
-        pool,
-        tmp_path,
-        [base, *(base * (1 + distance * random.standard_normal(base.shape).astype("f4")) for _ in "ab")],
+        pool, tmp_path, [base, *(base * (1 + distance * random.standard_normal(base.shape).astype("f4")) for _ in "ab")]
     )
     assert first > 0.8 * base.nbytes
     assert max(tunes) < most * base.nbytes

@@ -178,10 +178,7 @@ def test_an_image_layout(tmp_path: Path) -> None:
         copy = ["skopeo", "copy", "--quiet", f"oci:{tmp_path}/layout:2", f"oci:{tmp_path}/copy:2"]
         subprocess.run(copy, check=True)
         pull(f"oci:{tmp_path}/copy:2", tmp_path / "copied")
-        assert same(
-            found(tmp_path / "copied/current").copy(),
-            found(tmp_path / "device/current"),
-        )
+        assert same(found(tmp_path / "copied/current").copy(), found(tmp_path / "device/current"))
     (tmp_path / "layout/blobs/sha256" / layout["manifests"][0]["digest"][7:]).write_text("{}")
     with pytest.raises(TrustError, match="expected the digest"):
         pull(f"oci:{tmp_path}/layout:1", tmp_path / "other")

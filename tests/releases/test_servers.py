@@ -292,11 +292,9 @@ def test_where_an_upload_goes(releases: Path, tmp_path: Path, monkeypatch: pytes
             handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
             is_first = handler.headers.get("Content-Range", "").startswith("0-")
             at_first, after_a_chunk, after_a_failure = UPLOADS[kind]
-            status, fields = {
-                "HEAD": (404, {}),
-                "POST": (202, at_first),
-                "GET": (204, after_a_failure),
-            }.get(handler.command, (202 if is_first else 503, after_a_chunk))
+            status, fields = {"HEAD": (404, {}), "POST": (202, at_first), "GET": (204, after_a_failure)}.get(
+                handler.command, (202 if is_first else 503, after_a_chunk)
+            )
             handler.answer(
                 status, headers={name: value.replace("{other}", other.url) for name, value in fields.items()}
             )

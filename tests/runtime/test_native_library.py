@@ -129,8 +129,7 @@ def test_a_project_that_takes_the_sources_can_install_them():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("options", "optimized"),
-    [((), True), (("-DCMAKE_BUILD_TYPE=Debug",), False), (("-DCMAKE_CXX_FLAGS=-Og",), False)],
+    ("options", "optimized"), [((), True), (("-DCMAKE_BUILD_TYPE=Debug",), False), (("-DCMAKE_CXX_FLAGS=-Og",), False)]
 )
 def test_in_a_project_without_a_build_type_the_library_is_optimized(options, optimized, tmp_path):
     """CMake compiles without -O then, and says nothing. What a project asks for stays so."""

@@ -142,10 +142,5 @@ from tests.runtime import test_two_caches
 faulthandler.dump_traceback_later({SECONDS}, exit=True)
 test_two_caches.{case.__name__}(*sys.argv[1:])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, mlp, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", script, mlp, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -199,9 +199,7 @@ def lora() -> Joint:
     noise = _generator()
     batches = [(torch.randn(4, 16, generator=noise), torch.randn(4, 16, generator=noise)) for _ in range(2)]
     return _joint(
-        seeded(LoRA),
-        batches,
-        external_constants=lambda node: "adapter" if "lora" in node.name else "foundation",
+        seeded(LoRA), batches, external_constants=lambda node: "adapter" if "lora" in node.name else "foundation"
     )
 
 

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from blobstore import (
-    BlobStore,
-    MergedDataMap,
-    PtdDataMap,
-    open_ptd,
-    save_file,
-)
+from blobstore import BlobStore, MergedDataMap, PtdDataMap, open_ptd, save_file
 from blobstore.errors import KeyConflictError
 from blobstore.testing import Blob, NamedDataMapContract
 from tests.core.formats.pte import oracle

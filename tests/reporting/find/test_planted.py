@@ -145,8 +145,7 @@ def one(report: Report, kind: FindingKind) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("order", "what"),
-    [((0, 2, 3, 1), "channels last"), ((1, 0, 2, 3), "reordered"), ((3, 2, 1, 0), "reordered")],
+    ("order", "what"), [((0, 2, 3, 1), "channels last"), ((1, 0, 2, 3), "reordered"), ((3, 2, 1, 0), "reordered")]
 )
 def test_permuted_dimensions(tmp_path: Path, order: tuple[int, ...], what: str) -> None:
     weight = values(1, 6, 5, 3, 4)

@@ -28,14 +28,7 @@ from tests.core.formats.ptd.test_format import DATA
 from tests.reporting.find.test_planted import accounted, values
 from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
 
-WASTE = {
-    "constant",
-    "contained",
-    "duplicate_files",
-    "near_duplicate",
-    "other_dtype",
-    "other_layout",
-}
+WASTE = {"constant", "contained", "duplicate_files", "near_duplicate", "other_dtype", "other_layout"}
 
 
 @pytest.fixture

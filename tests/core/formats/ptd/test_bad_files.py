@@ -119,14 +119,7 @@ def build(folder, table, *, header=None, patch=None):
     """A .ptd with this table of contents and 138 bytes of segments."""
     flatbuffer = flatc(folder, "flat_tensor.fbs", table)
     base = -(-(len(flatbuffer) + 48) // 128) * 128
-    fields = {
-        "magic": b"FH01",
-        "length": 40,
-        "offset": 48,
-        "size": len(flatbuffer),
-        "base": base,
-        "data": 138,
-    }
+    fields = {"magic": b"FH01", "length": 40, "offset": 48, "size": len(flatbuffer), "base": base, "data": 138}
     fields.update(header or {})
     root = struct.unpack("<I", flatbuffer[:4])[0] + 48
     data = struct.pack("<I", root) + flatbuffer[4:8] + HEADER.pack(*fields.values()).ljust(48, b"\0") + flatbuffer[8:]

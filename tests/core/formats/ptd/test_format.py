@@ -95,11 +95,7 @@ def test_flatc_decodes_the_golden_file(tmp_path):
     assert table["version"] == 0
     named = {entry["key"]: entry for entry in table["named_data"]}
     assert list(named) == ["linear.weight", "tied.weight", "conv.weight", "half", "opaque", "empty"]
-    assert named["conv.weight"]["tensor_layout"] == {
-        "scalar_type": "CHAR",
-        "sizes": [2, 3],
-        "dim_order": [1, 0],
-    }
+    assert named["conv.weight"]["tensor_layout"] == {"scalar_type": "CHAR", "sizes": [2, 3], "dim_order": [1, 0]}
     assert named["half"]["tensor_layout"] == {"scalar_type": "HALF", "sizes": [], "dim_order": []}
     assert named["linear.weight"]["segment_index"] == named["tied.weight"]["segment_index"]
     assert named["opaque"]["tensor_layout"] == {"scalar_type": "BYTE", "sizes": [9], "dim_order": [0]}
@@ -132,10 +128,7 @@ def test_flatc_decodes_the_golden_file(tmp_path):
 def test_table_as_the_generated_reader_sees_it(rows, segments, data):
     index = [data.draw(st.integers(0, len(segments) - 1)) for _ in rows]
     raw = encode_table(
-        [key for key, _ in rows],
-        index,
-        [layout for _, layout in rows],
-        *map(list, zip(*segments, strict=True)),
+        [key for key, _ in rows], index, [layout for _, layout in rows], *map(list, zip(*segments, strict=True))
     )
     assert raw[4:8] == b"FT01"
     table = FlatTensor.GetRootAs(raw)

@@ -53,9 +53,7 @@ def write_ptd(path: Path, entries: Iterable[tuple[Any, ...]]) -> Path:
     store = NamedDataStore()
     for key, data, layout, *alignment in entries:
         theirs = layout and TensorLayout(
-            scalar_type=ScalarType(int(layout.scalar_type)),
-            sizes=list(layout.sizes),
-            dim_order=list(layout.dim_order),
+            scalar_type=ScalarType(int(layout.scalar_type)), sizes=list(layout.sizes), dim_order=list(layout.dim_order)
         )
         store.add_named_data(key, data, *(alignment or [16]), external_tag="x", tensor_layout=theirs)
     output = store.get_named_data_store_output()

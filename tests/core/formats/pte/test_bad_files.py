@@ -179,10 +179,7 @@ CHANGES = {
         lambda p: p["execution_plan"][0]["delegates"][0].pop("processed"),
         "no backend id or no payload",
     ),
-    "both": (
-        lambda p: p.update(constant_buffer=[{"storage": []}]),
-        "both inside the flatbuffer and in a segment",
-    ),
+    "both": (lambda p: p.update(constant_buffer=[{"storage": []}]), "both inside the flatbuffer and in a segment"),
 }
 
 

@@ -262,10 +262,7 @@ def test_payloads_that_cannot_be_read(tmp_path: Path) -> None:
     path = models.adapters(delegated=True).write(tmp_path)
     externals = {one.key for one in read_program(path).externals}
     whole = path.read_bytes()
-    for old, new in (
-        (b"XnnpackBackend", b"UnknownBackend"),
-        (b"XH00", b"XH99"),
-    ):
+    for old, new in ((b"XnnpackBackend", b"UnknownBackend"), (b"XH00", b"XH99")):
         path.write_bytes(whole.replace(old, new))
         assert set(fuse_programs(path, tmp_path / "one.pte", keep_external=True).missing) == externals
 
@@ -402,8 +399,7 @@ def test_keys_of_methods_that_are_left_out() -> None:
     """A blob stays if a method that is taken may look it up, and otherwise only if no method can."""
     first, second, other = b"first blob" * 20, b"second blob" * 20, b"other blob" * 20
     program = ProgramFile(
-        "a.pte",
-        memoryview(oracle.serialize([], [], named={"first": first, "second": second, "other": other})),
+        "a.pte", memoryview(oracle.serialize([], [], named={"first": first, "second": second, "other": other}))
     )
     names = {method: method for method in program.methods}
     fused = fused_in_memory([FusedProgram(program, names, unneeded={"second"})])
