@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,8 @@ class Guard:
     def native(self) -> bool:
         """Whether it is in C++."""
         return self.file.endswith((".cpp", ".h"))
+
+
+def guards(rows: dict[str, list[tuple[Any, ...]]]) -> list[Guard]:
+    """Those of each file: their names, texts, tests, and the mutants that are not the usual one."""
+    return [Guard(name, file, *row) for file, found in rows.items() for name, *row in found]

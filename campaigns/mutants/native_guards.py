@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from campaigns.mutants.guard import Guard
+from campaigns.mutants.guard import guards
 
 _RELEASES = "runtime_bindings/src/releases"
 _CODEC = "runtime_bindings/src/codec"
@@ -52,144 +52,112 @@ _SHARED = tuple(
 _PACKED = ("tests/runtime/test_packed_damage.py",)
 _SAVE = ("tests/runtime/test_save.py",)
 
-GUARDS = (
-    # Releases
-    Guard(
-        "C++: an older release",
-        f"{_RELEASES}/releases.cpp",
-        "index_.published < old->published && !accept_older",
-        (f"{_NATIVE}::test_ranges_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
-    ),
-    Guard(
-        "C++: a list of parts has the digest that the index says",
-        f"{_RELEASES}/releases.cpp",
-        "sha256(bytes.data(), bytes.size()) != list.sha256",
-        ("tests/releases/test_native_trust.py",),
-    ),
-    Guard(
-        "C++: a content has its digest",
-        f"{_RELEASES}/assembly.cpp",
-        "reason.empty() && digest == wanted.sha256",
-        _WRONG,
-        mutant="reason.empty()",
-    ),
-    Guard(
-        "C++: where `current` leads",
-        f"{_RELEASES}/device.cpp",
-        "target.substr(0, kReleases.size()) != kReleases || !is_sha256(target.substr(kReleases.size()))",
-        ("tests/releases/test_native.py", "tests/releases/test_native_trust.py"),
-    ),
-    Guard(
-        "C++: index: names that lead out of the folder",
-        f"{_RELEASES}/index.cpp",
-        "!leads_inside(file.name)",
-        _NAMES,
-    ),
-    Guard(
-        "C++: ways: bytes that are not there",
-        f"{_RELEASES}/ways.cpp",
-        "!is_sound(one, content, ways)",
-        _WAYS,
-    ),
-    Guard(
-        "C++: a chunk has its bytes",
-        f"{_CODEC}/decoder.cpp",
-        "length > stored - at || length > kMostStored",
-        _DECODED,
-    ),
-    # Files that appear complete, and files beside files
-    Guard(
-        "C++: a file is synced before it has its name",
-        f"{_OS}/output_file.cpp",
-        "sync_descriptor(file_.descriptor()) != 0",
-        _ORDER,
-    ),
-    Guard(
-        "C++: only files of this user are removed",
-        f"{_OS}/temporary_files.cpp",
-        "S_ISREG(status.st_mode) && status.st_uid == geteuid()",
-        ("tests/runtime/test_native_planted.py",),
-        mutant="true",
-    ),
-    Guard(
-        "C++: only temporary files of no living process are removed",
-        f"{_OS}/temporary_files.cpp",
-        "lock_file(file.descriptor(), /*shared=*/false) == Locked::Yes",
-        _SAVE,
-        mutant="true",
-    ),
-    Guard(
-        "C++: commits of another life of the path",
-        f"{_CACHE}/working_copy.cpp",
-        "std::memcmp(there->id, id_.data(), id_.size()) != 0",
-        _SHARED,
-    ),
-    Guard(
-        "C++: commits that another user wrote",
-        f"{_CACHE}/working_copy.cpp",
-        "!gate.is_as_safe_as(file_)",
-        _SHARED,
-    ),
-    Guard(
-        "C++: the digest of a journal",
-        f"{_CACHE}/working_copy.cpp",
-        "std::memcmp(digest(journal.data(), size).data(), journal.data() + size, sizeof(Digest)) != 0",
-        _SHARED,
-    ),
-    Guard(
-        "C++: a journal that writes behind its file",
-        f"{_CACHE}/working_copy.cpp",
-        "length > left || offset > header()->size || length > header()->size - offset",
-        _SHARED,
-    ),
-    Guard(
-        "C++: packed weights are said to be made of what was read",
-        f"{_PACKED_SOURCES}/packed_copy.cpp",
-        "blobstore::internal::digest(blob.data, blob.size)",
-        ("packed_test",),
-        mutant="*cache_.digest_now(blob)",
-    ),
-    # Files of any origin
-    Guard(
-        "C++: .ptd: the segments lie in the file",
-        f"{_FORMAT}/ptd_bounds.cpp",
-        "base > size || data_size > size - base",
-        _PTD,
-    ),
-    Guard(
-        "C++: .ptd: a segment lies within the segments",
-        f"{_FORMAT}/ptd_bounds.cpp",
-        "offset > bounds.segment_data_size || size > bounds.segment_data_size - offset",
-        _PTD,
-    ),
-    Guard(
-        "C++: .ptd: the digest of the head",
-        f"{_FORMAT}/ptd_reader.cpp",
-        "digest(data, bounds.segment_base) != head",
-        _PTD,
-    ),
-    Guard(
-        "C++: flatbuffer: a table that is referred to again and again",
-        f"{_FORMAT}/flatbuffer.h",
-        "cost > budget_",
-        ("tests/runtime/test_bombs.py",),
-    ),
-    Guard(
-        "C++: .safetensors: a tensor has the bytes of its shape",
-        f"{_FORMAT}/safetensors.cpp",
-        "nbytes != entry.end - entry.start",
-        _SAFETENSORS,
-    ),
-    Guard(
-        "C++: packed: the digest of an entry",
-        f"{_PACKED_SOURCES}/packed_file.cpp",
-        "found != recorded",
-        _PACKED,
-    ),
-    Guard(
-        "C++: payload: the inner one lies in it",
-        "runtime_bindings/src/delegate/delegate_payload.cpp",
-        "payload.size > size - kTail - length",
-        ("tests/lowering/test_any_backend.py",),
-    ),
+GUARDS = guards(
+    {
+        f"{_RELEASES}/releases.cpp": [
+            (
+                "C++: an older release",
+                "index_.published < old->published && !accept_older",
+                (f"{_NATIVE}::test_ranges_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
+            ),
+            (
+                "C++: a list of parts has the digest that the index says",
+                "sha256(bytes.data(), bytes.size()) != list.sha256",
+                ("tests/releases/test_native_trust.py",),
+            ),
+        ],
+        f"{_RELEASES}/assembly.cpp": [
+            ("C++: a content has its digest", "reason.empty() && digest == wanted.sha256", _WRONG, "reason.empty()")
+        ],
+        f"{_RELEASES}/device.cpp": [
+            (
+                "C++: where `current` leads",
+                "target.substr(0, kReleases.size()) != kReleases || !is_sha256(target.substr(kReleases.size()))",
+                ("tests/releases/test_native.py", "tests/releases/test_native_trust.py"),
+            )
+        ],
+        f"{_RELEASES}/index.cpp": [
+            ("C++: index: names that lead out of the folder", "!leads_inside(file.name)", _NAMES)
+        ],
+        f"{_RELEASES}/ways.cpp": [("C++: ways: bytes that are not there", "!is_sound(one, content, ways)", _WAYS)],
+        f"{_CODEC}/decoder.cpp": [
+            ("C++: a chunk has its bytes", "length > stored - at || length > kMostStored", _DECODED)
+        ],
+        f"{_OS}/output_file.cpp": [
+            ("C++: a file is synced before it has its name", "sync_descriptor(file_.descriptor()) != 0", _ORDER)
+        ],
+        f"{_OS}/temporary_files.cpp": [
+            (
+                "C++: only files of this user are removed",
+                "S_ISREG(status.st_mode) && status.st_uid == geteuid()",
+                ("tests/runtime/test_native_planted.py",),
+                "true",
+            ),
+            (
+                "C++: only temporary files of no living process are removed",
+                "lock_file(file.descriptor(), /*shared=*/false) == Locked::Yes",
+                _SAVE,
+                "true",
+            ),
+        ],
+        f"{_CACHE}/working_copy.cpp": [
+            (
+                "C++: commits of another life of the path",
+                "std::memcmp(there->id, id_.data(), id_.size()) != 0",
+                _SHARED,
+            ),
+            ("C++: commits that another user wrote", "!gate.is_as_safe_as(file_)", _SHARED),
+            (
+                "C++: the digest of a journal",
+                "std::memcmp(digest(journal.data(), size).data(), journal.data() + size, sizeof(Digest)) != 0",
+                _SHARED,
+            ),
+            (
+                "C++: a journal that writes behind its file",
+                "length > left || offset > header()->size || length > header()->size - offset",
+                _SHARED,
+            ),
+        ],
+        f"{_PACKED_SOURCES}/packed_copy.cpp": [
+            (
+                "C++: packed weights are said to be made of what was read",
+                "blobstore::internal::digest(blob.data, blob.size)",
+                ("packed_test",),
+                "*cache_.digest_now(blob)",
+            )
+        ],
+        f"{_FORMAT}/ptd_bounds.cpp": [
+            ("C++: .ptd: the segments lie in the file", "base > size || data_size > size - base", _PTD),
+            (
+                "C++: .ptd: a segment lies within the segments",
+                "offset > bounds.segment_data_size || size > bounds.segment_data_size - offset",
+                _PTD,
+            ),
+        ],
+        f"{_FORMAT}/ptd_reader.cpp": [
+            ("C++: .ptd: the digest of the head", "digest(data, bounds.segment_base) != head", _PTD)
+        ],
+        f"{_FORMAT}/flatbuffer.h": [
+            (
+                "C++: flatbuffer: a table that is referred to again and again",
+                "cost > budget_",
+                ("tests/runtime/test_bombs.py",),
+            )
+        ],
+        f"{_FORMAT}/safetensors.cpp": [
+            (
+                "C++: .safetensors: a tensor has the bytes of its shape",
+                "nbytes != entry.end - entry.start",
+                _SAFETENSORS,
+            )
+        ],
+        f"{_PACKED_SOURCES}/packed_file.cpp": [("C++: packed: the digest of an entry", "found != recorded", _PACKED)],
+        "runtime_bindings/src/delegate/delegate_payload.cpp": [
+            (
+                "C++: payload: the inner one lies in it",
+                "payload.size > size - kTail - length",
+                ("tests/lowering/test_any_backend.py",),
+            )
+        ],
+    }
 )
