@@ -37,6 +37,14 @@ def missing() -> str | None:
     return f"building C++ needs {', '.join(lost)}" if lost else None
 
 
+def need(*, java: bool = False) -> None:
+    """Skip the test that calls this if nothing can be built here."""
+    import pytest
+
+    if reason := missing_java() if java else missing():
+        pytest.skip(reason)
+
+
 def missing_java() -> str | None:
     """Why the face for Java cannot be built and run here; None if it can."""
     lost = [name for name in ("java", "javac") if shutil.which(name, path=_PATH) is None]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import native_build
 from tests.helpers.native_build import JAVA, LIBRARY, ROOT
 from tests.runtime import hooks
@@ -27,8 +25,7 @@ def build(source: Path, name: str) -> Path:
     Returns:
         The target `name`.
     """
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     prefix = hooks.build()
     with native_build.folder("applications") as directory:
         native_build.build(source, directory / name, f"-DCMAKE_PREFIX_PATH={prefix}")
@@ -41,8 +38,7 @@ def build_java() -> Path:
     Returns:
         The folder that they are in, for `native_build.java`.
     """
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
+    native_build.need(java=True)
     prefix = hooks.build()
     with native_build.folder("java") as directory:
         options = (f"-DCMAKE_PREFIX_PATH={prefix}", "-DBLOBSTORE_JAVA_TESTS=ON")

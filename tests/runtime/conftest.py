@@ -15,8 +15,7 @@ def hooks() -> Path:
     from tests.helpers import native_build
     from tests.runtime.hooks import build
 
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     return build()
 
 
@@ -39,24 +38,21 @@ def public() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small program, `nets.MLP`, with its data; tests must not change the files."""
-    import torch
-
-    from tests.lowering import nets
-    from tests.lowering.live import lower_through, seeded
-
-    folder = tmp_path_factory.mktemp("mlp")
-    lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
-    return folder
+    return _lowered("MLP", (2, 16), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of `nets.Wide`, with its weights beside it; packed they take 16 MiB."""
+    return _lowered("Wide", (1, 1024), tmp_path_factory)
+
+
+def _lowered(name: str, sizes: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from tests.lowering import nets
     from tests.lowering.live import lower_through, seeded
 
-    folder = tmp_path_factory.mktemp("large")
-    lower_through({"forward": (seeded(nets.Wide), (torch.ones(1, 1024),))}, folder)
+    folder = tmp_path_factory.mktemp(name)
+    lower_through({"forward": (seeded(getattr(nets, name)), (torch.ones(sizes),))}, folder)
     return folder

@@ -28,6 +28,15 @@ def build() -> Path:
         return packages
 
 
+def built(*targets: str) -> Path:
+    """Build targets of the C++ tests for a test; the folder of the build."""
+    native_build.need()
+    with native_build.folder("native-tests") as directory:
+        for target in targets:
+            native_build.build_with_hooks(directory, target)
+        return directory
+
+
 def environment(packages: Path) -> dict[str, str]:
     """The environment of a process that imports the package from there."""
     paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -11,20 +11,9 @@ import pytest
 import torch
 
 from blobstore.training import TrainingProgram
-from tests.helpers import native_build
-from tests.runtime import native_programs
+from tests.runtime import hooks, native_programs
 
 pytestmark = pytest.mark.long
-
-
-def built(*targets: str) -> Path:
-    """Build targets of the native tests; the folder of the tests."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        for target in targets:
-            native_build.build_with_hooks(directory, target)
-        return directory / "tests"
 
 
 def run(*command: object) -> list[str]:
@@ -54,13 +43,13 @@ def folder(tmp_path_factory: Any) -> Path:
 @pytest.mark.parametrize("target", ["headers", "headers_without_exceptions"])
 def test_each_header_compiles_by_itself(target: str) -> None:
     """Without warnings, also with -fno-exceptions -fno-rtti (N3)."""
-    built(target)
+    hooks.built(target)
 
 
 @pytest.mark.long
 def test_values_of_programs(folder: Path) -> None:
     """Outputs own their memory, inputs change only if the caller allows it, and wrong ones are refused (N1)."""
-    run(built("program_test") / "program_test", folder)
+    run(hooks.built("program_test") / "tests" / "program_test", folder)
 
 
 def test_a_read_only_array_is_never_written_to(tmp_path: Path) -> None:
@@ -94,7 +83,7 @@ def test_training(options: dict[str, Any], xor: Any, folder: Path) -> None:
     optimizer = torch.optim.SGD(training.named_parameters().values(), **options)
     losses = [float(training.step(optimizer, xor.INPUTS, xor.LABELS)[0]) for _ in range(steps)]
     values = [options.get(name, 0) for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
-    test = built("training_test") / "training_test"
+    test = hooks.built("training_test") / "tests" / "training_test"
     lines = run(test, folder / "train.pte", folder / "xor.ptd", *map(float, values), steps)
     found = {words[0]: [float(word) for word in words[1:]] for words in map(str.split, lines[steps:])}
     np.testing.assert_allclose([float(line.split()[1]) for line in lines[:steps]], losses, rtol=1e-5)
@@ -105,7 +94,7 @@ def test_training(options: dict[str, Any], xor: Any, folder: Path) -> None:
 
 def test_without_exceptions(xor: Any, folder: Path, tmp_path: Path) -> None:
     """An application that is compiled without exceptions gets errors with messages, runs, updates and trains (N3)."""
-    test = built("facade_test") / "facade_test"
+    test = hooks.built("facade_test") / "tests" / "facade_test"
     before, zeroed, published, started_again = (
         torch.tensor([float(word) for word in line.split()]).reshape(4, 2)
         for line in run(

@@ -21,8 +21,7 @@ HEADERS = sorted((LIBRARY / "include" / "blobstore").glob("*.h"))
 
 @pytest.fixture(scope="module")
 def prefix():
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     return install_library()
 
 
@@ -66,8 +65,7 @@ def test_an_application_links_the_library(how, prefix, tmp_path):
 @pytest.mark.native
 def test_a_minimal_library_runs_programs_and_changes_their_weights(tmp_path):
     """Without what it leaves out, in an application of documented size; its two sums are those of Python."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     with native_build.folder("minimal") as directory:
         options = ("-DCMAKE_BUILD_TYPE=MinSizeRel", "-DBLOBSTORE_MINIMAL=ON", "-DBLOBSTORE_SHARED=OFF")
         native_build.build(LIBRARY, directory / "library", *options)
@@ -116,8 +114,7 @@ def test_an_application_links_the_library_by_pkg_config(prefix, tmp_path):
 @pytest.mark.native
 def test_a_project_that_takes_the_sources_can_install_them():
     """With BLOBSTORE_INSTALL=ON; another project finds the package there (X2)."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     source = ROOT / "tests" / "runtime" / "linking"
     with native_build.folder("linking-installs") as directory:
         options = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_UNITY_BUILD=ON")
@@ -133,8 +130,7 @@ def test_a_project_that_takes_the_sources_can_install_them():
 )
 def test_in_a_project_without_a_build_type_the_library_is_optimized(options, optimized, tmp_path):
     """CMake compiles without -O then, and says nothing. What a project asks for stays so."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     source = ROOT / "tests" / "runtime" / "linking"
     native_build.configure(source, tmp_path, "-DHOW=added", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *options)
     commands = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf-8"))
@@ -176,8 +172,7 @@ def test_what_is_installed_knows_nothing_of_the_machine_that_built_it(prefix):
 
 @pytest.mark.long
 def test_the_face_for_java_does_not_take_the_sources_where_a_library_is_named(tmp_path):
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
+    native_build.need(java=True)
     with pytest.raises(AssertionError, match="blobstore"):
         native_build.configure(JAVA, tmp_path / "build", f"-Dblobstore_DIR={tmp_path}")
 
@@ -185,8 +180,7 @@ def test_the_face_for_java_does_not_take_the_sources_where_a_library_is_named(tm
 @pytest.mark.native
 def test_the_face_for_java_takes_the_sources_beside_it():
     """Where no library is installed; it installs two files, which know nothing of this machine, either (X2, N4)."""
-    if reason := native_build.missing_java():
-        pytest.skip(reason)
+    native_build.need(java=True)
     with native_build.folder("java-sources") as directory:
         options = ("-DCMAKE_BUILD_TYPE=MinSizeRel", "-DCMAKE_UNITY_BUILD=ON")
         native_build.build(JAVA, directory / "build", *options)

@@ -18,6 +18,7 @@ from tests.cpp import module_runner
 from tests.helpers import native_build
 from tests.helpers.native_build import ALONE, LIBRARY, MOST_BYTES, stripped
 from tests.lowering.live import lower_through, seeded
+from tests.runtime import hooks
 from tests.runtime.application import install_library
 
 pytestmark = pytest.mark.long
@@ -39,18 +40,13 @@ NET, TUNED, THIRD = (make(seed) for seed in range(3))
 
 @pytest.fixture(scope="module")
 def plugin() -> Path:
-    if reason := native_build.missing():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "blobstore_backend")
-        return directory / "libblobstore_backend.so"
+    return hooks.built("blobstore_backend") / "libblobstore_backend.so"
 
 
 @pytest.fixture(scope="module")
 def client() -> Path:
     """The application. Nothing of blobstore is linked to it."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     source = Path(__file__).parent / "plugin"
     with native_build.folder("stock-client") as directory:
         native_build.build(source, directory, f"-DBLOBSTORE_INCLUDE={LIBRARY / 'include'}")
@@ -177,8 +173,7 @@ def test_it_exports_its_functions_alone(plugin: Path) -> None:
 
 
 def test_the_header_is_c(tmp_path: Path) -> None:
-    if reason := native_build.missing():
-        pytest.skip(reason)
+    native_build.need()
     source = tmp_path / "one.c"
     source.write_text(
         "#include <blobstore_backend.h>\nint main(void) { return (int)BLOBSTORE_OK; }\n", encoding="utf-8"

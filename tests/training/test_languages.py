@@ -13,8 +13,7 @@ from torch import Tensor
 
 from blobstore import errors, open_ptd
 from blobstore.training import AdamW, TrainingProgram
-from tests.helpers import native_build
-from tests.runtime import native_programs
+from tests.runtime import hooks, native_programs
 from tests.training import nets
 from tests.training.test_adamw import _ExactRoots, fuses
 
@@ -48,11 +47,7 @@ def folder(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def test() -> Path:
     """The C++ program."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "checkpoint_test")
-        return directory / "tests" / "checkpoint_test"
+    return hooks.built("checkpoint_test") / "tests" / "checkpoint_test"
 
 
 class Runs:

@@ -20,8 +20,8 @@ from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import MeZO
 from tests.adapters.nets import LoraLinear
-from tests.helpers import native_build
 from tests.lowering.live import plugin
+from tests.runtime import hooks
 
 pytestmark = pytest.mark.long
 
@@ -171,12 +171,8 @@ def test_directions(noise: Path) -> None:
 
 def test_the_same_in_cpp(noise: Path, tmp_path: Path) -> None:
     """To the bit."""
-    if reason := native_build.missing():
-        pytest.skip(reason)
-    with native_build.folder("native-tests") as directory:
-        native_build.build_with_hooks(directory, "mezo_test")
-        command = [str(directory / "tests" / "mezo_test"), str(noise), "3", str(tmp_path / "cpp.ptd")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [hooks.built("mezo_test") / "tests" / "mezo_test", noise, "3", tmp_path / "cpp.ptd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     cache = BlobCache(noise)
     optimizer = MeZO(cache, lr=0.01, eps=0.01, seed=7)
