@@ -62,20 +62,20 @@ class PublicCallable:
         return [parameter for parameter in found if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def public_callables(*modules: ModuleType, results: Collection[type] = ()) -> list[PublicCallable]:
+def public_callables(*modules: ModuleType, results: Collection[str] = ()) -> list[PublicCallable]:
     """The public callables of these modules, each once.
 
     Enumerations and errors are left out, because Python itself makes them.
 
     Args:
         modules: each with `__all__`.
-        results: classes whose objects only the library creates; their methods are included, their constructors are not.
+        results: names of classes whose objects only the library creates; their methods are included, their constructors not.
     """
     found: dict[Any, PublicCallable] = {}
     for value, name in [(getattr(module, name), name) for module in modules for name in module.__all__]:
         if not callable(value) or (isinstance(value, type) and issubclass(value, enum.Enum | BaseException)):
             continue
-        if value not in results:
+        if name not in results:
             found[id(value)] = PublicCallable(name, value)
         for method, function in _methods(value) if isinstance(value, type) else ():
             found[id(value), method] = PublicCallable(method, function, value)

@@ -9,26 +9,14 @@ from typing import Any
 import pytest
 
 import blobstore.releases
-from blobstore.releases import (
-    File,
-    Followed,
-    Patience,
-    Published,
-    Pulled,
-    Pushed,
-    Release,
-    Removed,
-    Swept,
-    publish,
-    pull,
-)
+from blobstore.releases import Patience, Release, publish, pull
 from tests.package.wrong_kinds import PublicCallable, check, public_callables
 from tests.releases.models import inputs, weights
 from tests.releases.server import serving
 
 pytestmark = pytest.mark.long
 
-RESULTS = {File, Removed, Followed, Published, Pulled, Pushed, Swept}
+RESULTS = {"File", "Removed", "Followed", "Published", "Pulled", "Pushed", "Swept"}
 INTERNAL = {"wait", "path", "object"}  # of Patience, for the library; of Published and of File, what takes no arguments
 CALLABLES = [
     one

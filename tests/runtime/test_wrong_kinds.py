@@ -14,20 +14,8 @@ import blobstore.runtime
 import blobstore.runtime.tensors
 import blobstore.training
 from blobstore import runtime
-from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
-from blobstore.runtime import (
-    BlobCache,
-    CacheStats,
-    DelegateStats,
-    Method,
-    PackedFile,
-    PackedStats,
-    PackedStore,
-    Program,
-    Transaction,
-    ValueInfo,
-)
-from blobstore.runtime.tensors import LogicalTensor, LogicalTensors, Quantized, Updated
+from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
+from blobstore.runtime.tensors import LogicalTensors, Updated
 from blobstore.training import AdamW, MeZO, TrainingProgram
 from tests.adapters import nets as adapter_nets
 from tests.lowering.live import inputs
@@ -36,30 +24,15 @@ from tests.training import nets as training_nets
 
 pytestmark = pytest.mark.long
 
-RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
-RESULTS |= {
-    LogicalTensor,
-    LogicalTensors,
-    CacheStats,
-    DelegateStats,
-    PackedFile,
-    PackedStats,
-    Quantized,
-    Method,
-    Transaction,
-    ValueInfo,
+RESULTS = {
+    *("Adapter", "AdapterInfo", "AdaptersInfo", "FoundationInfo", "MergedAdapter", "NamedTensor", "Pair", "CacheStats"),
+    *("DelegateStats", "LogicalTensor", "LogicalTensors", "Method", "PackedFile", "PackedStats", "Quantized"),
+    *("Transaction", "ValueInfo"),
 }
 MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.runtime.tensors)
-INTERNAL = {
-    "check_names",
-    "check_reach",
-    "check_stored",
-    "commit",
-    "copies",
-    "mismatch",
-    "names_for_state_dict",
-    "update",
-}  # methods of LogicalTensors for updates, which check their arguments first
+INTERNAL = {  # methods of LogicalTensors for updates, which check their arguments first
+    *("check_names", "check_reach", "check_stored", "commit", "copies", "mismatch", "names_for_state_dict", "update")
+}
 CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
