@@ -12,16 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore import save_file
-from blobstore.adapters import (
-    import_peft,
-    inspect_adapters,
-    load_adapter,
-    merge_adapter,
-    read_adapter,
-    save_adapter,
-    set_adapter_strength,
-)
+from blobstore import adapters, save_file
 from blobstore.core.errors import BlobStoreError, InvalidFileError
 from blobstore.runtime import BlobCache
 from campaigns.fuzz.answers import MemoryFile, insist, temporary_folder
@@ -41,7 +32,7 @@ def foundation() -> tuple[Any, Path, Path]:
     folder = temporary_folder()
     base, own = Path(folder.name, "foundation.ptd"), Path(folder.name, "own.ptd")
     save_file(WEIGHTS, base)
-    save_adapter(own, halves(2), foundation=base, scale=0.5)
+    adapters.save_adapter(own, halves(2), foundation=base, scale=0.5)
     return folder, base, own
 
 
@@ -52,20 +43,20 @@ def adapter(data: bytes) -> None:
         plain, lora = BlobCache(base), BlobCache(own, base=BlobCache(base))
         before = _bits(plain), _bits(lora)
         with contextlib.suppress(BlobStoreError):
-            merged = merge_adapter(plain, path)
+            merged = adapters.merge_adapter(plain, path)
             merged.undo()
         insist(_bits(plain) == before[0], "a merge that was undone, or refused, left other weights")
         try:
-            load_adapter(lora, path)
+            adapters.load_adapter(lora, path)
         except BlobStoreError:
             insist(_bits(lora) == before[1], "an adapter that was refused was loaded in part")
         else:
             loaded = _bits(lora)
-            set_adapter_strength(lora, 0)
-            set_adapter_strength(lora, 1)
+            adapters.set_adapter_strength(lora, 0)
+            adapters.set_adapter_strength(lora, 1)
             insist(_bits(lora) == loaded, "the full strength is not what was loaded")
-        inspect_adapters(base, path)
-        found = read_adapter(path)
+        adapters.inspect_adapters(base, path)
+        found = adapters.read_adapter(path)
         for name in found.tensors:
             found.value(name)
         found.check()
@@ -102,10 +93,10 @@ def peft(data: bytes) -> None:
         for number, like in enumerate((None, own)):
             target = folder / f"{number}.ptd"
             try:
-                import_peft(folder, target, foundation=base, like=like)
+                adapters.import_peft(folder, target, foundation=base, like=like)
             except BlobStoreError:
                 insist(not target.exists(), "a file that was refused was written")
                 if like is not None:
                     raise
             else:
-                read_adapter(target).check()
+                adapters.read_adapter(target).check()

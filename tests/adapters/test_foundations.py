@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blobstore import save_file
-from blobstore.adapters import (
-    foundation_fingerprint,
-    load_adapter,
-    load_adapters,
-    merge_adapter,
-    read_adapter,
-    save_adapter,
-)
+from blobstore import adapters, save_file
 from blobstore.errors import AdapterError
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.adapters.nets import SCALE
@@ -40,7 +32,7 @@ class Place:
         self.weights = {"old": numbers(1, *FOUNDATION), "new": numbers(2, *FOUNDATION)}
         for which, tensors in self.weights.items():
             save_file(tensors, folder / f"{which}.ptd")
-            save_adapter(self.adapter(which), numbers(3, *LORA), foundation=folder / f"{which}.ptd", scale=1)
+            adapters.save_adapter(self.adapter(which), numbers(3, *LORA), foundation=folder / f"{which}.ptd", scale=1)
         save_file({name: np.zeros(SHAPES[name], np.float32) for name in LORA}, folder / "adapter.ptd")
         files = [folder / "old.ptd", folder / "adapter.ptd"]
         if kind == "layered":
@@ -59,8 +51,8 @@ class Place:
         """Which foundation a process would find that starts from what is in memory now."""
         saved = self.folder / "restarted.ptd"
         save_file({name: self.cache.numpy(name).copy() for name in FOUNDATION}, saved)
-        found = foundation_fingerprint(saved)
-        return {read_adapter(self.adapter(which)).foundation: which for which in self.weights}[found]
+        found = adapters.foundation_fingerprint(saved)
+        return {adapters.read_adapter(self.adapter(which)).foundation: which for which in self.weights}[found]
 
     def check(self, call: Callable[[Path], Any]) -> None:
         """Only the adapter for what is computed with is taken; the other one changes nothing."""
@@ -79,12 +71,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def merge_once(cache: BlobCache, path: Path) -> None:
-    merge_adapter(cache, path).undo()
+    adapters.merge_adapter(cache, path).undo()
 
 
 CALLS: dict[str, Callable[[BlobCache, Path], Any]] = {
-    "load_adapter": load_adapter,
-    "load_adapters": lambda cache, path: load_adapters(cache, {path: 0.5}),
+    "load_adapter": adapters.load_adapter,
+    "load_adapters": lambda cache, path: adapters.load_adapters(cache, {path: 0.5}),
     "merge_adapter": merge_once,
 }
 
@@ -120,14 +112,14 @@ def test_after_an_update(place: Place, name: str, first: bool) -> None:
 def test_another_process_commits(tmp_path: Path) -> None:
     """In a shared working copy, what counts is what all processes compute with."""
     place = Place(tmp_path, "working copy")
-    load_adapter(place.cache, place.adapter("old"))
+    adapters.load_adapter(place.cache, place.adapter("old"))
     with BlobCache(tmp_path / "live.ptd", "shared") as other:  # has its own map, as another process has
         other.update(place.weights["new"])
-        place.check(lambda path: load_adapter(place.cache, path))
+        place.check(lambda path: adapters.load_adapter(place.cache, path))
         place.owner.update(place.weights["old"])
-        place.check(lambda path: load_adapter(other, path))
+        place.check(lambda path: adapters.load_adapter(other, path))
     with BlobCache(tmp_path / "live.ptd", "shared") as later:
-        place.check(lambda path: load_adapter(later, path))
+        place.check(lambda path: adapters.load_adapter(later, path))
 
 
 def test_a_layer_that_covers_the_foundation(tmp_path: Path) -> None:
@@ -136,21 +128,21 @@ def test_a_layer_that_covers_the_foundation(tmp_path: Path) -> None:
     layer = BlobCache([tmp_path / "new.ptd", tmp_path / "adapter.ptd"], base=place.owner)
     place.cache = layer
     assert place.computes_with() == "new"
-    place.check(lambda path: load_adapter(layer, path))
+    place.check(lambda path: adapters.load_adapter(layer, path))
     place.owner.update(place.weights["new"])  # which nobody sees through this layer
-    place.check(lambda path: load_adapter(layer, path))
+    place.check(lambda path: adapters.load_adapter(layer, path))
 
 
 def test_merged_numbers_that_nobody_merged(place: Place) -> None:
     """What was merged adds up with other adapters for the same foundation; the same numbers by an update do not."""
     cache = place.owner
-    merged = merge_adapter(cache, place.adapter("old"))
-    load_adapter(place.cache, place.adapter("old"))
+    merged = adapters.merge_adapter(cache, place.adapter("old"))
+    adapters.load_adapter(place.cache, place.adapter("old"))
     numbers = cache.numpy("m.weight").copy()
     merged.undo()
     cache.update({"m.weight": numbers})
     with pytest.raises(AdapterError, match="made for foundation"):
-        load_adapter(place.cache, place.adapter("old"))
+        adapters.load_adapter(place.cache, place.adapter("old"))
 
 
 def test_a_working_copy_knows_its_files(tmp_path: Path) -> None:
@@ -160,20 +152,20 @@ def test_a_working_copy_knows_its_files(tmp_path: Path) -> None:
     head = {**numbers(3, *LORA), "head.weight": np.ones((3, 7), np.float32)}
     save_file(head, files[1], metadata={"blobstore.adapter.scale": str(SCALE)})
     own = {name: tensor + 1 for name, tensor in head.items()}
-    save_adapter(files[2], own, foundation=files[0], scale=SCALE)
+    adapters.save_adapter(files[2], own, foundation=files[0], scale=SCALE)
     make_working_copy(files[:2], tmp_path / "live.ptd")
     make_working_copy([files[0], tmp_path / "live.ptd"], tmp_path / "again.ptd")
     for copy in ("live.ptd", "again.ptd"):
         with BlobCache(tmp_path / copy, "shared") as cache:
             for _ in range(2):
-                load_adapter(cache, files[2])
+                adapters.load_adapter(cache, files[2])
                 assert all(np.array_equal(cache.numpy(name), tensor) for name, tensor in own.items())
-            save_adapter(tmp_path / "scaled.ptd", own, foundation=files[0], scale=2 * SCALE)
+            adapters.save_adapter(tmp_path / "scaled.ptd", own, foundation=files[0], scale=2 * SCALE)
             with pytest.raises(AdapterError, match=rf"that of the adapter in .*{copy} is {SCALE}"):
-                load_adapter(cache, tmp_path / "scaled.ptd")
+                adapters.load_adapter(cache, tmp_path / "scaled.ptd")
             cache.update({"m.weight": cache.numpy("m.weight") + 1})
             with pytest.raises(AdapterError, match="made for foundation"):
-                load_adapter(cache, files[2])
+                adapters.load_adapter(cache, files[2])
 
 
 @pytest.mark.parametrize(
@@ -187,4 +179,4 @@ def test_what_a_working_copy_says_of_its_files_is_checked(tmp_path: Path, text: 
     files = {**place.weights["old"], **numbers(3, *LORA)}
     save_file(files, tmp_path / "bad.ptd", metadata={"blobstore.working_copy.files": text})
     with pytest.raises(InvalidFileError, match=r"bad\.ptd"):
-        load_adapter(BlobCache(tmp_path / "bad.ptd"), place.adapter("old"))
+        adapters.load_adapter(BlobCache(tmp_path / "bad.ptd"), place.adapter("old"))

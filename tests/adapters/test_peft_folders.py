@@ -10,16 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file as load_safetensors
 
-from blobstore.adapters import (
-    combine_adapters,
-    load_adapter,
-    load_adapters,
-    merge_adapter,
-    read_adapter,
-    save_adapter,
-    set_adapter_strength,
-    set_adapter_strengths,
-)
+from blobstore import adapters
 from blobstore.errors import AdapterError, BlobStoreError, FileAccessError, InvalidFileError, KeyNotFoundError
 from tests.adapters.caches import X, bits, eager, merged, open_lora, open_plain
 from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, make, with_adapter, write_peft
@@ -33,26 +24,26 @@ def test_a_folder_instead_of_a_file(lora: Any, tmp_path: Path) -> None:
     cache, method = open_lora(lora)
     first = method(*X).clone()
     before = bits(cache)
-    load_adapter(cache, one, program_scale=SCALE)
+    adapters.load_adapter(cache, one, program_scale=SCALE)
     assert torch.allclose(method(*X), eager(1), atol=1e-5)
-    set_adapter_strength(cache, 0)
+    adapters.set_adapter_strength(cache, 0)
     assert torch.allclose(method(*X), merged(1, 0), atol=1e-5)
-    set_adapter_strength(cache, 1)
+    adapters.set_adapter_strength(cache, 1)
     assert torch.allclose(method(*X), eager(1), atol=1e-5)
     cache.revert()
     assert bits(cache) == before
     assert torch.equal(method(*X), first)
     two = write_peft(tmp_path / "two", adapter_of(2, rank=1))
     bound = tmp_path / "bound.ptd"
-    save_adapter(bound, adapter_of(3, rank=2), foundation=lora.foundation, scale=SCALE)
-    load_adapters(cache, [bound, (two, 0.5)], program_scale=SCALE)
+    adapters.save_adapter(bound, adapter_of(3, rank=2), foundation=lora.foundation, scale=SCALE)
+    adapters.load_adapters(cache, [bound, (two, 0.5)], program_scale=SCALE)
     both = {
         name: torch.cat([adapter_of(3, rank=2)[name], tensor * (0.5 if "lora_b" in name else 1)], int("lora_b" in name))
         for name, tensor in adapter_of(2, rank=1).items()
     }
     with torch.no_grad():
         assert torch.allclose(method(*X), with_adapter(make(LoraNet), both)(*X), atol=1e-5)
-    set_adapter_strengths(cache, [0, 0])
+    adapters.set_adapter_strengths(cache, [0, 0])
     assert torch.allclose(method(*X), merged(1, 0), atol=1e-5)
 
 
@@ -61,21 +52,21 @@ def test_a_folder_is_merged_and_taken_out(plain: Any, tmp_path: Path) -> None:
     folder = write_peft(tmp_path / "peft", adapter_of(1))
     cache, method = open_plain(plain)
     before = bits(cache)
-    done = merge_adapter(cache, folder)
+    done = adapters.merge_adapter(cache, folder)
     assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
     done.undo()
     assert bits(cache) == before
     renamed = write_peft(tmp_path / "renamed", {name.replace("l.0", "x.y"): t for name, t in adapter_of(1).items()})
     with pytest.raises(KeyNotFoundError, match=r"renamed: module 'x\.y' has no adapter in"):
-        merge_adapter(cache, renamed)
-    merge_adapter(cache, renamed, names={"x.y": "l.0.weight"})
+        adapters.merge_adapter(cache, renamed)
+    adapters.merge_adapter(cache, renamed, names={"x.y": "l.0.weight"})
     assert torch.allclose(method(*X), merged(1, SCALE), atol=1e-4)
 
 
 def test_what_it_says_of_itself(lora: Any, tmp_path: Path) -> None:
     """Reading a folder gives PEFT's own names and numbers; what needs a file says so (L2)."""
     folder = write_peft(tmp_path / "peft", adapter_of(1))
-    adapter = read_adapter(folder)
+    adapter = adapters.read_adapter(folder)
     assert (adapter.scale, adapter.foundation, adapter.metadata) == (SCALE, None, {})
     assert [pair.module for pair in adapter.pairs] == ["base_model.model.l.0", "base_model.model.l.1"]
     tensors = load_safetensors(folder / NAME)
@@ -86,7 +77,7 @@ def test_what_it_says_of_itself(lora: Any, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="peft: this is a folder of PEFT"):
         _ = adapter.blobs
     with pytest.raises(AdapterError, match="peft: records no foundation"):
-        combine_adapters([folder], tmp_path / "sum.ptd", foundation=lora.foundation)
+        adapters.combine_adapters([folder], tmp_path / "sum.ptd", foundation=lora.foundation)
 
 
 def test_folders_that_cannot_be_read(lora: Any, tmp_path: Path) -> None:
@@ -97,7 +88,7 @@ def test_folders_that_cannot_be_read(lora: Any, tmp_path: Path) -> None:
 
     def refused(error: type[BlobStoreError], match: str) -> None:
         with pytest.raises(error, match=match):
-            load_adapter(cache, folder, program_scale=SCALE)
+            adapters.load_adapter(cache, folder, program_scale=SCALE)
         assert cache.dirty == ()
         assert torch.equal(method(*X), first)
 
@@ -131,8 +122,8 @@ def test_a_file_that_was_truncated_since(lora: Any, tmp_path: Path) -> None:
     """The strength cannot be changed any more, and the process lives."""
     folder = write_peft(tmp_path / "peft", adapter_of(1))
     cache, method = open_lora(lora)
-    load_adapter(cache, folder, program_scale=SCALE)
+    adapters.load_adapter(cache, folder, program_scale=SCALE)
     (folder / NAME).write_bytes(b"")
     with pytest.raises(FileAccessError, match=NAME):
-        set_adapter_strength(cache, 0.5)
+        adapters.set_adapter_strength(cache, 0.5)
     assert torch.allclose(method(*X), eager(1), atol=1e-5)

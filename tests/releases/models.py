@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from blobstore import open_ptd, save_file
 from blobstore.releases import Patience
@@ -48,10 +42,12 @@ def keys(
 ) -> tuple[Path, Path, ec.EllipticCurvePrivateKey]:
     """The files of a private and a public key, and the key."""
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    secret = BestAvailableEncryption(password) if password else NoEncryption()
+    secret = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     private, public = folder / name, folder / f"{name}.pub"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    public.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
     return private, public, key
 
 

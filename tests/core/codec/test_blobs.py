@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.core.codec.blobs import (
-    CHUNK,
-    DecodeError,
-    check_encoding,
-    decode,
-    encode,
-    near_encodings,
-    plane_encodings,
-)
+from blobstore.core.codec import blobs
 
 PLAIN = ("raw", "planes:1", "planes:2", "planes:4", "planes:8")
 NEAR = tuple(f"near:{kind}:{bits}" for kind in ("u1", "u2", "u4", "u8", "f2", "f4", "f8") for bits in (0, 2, 4))
@@ -26,32 +18,32 @@ NEAR = tuple(f"near:{kind}:{bits}" for kind in ("u1", "u2", "u4", "u8", "f2", "f
 
 def decoded(encoding: str, size: int, stored: bytes, base: bytes | None = None) -> bytes:
     view = None if base is None else memoryview(base)
-    return b"".join(bytes(chunk) for chunk in decode(encoding, size, memoryview(stored), view))
+    return b"".join(bytes(chunk) for chunk in blobs.decode(encoding, size, memoryview(stored), view))
 
 
 def encoded(data: bytes, encoding: str, base: bytes | None = None) -> bytes:
-    return b"".join(encode(memoryview(data), encoding, None if base is None else memoryview(base)))
+    return b"".join(blobs.encode(memoryview(data), encoding, None if base is None else memoryview(base)))
 
 
 @pytest.mark.parametrize("encoding", NEAR + PLAIN)
 @pytest.mark.parametrize("extra", [0, 1, 7])
 def test_blobs_of_several_chunks(encoding: str, extra: int) -> None:
     random = np.random.default_rng(1)
-    size = 2 * CHUNK + 64 + extra
+    size = 2 * blobs.CHUNK + 64 + extra
     base = random.integers(0, 256, size, np.uint8)
     data = base.copy()
     data[random.integers(0, size, size // 100)] += 1
     other = base.tobytes() if encoding.startswith("near") else None
     stored = encoded(data.tobytes(), encoding, other)
     assert decoded(encoding, size, stored, other) == data.tobytes()
-    with pytest.raises(DecodeError, match="behind the last chunk|expected"):
+    with pytest.raises(blobs.DecodeError, match="behind the last chunk|expected"):
         decoded(encoding, size, stored + b"x", other)
 
 
 def test_all_pairs_of_float16() -> None:
     """Each of 65,536 values against itself, its neighbors, and a value far away."""
     values = np.arange(1 << 16, dtype="<u2")
-    for shift, encoding in itertools.product((0, 1, 2, 3, 30000), near_encodings(2, floating=True)):
+    for shift, encoding in itertools.product((0, 1, 2, 3, 30000), blobs.near_encodings(2, floating=True)):
         base = np.roll(values, shift)
         assert decoded(encoding, 1 << 17, encoded(values.tobytes(), encoding, base.tobytes()), base.tobytes()) == (
             values.tobytes()
@@ -71,8 +63,8 @@ def test_small_differences_take_few_bits() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_what_is_offered_is_known(width: int) -> None:
-    near = [near_encodings(width, floating=floating) for floating in (True, False)]
-    assert all(map(check_encoding, itertools.chain(plane_encodings(width), *near)))
+    near = [blobs.near_encodings(width, floating=floating) for floating in (True, False)]
+    assert all(map(blobs.check_encoding, itertools.chain(blobs.plane_encodings(width), *near)))
 
 
 @given(st.data(), st.sampled_from([one for one in PLAIN + NEAR if one != "raw"]))
@@ -86,7 +78,7 @@ def test_damage_is_an_error_or_other_bytes(draw: st.DataObject, encoding: str) -
     del stored[draw.draw(st.integers(0, len(stored))) :]
     try:
         assert len(decoded(encoding, len(data), bytes(stored), base)) == len(data)
-    except DecodeError:
+    except blobs.DecodeError:
         pass
 
 
@@ -99,21 +91,21 @@ def test_a_frame_that_claims_much_takes_no_memory() -> None:
     body = stream + bytes(5)
     stored = len(body).to_bytes(4, "little") + body
     tracemalloc.start()
-    with pytest.raises(DecodeError, match="does not hold"):
+    with pytest.raises(blobs.DecodeError, match="does not hold"):
         decoded("planes:1", 1000, stored)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
 @pytest.mark.parametrize("encoding", ["planes:4", "near:f4:2"])
-@pytest.mark.parametrize("pieces", [[], [bytes(16)], [bytes(CHUNK)]])
+@pytest.mark.parametrize("pieces", [[], [bytes(16)], [bytes(blobs.CHUNK)]])
 def test_a_base_with_fewer_bytes(encoding: str, pieces: list[bytes]) -> None:
     """It is an error, or nothing reads it."""
-    data = bytes(CHUNK) + bytes(64)
+    data = bytes(blobs.CHUNK) + bytes(64)
     stored = memoryview(encoded(data, encoding, data if encoding.startswith("near") else None))
-    chunks = decode(encoding, len(data), stored, map(memoryview, pieces))
+    chunks = blobs.decode(encoding, len(data), stored, map(memoryview, pieces))
     if encoding == "planes:4":
         assert b"".join(map(bytes, chunks)) == data
         return
-    with pytest.raises(DecodeError):
+    with pytest.raises(blobs.DecodeError):
         list(chunks)
