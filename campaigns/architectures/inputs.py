@@ -15,12 +15,8 @@ __all__ = ["inputs_for"]
 _LENGTH = 8
 _ABOUT_IMAGES = ("image_grid_thw", "image_sizes", "spatial_shapes", "pixel_attention_mask")
 _MELS = (
-    "num_mel_bins",
-    "feature_projection_input_dim",
-    "input_feat_per_channel",
-    "num_mels",
-    "feature_size",
-    "input_dim",
+    *("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"),
+    *("num_mels", "feature_size", "input_dim"),
 )
 
 

@@ -37,18 +37,9 @@ from campaigns.mutants.python_guards import GUARDS as PYTHON
 PATIENCE = 300  # seconds for the tests of one mutant; a hang is a failure, too
 WITHOUT = 3600  # ... for tests without a mutant
 HEAVY = (
-    "torch",
-    "torch.export",
-    "executorch.exir",
-    "executorch.backends.xnnpack.partition.xnnpack_partitioner",
-    "executorch.runtime",
-    "numpy",
-    "urllib3",
-    "msgspec",
-    "zstandard",
-    "cryptography.hazmat.primitives.serialization",
-    "typer",
-    "rich.console",
+    *("torch", "torch.export", "executorch.exir", "executorch.backends.xnnpack.partition.xnnpack_partitioner"),
+    *("executorch.runtime", "numpy", "urllib3", "msgspec", "zstandard"),
+    *("cryptography.hazmat.primitives.serialization", "typer", "rich.console"),
 )
 _DIE_WITH_PARENT = 1
 _PASSED, _FAILED = 0, 1  # what pytest ends with; anything else means that tests did not run

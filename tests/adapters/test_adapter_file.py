@@ -258,14 +258,8 @@ def test_damaged_files(foundation: Path, tmp_path: Path) -> None:
 def test_names_in_both_languages(tmp_path: Path) -> None:
     """The library and the tags agree on which keys are LoRA's, also beyond ASCII (D2)."""
     for name in (
-        "lora_a",
-        "x.LoRA_B.y",
-        "lora_ab",
-        "\u212alora_a",
-        "lora_a\u212a",
-        "\u0130lora_b",
-        "lora_a\u0130",
-        "\xe9lora_a",
+        *("lora_a", "x.LoRA_B.y", "lora_ab", "\u212alora_a", "lora_a\u212a"),
+        *("\u0130lora_b", "lora_a\u0130", "\xe9lora_a"),
     ):
         save_file({name: np.ones(1, np.float32), "w": np.ones(1, np.float32)}, tmp_path / "f.ptd")
         save_file({"w": np.ones(1, np.float32)}, tmp_path / "g.ptd")

@@ -150,17 +150,8 @@ def payload_bomb(count: int) -> bytes:
 BOMBS: dict[str, Callable[[Program], bytes]] = {
     make.__name__: make
     for make in (
-        operators,
-        operators_apart,
-        operators_colliding,
-        memories_colliding,
-        delegates,
-        uses,
-        uses_apart,
-        wide,
-        inputs,
-        plans,
-        plans_apart,
+        *(operators, operators_apart, operators_colliding, memories_colliding, delegates),
+        *(uses, uses_apart, wide, inputs, plans, plans_apart),
     )
 }
 

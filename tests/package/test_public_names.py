@@ -16,20 +16,8 @@ import blobstore
 from blobstore import errors
 
 MODULES = [
-    "adapters",
-    "errors",
-    "llm",
-    "lowering",
-    "numpy",
-    "pool",
-    "programs",
-    "releases",
-    "reporting",
-    "runtime",
-    "store",
-    "testing",
-    "torch",
-    "training",
+    *("adapters", "errors", "llm", "lowering", "numpy", "pool", "programs", "releases"),
+    *("reporting", "runtime", "store", "testing", "torch", "training"),
 ]
 
 

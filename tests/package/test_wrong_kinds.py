@@ -30,14 +30,8 @@ from tests.package.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = {  # of which only the library makes objects, or whose names are those of types in annotations
     *(
-        "NamedDataMap",
-        "StoreStats",
-        "Change",
-        "Comparison",
-        "Difference",
-        "FileComparison",
-        "FolderComparison",
-        "BlobInfo",
+        *("NamedDataMap", "StoreStats", "Change", "Comparison", "Difference"),
+        *("FileComparison", "FolderComparison", "BlobInfo"),
     ),
     *("DelegateInfo", "ExternalInfo", "FileInfo", "Blob", "NamedDataMapContract", "Digest", "TensorSlice"),
     *("Device", "Framework", "Names", "Numpy", "Torch"),

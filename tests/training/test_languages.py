@@ -219,18 +219,8 @@ HOSTILE: dict[str, tuple[int, str, Callable[[Any, dict[str, Tensor]], None]]] = 
 
 OF_CPP = {
     *(
-        "float",
-        "plain float",
-        "tensor",
-        "bool",
-        "lr",
-        "nan",
-        "betas",
-        "beta",
-        "flag",
-        "amsgrad",
-        "coupled",
-        "no option",
+        *("float", "plain float", "tensor", "bool", "lr", "nan", "betas"),
+        *("beta", "flag", "amsgrad", "coupled", "no option"),
     ),
     *("unknown state", "no mean", "plain mean", "swapped", "steps", "negative steps", "step's type"),
 }

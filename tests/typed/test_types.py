@@ -88,11 +88,7 @@ def run_mypy(script: Path, *options: str, paths: Sequence[Path] = (ROOT,)) -> li
     environment = os.environ | {"MYPYPATH": os.pathsep.join(map(str, paths))}
     command = [
         sys.executable,
-        "-m",
-        "mypy",
-        "--config-file=",
-        "--strict",
-        "--follow-imports=silent",
+        *("-m", "mypy", "--config-file=", "--strict", "--follow-imports=silent"),
         *options,
         script.name,
     ]

@@ -27,14 +27,8 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not CHROMIUM and "CI" not in os.environ, reason="needs chromium")]
 
 QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 
 
@@ -139,12 +133,8 @@ def test_the_page_draws_and_asks_for_nothing(opened: Opened) -> None:
     assert opened.page.locator(".matrix td.s3").count() >= 2
     legend = opened.page.locator("#legend li").all_inner_texts()
     for words in (
-        "equal bytes in several files",
-        "same values, other layout",
-        "one value repeated",
-        "tensor inside a payload",
-        "stays",
-        "headers and tables",
+        *("equal bytes in several files", "same values, other layout", "one value repeated"),
+        *("tensor inside a payload", "stays", "headers and tables"),
     ):
         assert any(text.startswith(words) for text in legend), words
 
@@ -317,11 +307,7 @@ def test_the_map_of_a_zoo_shows_folders_with_names(zoo: Opened) -> None:
     covered = sum((tile["right"] - tile["x"]) * (tile["bottom"] - tile["y"]) for tile in top)
     assert covered == pytest.approx(box["width"] * box["height"], rel=0.01)
     assert {tile["text"].split("  ")[0] for tile in top} == {
-        "language",
-        "speech",
-        "vision",
-        "experiments",
-        "checkpoints",
+        *("language", "speech", "vision", "experiments", "checkpoints"),
     }
     assert all(tile["fits"] for tile in tiles)
     heads = sum(17 * (tile["right"] - tile["x"]) for tile in tiles if tile["head"])
@@ -763,18 +749,8 @@ def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatc
 def test_any_name_has_an_address(browser: Any, tmp_path: Path) -> None:
     """Names with the signs of addresses and paths, of nothing but dots, and of parts of JavaScript."""
     names = [
-        "a/b/c",
-        "~1",
-        "%2f",
-        "x\ny",
-        "..",
-        ".",
-        " ",
-        "a..b",
-        "__proto__",
-        "constructor",
-        "toString.valueOf",
-        "&x=1#",
+        *("a/b/c", "~1", "%2f", "x\ny", "..", ".", " ", "a..b", "__proto__"),
+        *("constructor", "toString.valueOf", "&x=1#"),
     ]
     tensors = [Tensor.of(name, values(i, 30, 30)) for i, name in enumerate([*names, "layers.0.q", "layers.0.k"])]
     write_ptd(tmp_path / "__proto__.ptd", tensors)
