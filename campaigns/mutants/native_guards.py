@@ -46,7 +46,7 @@ _SHARED = tuple(
         "test_a_damaged_journal_is_an_error",
         "test_the_commits_of_a_dead_working_copy_do_not_count",
         "test_a_copy_of_a_copy_in_the_middle_of_a_commit",
-        "test_commits_that_more_users_may_write_are_refused",
+        "test_commits_that_others_may_write_are_refused",
     )
 )
 _PACKED = ("tests/runtime/test_packed_damage.py",)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,6 +57,16 @@ def in_child(work: Callable[[], object]) -> Callable[[], int]:
         finally:
             os._exit(code)
     return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def module_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of a file that is in no package, such as an example."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, module)  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_script(code: str, *arguments: object, status: int = 0) -> str:

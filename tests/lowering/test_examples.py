@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.helpers.beside import module_at
+from tests.helpers.native_build import ROOT
+
 
 @pytest.fixture
 def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "zeroth_order.py"
-    spec = importlib.util.spec_from_file_location("zeroth_order", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "zeroth_order", module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "examples" / "zeroth_order.py", monkeypatch)
 
 
 @pytest.mark.long

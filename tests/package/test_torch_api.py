@@ -161,27 +161,23 @@ def test_missing_and_unexpected_names(tmp_path: Path) -> None:
     assert equal(model.state_dict(), other.state_dict())
 
 
+def refused(model: Tied, path: Path, reason: str, strict: bool = True) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(errors.CheckpointError, match=reason):
+        blobstore.torch.load_model(model, path, strict)
+    assert equal(model.state_dict(), before)
+
+
 def test_strict_names_what_is_wrong_and_changes_nothing(tmp_path: Path) -> None:
     path, _ = saved_without(tmp_path, "norm.weight", other=torch.zeros(2))
-    model = Tied(seed=1)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(
-        errors.CheckpointError, match=r"m\.ptd: .* this Tied: missing 'norm\.weight'; unexpected 'other'"
-    ):
-        blobstore.torch.load_model(model, path)
-    assert equal(model.state_dict(), before)
+    refused(Tied(seed=1), path, r"m\.ptd: .* this Tied: missing 'norm\.weight'; unexpected 'other'")
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_another_shape_changes_nothing(tmp_path: Path, strict: bool) -> None:
     blobstore.torch.save_model(Tied(), tmp_path / "m.ptd")
-    model = Tied(seed=1, width=5)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(
-        errors.CheckpointError, match=r"'embed\.weight' is \[7, 4\] in the file and \[7, 5\] in the mod"
-    ):
-        blobstore.torch.load_model(model, tmp_path / "m.ptd", strict)
-    assert equal(model.state_dict(), before)
+    reason = r"'embed\.weight' is \[7, 4\] in the file and \[7, 5\] in the mod"
+    refused(Tied(seed=1, width=5), tmp_path / "m.ptd", reason, strict)
 
 
 def test_names_that_contradict_each_other(tmp_path: Path) -> None:

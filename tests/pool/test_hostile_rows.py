@@ -140,6 +140,12 @@ def calls(clean: Path, place: Path, out: Path) -> list[Callable[[Pool], object]]
     ]
 
 
+@pytest.fixture
+def place(clean: Path, tmp_path: Path) -> Path:
+    """A copy of the pool, alone in a folder."""
+    return shutil.copytree(clean / "pool", tmp_path / "x" / "pool")
+
+
 def try_all(clean: Path, place: Path) -> None:
     outside = set(place.parent.parent.iterdir())
     try:
@@ -190,10 +196,8 @@ def try_all(clean: Path, place: Path) -> None:
         ("marks", "time", None),
     ],
 )
-def test_a_value_that_cannot_be(clean: Path, tmp_path: Path, table: str, column: str, value: object) -> None:
+def test_a_value_that_cannot_be(clean: Path, place: Path, table: str, column: str, value: object) -> None:
     """In every row of a table."""
-    place = tmp_path / "x" / "pool"
-    shutil.copytree(clean / "pool", place)
     for rows in tables(place, table):
         at = [name for name, _ in rows.columns].index(column)
         for row in rows.rows:
@@ -205,9 +209,7 @@ def test_a_value_that_cannot_be(clean: Path, tmp_path: Path, table: str, column:
 @pytest.mark.long
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", ["VARCHAR", "DOUBLE", "BOOLEAN"])
-def test_columns_of_other_types(clean: Path, tmp_path: Path, table: str, kind: str) -> None:
-    place = tmp_path / "x" / "pool"
-    shutil.copytree(clean / "pool", place)
+def test_columns_of_other_types(clean: Path, place: Path, table: str, kind: str) -> None:
     for rows in tables(place, table):
         rows.columns = [(name, kind) for name, _ in rows.columns]
         rows.rows = [[OTHER[kind] for _ in row] for row in rows.rows]
@@ -216,10 +218,8 @@ def test_columns_of_other_types(clean: Path, tmp_path: Path, table: str, kind: s
 
 
 @pytest.mark.parametrize("column", ["id", "kind"])
-def test_a_row_of_nulls_does_not_hide_what_is_there(clean: Path, tmp_path: Path, column: str) -> None:
+def test_a_row_of_nulls_does_not_hide_what_is_there(place: Path, column: str) -> None:
     """In SQL, nothing is certainly not among values of which one is unknown: a collection would free everything."""
-    place = tmp_path / "pool"
-    shutil.copytree(clean / "pool", place)
     with Pool(place) as pool:
         before = pool.versions()
         row = {"id": "0" * 32, "kind": "drop", "name": "m", "version": "1", "time": 0, "files": "[]", column: None}
@@ -232,10 +232,8 @@ def test_a_row_of_nulls_does_not_hide_what_is_there(clean: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("path", ["*.parquet", "../x.parquet", "/x.parquet", "a'); select 1; --", "sub/x.parquet"])
-def test_a_file_of_a_table_lies_beside_the_others(clean: Path, tmp_path: Path, path: str) -> None:
+def test_a_file_of_a_table_lies_beside_the_others(place: Path, path: str) -> None:
     """Its name comes from a log that anybody may have written who writes to the pool."""
-    place = tmp_path / "pool"
-    shutil.copytree(clean / "pool", place)
     log = place / "tables" / "events" / "_delta_log"
     number = max(int(entry.stem) for entry in log.glob("*.json")) + 1
     added = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
@@ -252,9 +250,7 @@ def test_a_file_of_a_table_lies_beside_the_others(clean: Path, tmp_path: Path, p
         ('{"format": "blobstore.pool.2"}', r"expected the format blobstore\.pool\.1, found 'blobstore\.pool\.2'"),
     ],
 )
-def test_a_description_that_is_none(clean: Path, tmp_path: Path, text: str, message: str) -> None:
-    place = tmp_path / "pool"
-    shutil.copytree(clean / "pool", place)
+def test_a_description_that_is_none(place: Path, text: str, message: str) -> None:
     (place / "pool.json").write_text(text, errors="surrogatepass")
     for create in (False, True):
         with pytest.raises(BlobStoreError, match=rf"pool\.json.*{message}"):
@@ -262,9 +258,7 @@ def test_a_description_that_is_none(clean: Path, tmp_path: Path, text: str, mess
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"unused": ' + DEEP, "{}", '{"unused": {"x": 1e400}}', '{"unused": [1]}'])
-def test_a_list_of_what_is_unused_that_is_none(clean: Path, tmp_path: Path, text: str) -> None:
-    place = tmp_path / "pool"
-    shutil.copytree(clean / "pool", place)
+def test_a_list_of_what_is_unused_that_is_none(place: Path, text: str) -> None:
     (place / "releases.json").write_text(text)
     with pytest.raises(BlobStoreError, match=r"releases\.json"):
         sweep(place)
@@ -272,11 +266,9 @@ def test_a_list_of_what_is_unused_that_is_none(clean: Path, tmp_path: Path, text
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
-def test_any_values(clean: Path, tmp_path: Path, seed: int) -> None:
+def test_any_values(clean: Path, place: Path, seed: int) -> None:
     """One or two at a time, sometimes with another type of column, or a row twice."""
     chance = random.Random(seed)  # noqa: S311
-    place = tmp_path / "x" / "pool"
-    shutil.copytree(clean / "pool", place)
     known = [row[0] for rows in tables(place, "blobs") for row in rows.rows]
     for _ in range(chance.choice((1, 1, 2))):
         rows = chance.choice(tables(place, chance.choice(TABLES)) or tables(place, "blobs"))

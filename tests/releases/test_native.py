@@ -201,12 +201,7 @@ def test_ranges_and_folders_are_equal(published: Path, whole: Path, tmp_path: Pa
         last = update(release, tmp_path / "native", plain=plain)
         done, asked = recorded_pull(release, tmp_path / "python", PullOptions(plain=plain))
         assert last.places == asked and last.bytes == sum(stop - start for _, start, stop in asked)
-        assert (last.name, last.version, last.sha256, last.release_bytes) == (
-            done.name,
-            done.version,
-            done.sha256,
-            done.release_bytes,
-        )
+        assert last[:3] == (done.name, done.version, done.sha256) and last.release_bytes == done.release_bytes
         assert installed(tmp_path / "native") == installed(tmp_path / "python")
         again = take(release, tmp_path / "native")
         assert again[:3] == ("a", version, done.sha256) and not again[4]

@@ -122,12 +122,17 @@ def foreign(folder, **entry):
     return path.rename(folder / "f.ptd")
 
 
+def aligned(folder, *blobs):
+    """Write `a.ptd` and `b.ptd`, each with one blob of an alignment."""
+    for name, (key, alignment) in zip("ab", blobs, strict=True):
+        store = BlobStore()
+        store.add(key, b"same", alignment=alignment)
+        store.write_ptd(folder / f"{name}.ptd")
+
+
 def test_alignments_without_a_common_multiple(tmp_path):
     """N1: 3**8 and 5**5 are possible each, but not together."""
-    for name, alignment in (("a", 3**8), ("b", 5**5)):
-        store = BlobStore()
-        store.add(name, b"x", alignment=alignment)
-        store.write_ptd(tmp_path / f"{name}.ptd")
+    aligned(tmp_path, ("a", 3**8), ("b", 5**5))
     with pytest.raises(errors.InvalidAlignmentError, match=f"{128 * 5**5}, {128 * 3**8}.* common multiple above"):
         make_working_copy([tmp_path / "a.ptd", tmp_path / "b.ptd"], tmp_path / "copy.ptd")
 
@@ -137,10 +142,7 @@ def test_alignments_without_a_common_multiple(tmp_path):
 
 def test_a_key_of_two_files_gets_the_common_alignment(tmp_path):
     """N1."""
-    for name, alignment in (("a", 48), ("b", 64)):
-        store = BlobStore()
-        store.add("k", b"same", alignment=alignment)
-        store.write_ptd(tmp_path / f"{name}.ptd")
+    aligned(tmp_path, ("k", 48), ("k", 64))
     make_working_copy([tmp_path / "a.ptd", tmp_path / "b.ptd"], tmp_path / "copy.ptd")
     assert open_ptd(tmp_path / "copy.ptd").alignment("k") == 192
 
@@ -259,6 +261,10 @@ def test_a_deleted_input_is_not_written(tmp_path, foundation):
         (b"  <!DOCTYPE html>", "this is an HTML page"),
         (b"some text", "this is a file of an unknown format"),
         (b"\x02", "this is a file of an unknown format"),
+        (
+            BlobStore().to_bytes(metadata=OF_PROGRAMS),
+            "together with programs",
+        ),  # which would not find their weights any more
     ],
 )
 def test_files_of_other_kinds_are_not_replaced(tmp_path, write, content, reason):
@@ -270,16 +276,6 @@ def test_files_of_other_kinds_are_not_replaced(tmp_path, write, content, reason)
         BlobStore().write_ptd(path)
     assert str(raised.value) == str(expected.value)
     assert path.read_bytes() == content
-
-
-def test_the_data_file_of_programs_is_not_replaced(tmp_path, write):
-    """N1: programs would not find their weights any more."""
-    BlobStore().write_ptd(path := tmp_path / "out" / "w.ptd", metadata=OF_PROGRAMS)
-    with pytest.raises(errors.OutputPathError, match="together with programs") as raised:
-        write(path)
-    with pytest.raises(errors.OutputPathError) as expected:
-        BlobStore().write_ptd(path)
-    assert str(raised.value) == str(expected.value)
 
 
 def test_places_where_no_file_can_be(tmp_path, write):

@@ -22,6 +22,7 @@ from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment
 
 SIZE = 200_000
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 CRASH_POINTS = {
     "before the journal": (1, False),
     "in the journal": (2, False),
@@ -62,6 +63,12 @@ class Child(subprocess.Popen):
         self.stdout.close()
         return code
 
+    def ask(self, text=""):
+        """Say a line to it, and return its next one."""
+        self.stdin.write(f"{text}\n")
+        self.stdin.flush()
+        return self.stdout.readline().strip()
+
 
 def run(script, *arguments, hooks=None):
     return Child(
@@ -86,19 +93,13 @@ for line in sys.stdin:
 """,
         copy,
     )
-
-    def ask(n):
-        other.stdin.write(f"{n}\n")
-        other.stdin.flush()
-        return other.stdout.readline().strip()
-
-    assert ask(0) == "0 0 0 ()"
+    assert other.ask(0) == "0 0 0 ()"
     cache.update(weights(3))
-    assert ask(0) == "3 1 1 ('a', 'b')"
-    assert ask(-5) == "5 2 2 ('a', 'b')"
+    assert other.ask(0) == "3 1 1 ('a', 'b')"
+    assert other.ask(-5) == "5 2 2 ('a', 'b')"
     assert value(cache) == 5 and cache.generation == 2
     cache.update({"a": np.full(SIZE, 6, np.float32)})
-    assert ask(0) == "-1 3 3 ('a', 'b')"  # only one of the two and its version were changed
+    assert other.ask(0) == "-1 3 3 ('a', 'b')"  # only one of the two and its version were changed
     assert cache.version("b") == 2
     other.stdin.close()
     assert other.wait() == 0
@@ -308,9 +309,7 @@ print(cache.generation, value(cache), flush=True)
     third = BlobCache(copy, "shared")
     other.update(weights(4))
     assert (third.generation, value(third)) == (2, 4)
-    child.stdin.write("\n")
-    child.stdin.flush()
-    assert child.stdout.readline() == "2 4\n"
+    assert child.ask() == "2 4"
     assert child.wait() == 0
 
 
@@ -542,9 +541,7 @@ signal.pause()  # until it is killed
     )
     assert parent.stdout.readline() == "open\n"
     with cache.reading():
-        parent.stdin.write("\n")
-        parent.stdin.flush()
-        child = int(parent.stdout.readline())
+        child = int(parent.ask())
     try:
         assert subprocess.Popen.wait(parent, 30) == -signal.SIGKILL
         later = run("cache = BlobCache(sys.argv[1], 'shared'); print(value(cache), cache.generation)", copy)
@@ -626,27 +623,21 @@ def test_a_copy_of_a_copy_in_the_middle_of_a_commit(copy, tmp_path):
     assert other.read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_the_commits_of_another_user_are_refused(copy):
+@pytest.mark.parametrize(
+    ("owner", "mode", "reason"),
+    [
+        pytest.param(65534, 0o600, "user 65534 owns it", marks=as_root),
+        *((-1, mode, ".*others may write to it") for mode in (0o666, 0o620, 0o602)),
+    ],
+)
+def test_commits_that_others_may_write_are_refused(copy, owner, mode, reason):
     """Who may not write the weights cannot write them through a journal (S2)."""
     interrupt(copy)
     copy.chmod(0o600)
-    commits_of(copy).chmod(0o600)
-    os.chown(commits_of(copy), 65534, 65534)
-    before = copy.read_bytes()
-    with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: user 65534 owns it"):
-        BlobCache(copy, "shared")
-    assert copy.read_bytes() == before
-
-
-@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
-def test_commits_that_more_users_may_write_are_refused(copy, mode):
-    """... than may write the working copy (S2)."""
-    interrupt(copy)
-    copy.chmod(0o600)
     commits_of(copy).chmod(mode)
+    os.chown(commits_of(copy), owner, owner)
     before = copy.read_bytes()
-    with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: .*others may write to it"):
+    with pytest.raises(errors.FileAccessError, match=rf"copy\.ptd\.commits: {reason}"):
         BlobCache(copy, "shared")
     assert copy.read_bytes() == before
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,25 +13,16 @@ from blobstore import open_ptd
 from blobstore.adapters import inspect_adapters
 from blobstore.runtime import BlobCache
 from blobstore.training import TrainingProgram
+from tests.helpers.beside import module_at
+from tests.helpers.native_build import ROOT
 from tests.lowering.live import close
 
 pytestmark = pytest.mark.long
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both optimizers, compared with torch.optim.SGD on the module in eager mode (T1)."""
-    xor = load("xor", monkeypatch)
+    xor = module_at(ROOT / "examples" / "xor.py", monkeypatch)
     steps = 200
     xor.export(tmp_path)
     for name, momentum, rate in (("torch.optim.SGD", xor.MOMENTUM, xor.RATE), ("ExecuTorch's SGD", 0, 10 * xor.RATE)):
@@ -57,7 +45,7 @@ def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every answer during training is that of one published generation (T2, B3)."""
-    example = load("train_and_serve", monkeypatch)
+    example = module_at(ROOT / "examples" / "train_and_serve.py", monkeypatch)
     digits, network = example.tilted_digits(), example.upright_network()
     example.export(network, tmp_path)
     result = example.run(network, digits, tmp_path, steps=200, every=5)
@@ -78,7 +66,7 @@ def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_lora_minilm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both tasks are learned, the files have what they should, and steps are those of eager PyTorch (D2, U2)."""
-    example, layers = load("lora_minilm", monkeypatch), 6
+    example, layers = module_at(ROOT / "examples" / "lora_minilm.py", monkeypatch), 6
     network = example.export(layers, tmp_path)
     foundation = tmp_path / "foundation.ptd"
     digest = hashlib.sha256(foundation.read_bytes()).digest()

@@ -53,37 +53,35 @@ def test_truncated_at_any_byte(tmp_path, good, foreign):
                 read(path)
 
 
+def flipped(path, content, *, every=True):
+    """Write a file, flip one bit of each byte or every one of them, and then flip it back, one after another."""
+    path.write_bytes(content)
+    with path.open("r+b") as file:
+        for at in range(len(content)):
+            for bit in range(8) if every else [at % 8]:
+                yield os.pwrite(file.fileno(), bytes([content[at] ^ 1 << bit]), at)
+            os.pwrite(file.fileno(), content[at : at + 1], at)
+
+
 @pytest.mark.slow_for("True")
 @pytest.mark.long
 @pytest.mark.parametrize("every", [False, True])
 def test_any_bit_flipped(tmp_path, good, every):
     """One bit of each byte, or every one."""
-    path = tmp_path / "flip.ptd"
-    path.write_bytes(good)
-    with path.open("r+b") as file:
-        for at in range(len(good)):
-            for bit in range(8) if every else [at % 8]:
-                os.pwrite(file.fileno(), bytes([good[at] ^ 1 << bit]), at)
-                with pytest.raises(InvalidFileError, match=r"flip\.ptd: .+"):
-                    read(path)
-            os.pwrite(file.fileno(), good[at : at + 1], at)
+    for _ in flipped(path := tmp_path / "flip.ptd", good, every=every):
+        with pytest.raises(InvalidFileError, match=r"flip\.ptd: .+"):
+            read(path)
     assert read(path)
 
 
 @pytest.mark.long
 def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
     """Damage to the bytes of a blob cannot be detected here, but nothing worse may happen."""
-    path = tmp_path / "flip.ptd"
-    path.write_bytes(foreign)
-    with path.open("r+b") as file:
-        for at in range(len(foreign)):
-            for bit in range(8):
-                os.pwrite(file.fileno(), bytes([foreign[at] ^ 1 << bit]), at)
-                try:
-                    read(path)
-                except InvalidFileError as error:
-                    assert "flip.ptd" in str(error)
-            os.pwrite(file.fileno(), foreign[at : at + 1], at)
+    for _ in flipped(path := tmp_path / "flip.ptd", foreign):
+        try:
+            read(path)
+        except InvalidFileError as error:
+            assert "flip.ptd" in str(error)
 
 
 def test_appended_bytes(tmp_path, good, foreign):
