@@ -19,26 +19,8 @@ from blobstore.logical.records import Operation, Record, Step
 INT, CHAR, BYTE, SHORT = (int(ScalarType[name]) for name in ("INT", "CHAR", "BYTE", "SHORT"))
 SPECIAL = np.array(
     [
-        *(
-            np.nan,
-            np.inf,
-            -np.inf,
-            0.0,
-            -0.0,
-            0.5,
-            1.5,
-            2.5,
-            -0.5,
-            -1.5,
-            -2.5,
-            7.5,
-            -8.5,
-            8.5,
-            126.5,
-            127.5,
-            -128.5,
-            255.5,
-        ),
+        *(np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.5, 2.5, -0.5),
+        *(-1.5, -2.5, 7.5, -8.5, 8.5, 126.5, 127.5, -128.5, 255.5),
         *(1e-45, -1e-40, 2**23 + 1, 2**22 + 0.5, -(2**24), 2**31, -(2.0**31), 3e9, 1e30, -1e30, 3.4e38),
     ],
     np.float32,
