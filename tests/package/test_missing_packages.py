@@ -332,7 +332,7 @@ def test_every_public_module_has_a_call() -> None:
     """Those that have something to call which needs a package."""
     called = {match for call in CALLS for match in re.findall(r"blobstore\.(\w+)\.", call)}
     assert called >= set(dir(blobstore)) - set(blobstore.__all__) - {
-        *("__version__", "errors", "numpy", "programs", "reporting", "store", "testing"),
+        *("__version__", "errors", "numpy", "programs", "reporting", "store", "testing")
     }
 
 

@@ -118,7 +118,8 @@ def serving(folder: Path) -> Iterator[Server]:
             status, body, headers = contents(state, path.read_bytes(), *asked)
             self.answer(status, state.body(self.path, times[self.path], body), headers)
 
-        def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> bool:
+            """Answer, and say so, as a fault does."""
             self.send_response(status)
             length = {} if status == 304 else {"Content-Length": str(len(data))}
             for name, value in {**length, **(headers or {})}.items():
@@ -126,6 +127,7 @@ def serving(folder: Path) -> Iterator[Server]:
             self.end_headers()
             with contextlib.suppress(OSError):
                 self.wfile.write(data)
+            return True
 
     with running(Files) as state.url:
         yield state

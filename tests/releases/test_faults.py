@@ -84,12 +84,8 @@ def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, m
 
         def fault(handler: Any, times: int) -> bool:
             if handler.headers.get("Authorization") != "Basic dXNlcjpzZWNyZXQ=":
-                handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="here"'})
-            elif is_object(handler.path):
-                handler.answer(307, headers={"Location": other.url + handler.path})
-            else:
-                return False
-            return True
+                return handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="here"'})
+            return is_object(handler.path) and handler.answer(307, headers={"Location": other.url + handler.path})
 
         server.fault = fault
         go(server, tmp_path / "device")
@@ -155,6 +151,6 @@ def test_what_comes_without_contents_ends(
 @pytest.mark.parametrize("challenge", ["X " + "a" * 60_000, "Bearer " + "a" * 60_000 + '="', "Bearer " + ", " * 30_000])
 def test_a_long_challenge_is_refused(server: Server, tmp_path: Path, challenge: str) -> None:
     """It is not even read (F2)."""
-    server.fault = lambda handler, times: handler.answer(401, headers={"WWW-Authenticate": challenge}) or True
+    server.fault = lambda handler, times: handler.answer(401, headers={"WWW-Authenticate": challenge})
     with pytest.raises(TransferError, match=rf"credentials in {len(challenge)} bytes; expected at most 8192"):
         go(server, tmp_path / "device")

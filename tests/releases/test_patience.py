@@ -169,7 +169,7 @@ def test_a_way_that_breaks_often_goes_on(server: Server, releases: Path, tmp_pat
     dripping(server, releases, 4096)
     drip, time = server.fault, Time()
     server.fault = lambda handler, times: (
-        drip(handler, times) if time.now > 3000 or not is_object(handler.path) else (handler.answer(503) or True)
+        drip(handler, times) if time.now > 3000 or not is_object(handler.path) else handler.answer(503)
     )
     pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=time.patience())
     assert same(found(tmp_path / "device/current"), weights(seed=1))
@@ -185,7 +185,7 @@ NEVER = [400, 401, 403, 404, 405, 409, 410, 412, 416, 451, 501, 505]
 def test_statuses(server: Server, tmp_path: Path, status: int) -> None:
     """Those that pass are tried again, and the others are errors at once."""
     time = Time()
-    server.fault = lambda handler, times: handler.answer(status) or True
+    server.fault = lambda handler, times: handler.answer(status)
     with pytest.raises(TransferError, match="answers|credentials"):
         pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=time.patience(seconds=10))
     assert (len(server.log) > 1) == (status in AGAIN)
@@ -258,7 +258,7 @@ def test_both_forms_of_retry_after(server: Server, tmp_path: Path, form: str) ->
         time = Time()
         server.log.clear()
         server.fault = lambda handler, times: (
-            len(server.log) == 1 and (handler.answer(503, headers={"Retry-After": value}) or True)
+            len(server.log) == 1 and handler.answer(503, headers={"Retry-After": value})
         )
         pull(f"{server.url}/a/1/index.json", tmp_path / f"{device}", patience=time.patience())
         assert len(time.waits) == 1
@@ -293,7 +293,7 @@ def test_a_time_beyond_patience_is_a_number_to_schedule_by(value: str) -> None:
 def test_a_time_that_is_none_does_not_shorten_the_wait(server: Server, tmp_path: Path, value: str) -> None:
     """Nonsense counts as nothing, and the past as now; the waits grow as ever."""
     time = Time()
-    server.fault = lambda handler, times: handler.answer(503, headers={"Retry-After": value}) or True
+    server.fault = lambda handler, times: handler.answer(503, headers={"Retry-After": value})
     with pytest.raises(TransferError):
         pull(f"{server.url}/a/1/index.json", tmp_path, patience=time.patience(seconds=100))
     assert 3 < len(time.waits) < 60
@@ -302,7 +302,7 @@ def test_a_time_that_is_none_does_not_shorten_the_wait(server: Server, tmp_path:
 
 def test_the_command_says_when_to_come_back(server: Server, tmp_path: Path) -> None:
     """With an exit code of its own, and a number for programs."""
-    server.fault = lambda handler, times: handler.answer(429, headers={"Retry-After": "500"}) or True
+    server.fault = lambda handler, times: handler.answer(429, headers={"Retry-After": "500"})
     command = ["pull", f"{server.url}/a/1/index.json", str(tmp_path / "device"), "--patience", "20"]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 75
@@ -315,7 +315,7 @@ def test_the_command_says_when_to_come_back(server: Server, tmp_path: Path) -> N
 
 def test_progress_says_what_is_waited_for(server: Server, tmp_path: Path) -> None:
     """Unless the caller hears of it already; of several threads that wait for one server, one says it."""
-    server.fault = lambda handler, times: is_object(handler.path) and times < 3 and (handler.answer(503) or True)
+    server.fault = lambda handler, times: is_object(handler.path) and times < 3 and handler.answer(503)
     steps: list[tuple[str, int, int]] = []
 
     def progress(what: str, done: int, total: int) -> None:
@@ -329,7 +329,7 @@ def test_progress_says_what_is_waited_for(server: Server, tmp_path: Path) -> Non
     steps.clear()
     told: list[float] = []
     patience = Time().patience(first=10, chance=lambda: 0.9, notice=lambda error, seconds: told.append(seconds))
-    server.fault = lambda handler, times: handler.answer(503) or True if len(told) < 2 else False
+    server.fault = lambda handler, times: handler.answer(503) if len(told) < 2 else False
     pull(f"{server.url}/a/1/index.json", tmp_path / "two", patience=patience, progress=progress)
     assert len(told) == 2 and not any(what.startswith("waiting") for what, _, _ in steps)
 

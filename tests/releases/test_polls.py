@@ -90,9 +90,7 @@ def test_a_tag_is_for_one_server(server: Server, releases: Path, tmp_path: Path)
     """Another one may use the same tags for other contents."""
     go(server, tmp_path / "device")
     with serving(releases) as other:
-        other.fault = lambda handler, times: (
-            bool(handler.headers.get("If-None-Match")) and (handler.answer(304) or True)
-        )
+        other.fault = lambda handler, times: bool(handler.headers.get("If-None-Match")) and handler.answer(304)
         done = go(other, tmp_path / "device")
         assert done.fetched_bytes > 0
         assert other.conditions == [(None, None)]
@@ -116,13 +114,8 @@ def test_a_tag_has_an_end(server: Server, device: Path) -> None:
 def test_tags_that_are_none(server: Server, device: Path, tmp_path: Path, tag: str) -> None:
     """They are not sent, whether a server or the folder has them."""
 
-    def fault(handler: Any, times: int) -> bool:
-        if "index" not in handler.path:
-            return False
-        handler.answer(200, (tmp_path / "releases" / LATEST).read_bytes(), {"ETag": tag})
-        return True
-
-    server.fault = fault
+    latest = (tmp_path / "releases" / LATEST).read_bytes()
+    server.fault = lambda handler, times: "index" in handler.path and handler.answer(200, latest, {"ETag": tag})
     go(server, device)
     assert not list((device / "indexes").glob("*.etag"))
     (index,) = (device / "indexes").glob("*.json")
@@ -136,20 +129,11 @@ def test_a_tag_of_a_file_that_may_still_change(server: Server, tmp_path: Path, s
     """Servers make tags of size and time, in seconds: two indexes of one second would have one tag."""
     from email.utils import formatdate
 
-    def fault(handler: Any, times: int) -> bool:
-        if "index" not in handler.path:
-            return False
-        times = {"Last-Modified": formatdate(time.time() - seconds, usegmt=True)}
-        handler.answer(200, (tmp_path / "releases" / LATEST).read_bytes(), {"ETag": '"a"', **times})
-        return True
-
-    def stopped(*rest: Any) -> float:
-        return now
-
-    now = time.time()
-    server.fault = fault
+    now, index = time.time(), (tmp_path / "releases" / LATEST).read_bytes()
+    headers = {"ETag": '"a"', "Last-Modified": formatdate(now - seconds, usegmt=True)}
+    server.fault = lambda handler, times: "index" in handler.path and handler.answer(200, index, headers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", stopped)  # both headers are of this moment
+        patch.setattr(time, "time", lambda: now)  # both headers are of this moment
         go(server, tmp_path / "device")
     assert bool(list((tmp_path / "device/indexes").glob("*.etag"))) == kept
 
@@ -163,10 +147,8 @@ def test_a_server_that_cannot_answer_a_condition_is_asked_without(
     def fault(handler: Any, times: int) -> bool:
         if not handler.headers.get("If-None-Match"):
             return False
-        handler.answer(200, b"\x1f\x8b", {"Content-Encoding": "gzip"}) if wrong == "encoded" else handler.answer(
-            int(wrong)
-        )
-        return True
+        wrongs = (200, b"\x1f\x8b", {"Content-Encoding": "gzip"}) if wrong == "encoded" else (int(wrong),)
+        return handler.answer(*wrongs)
 
     offer(releases, 1)
     go(server, tmp_path / "device")
@@ -177,7 +159,7 @@ def test_a_server_that_cannot_answer_a_condition_is_asked_without(
 
 def test_a_304_that_nobody_asked_for(server: Server, tmp_path: Path) -> None:
     """A new device cannot take it for anything."""
-    server.fault = lambda handler, times: handler.answer(304) or True
+    server.fault = lambda handler, times: handler.answer(304)
     with pytest.raises(TransferError, match="304"):
         go(server, tmp_path / "device")
 
@@ -287,13 +269,9 @@ def test_a_cache_that_asks_its_server(server: Server, releases: Path, tmp_path: 
     device = taken(server, releases, tmp_path, 2)
     old, new = ((releases / f"a/{one}/index.json").read_bytes() for one in (1, 2 if fresh == "the same" else 3))
 
-    def fault(handler: Any, times: int) -> bool:
-        if "index" not in handler.path:
-            return False
-        handler.answer(200, new if handler.headers.get("Cache-Control") == "no-cache" else old)
-        return True
-
-    server.fault = fault
+    server.fault = lambda handler, times: (
+        "index" in handler.path and handler.answer(200, new if handler.headers["Cache-Control"] == "no-cache" else old)
+    )
     done = go(server, device)
     assert (done.changed, done.version, done.stale) == (fresh == "newer", "2" if fresh == "the same" else "3", None)
 
@@ -309,13 +287,8 @@ def test_an_older_index_that_was_never_here_is_an_attack(server: Server, release
 
 
 def aged(releases: Path, age: str) -> Any:
-    def fault(handler: Any, times: int) -> bool:
-        if handler.path.endswith(LATEST):
-            handler.answer(200, (releases / LATEST).read_bytes(), {"Age": age})
-            return True
-        return False
-
-    return fault
+    index = (releases / LATEST).read_bytes()
+    return lambda handler, times: handler.path.endswith(LATEST) and handler.answer(200, index, {"Age": age})
 
 
 @pytest.mark.parametrize("age", ["1001", "99999999999", "999", "0", "-2000", "x", "", "a wrong clock"])

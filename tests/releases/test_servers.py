@@ -45,16 +45,14 @@ def test_tokens(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             fields = urllib.parse.parse_qs(parts.query or form)
             asked.append((handler.command, fields, handler.headers.get("Authorization")))
             value = json.dumps({"access_token" if form else "token": f"token{len(asked)}"}).encode()
-            handler.answer(200, value)
-            return True
+            return handler.answer(200, value)
 
         def guard(handler: Any, times: int) -> bool:
             # the second token is the one that counts: the first has run out when it arrives
             if handler.headers.get("Authorization") == "Bearer token2":
                 return False
             scheme = f'Bearer realm="{tokens.url}/token",service="here",scope="repository:team/a:pull"'
-            handler.answer(401, headers={"WWW-Authenticate": scheme})
-            return True
+            return handler.answer(401, headers={"WWW-Authenticate": scheme})
 
         registry.fault, tokens.fault = guard, token
         secret = base64.b64encode(b"user:secret").decode()
@@ -83,10 +81,8 @@ def test_answers_that_are_no_tokens(server: Server, tmp_path: Path, answer: byte
 
     def fault(handler: Any, times: int) -> bool:
         if handler.path.startswith("/token"):
-            handler.answer(200, answer)
-        else:
-            handler.answer(401, headers={"WWW-Authenticate": f'Bearer realm="{server.url}/token"'})
-        return True
+            return handler.answer(200, answer)
+        return handler.answer(401, headers={"WWW-Authenticate": f'Bearer realm="{server.url}/token"'})
 
     server.fault = fault
     with pytest.raises(TransferError, match="no token"):
@@ -254,11 +250,7 @@ ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
 def test_answers_that_are_nonsense(server: Server, tmp_path: Path, answer: tuple[int, bytes, dict[str, str]]) -> None:
     """Each is an error of this project (F4)."""
 
-    def nonsense(handler: Any, times: int) -> bool:
-        handler.answer(*answer)
-        return True
-
-    server.fault = nonsense
+    server.fault = lambda handler, times: handler.answer(*answer)
     host = server.url.removeprefix("http://")
     for reference in (f"{server.url}/a/1/index.json", f"{host}/team/a:1"):
         with pytest.raises((TransferError, ReleaseError)):
@@ -295,15 +287,11 @@ def test_where_an_upload_goes(releases: Path, tmp_path: Path, monkeypatch: pytes
             status, fields = {"HEAD": (404, {}), "POST": (202, at_first), "GET": (204, after_a_failure)}.get(
                 handler.command, (202 if is_first else 503, after_a_chunk)
             )
-            handler.answer(
-                status, headers={name: value.replace("{other}", other.url) for name, value in fields.items()}
-            )
-            return True
+            headers = {name: value.replace("{other}", other.url) for name, value in fields.items()}
+            return handler.answer(status, headers=headers)
 
         registry.fault = answer
-        other.fault = lambda handler, times: (
-            handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}) or True
-        )
+        other.fault = lambda handler, times: handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
         expected = rf"expected {registry.url}, found {other.url}" if "elsewhere" in kind else "uploads|given up"
         with pytest.raises(TransferError, match=expected):
             push(f"{hosts[0]}/a:1", releases / "a/1", patience=NOW, threads=1)
@@ -357,8 +345,7 @@ def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, 
 
     def fault(handler: Any, times: int) -> bool:
         if where == "an object, again" and handler.path.endswith(largest.name) and times == 1:
-            handler.answer(200, bytes(largest.stat().st_size))  # wrong, so it is asked for once more
-            return True
+            return handler.answer(200, bytes(largest.stat().st_size))  # wrong, so it is asked for once more
         if handler.path.endswith("index.json" if where == "index" else largest.name):
             waiting.set()
             handler.connection.settimeout(60)

@@ -307,7 +307,7 @@ def test_the_map_of_a_zoo_shows_folders_with_names(zoo: Opened) -> None:
     covered = sum((tile["right"] - tile["x"]) * (tile["bottom"] - tile["y"]) for tile in top)
     assert covered == pytest.approx(box["width"] * box["height"], rel=0.01)
     assert {tile["text"].split("  ")[0] for tile in top} == {
-        *("language", "speech", "vision", "experiments", "checkpoints"),
+        *("language", "speech", "vision", "experiments", "checkpoints")
     }
     assert all(tile["fits"] for tile in tiles)
     heads = sum(17 * (tile["right"] - tile["x"]) for tile in tiles if tile["head"])
