@@ -60,10 +60,10 @@ def insist(sound: bool, what: str) -> None:
         raise DisagreementError(what)
 
 
-def tree(folder: Path) -> dict[str, bytes | str]:
-    """The files below a folder by their relative paths: what they hold, or where they lead."""
-    return {
-        path.relative_to(folder).as_posix(): str(path.readlink()) if path.is_symlink() else path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_symlink() or path.is_file()
-    }
+def tree(folder: Path) -> dict[str, bytes | str | None]:
+    """All that is below a folder by its relative path: what a file holds, or where a link leads."""
+
+    def content(path: Path) -> bytes | str | None:
+        return str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+
+    return {path.relative_to(folder).as_posix(): content(path) for path in sorted(folder.rglob("*"))}

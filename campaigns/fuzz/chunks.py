@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from blobstore_runtime import _codec
 
 from blobstore.core.codec import chunks
 from blobstore.core.errors import PoolError
 from campaigns.fuzz.answers import agree
+from tests.core.codec.test_chunks import decoded
 
 ENCODINGS = (
     *(f"planes:{width}" for width in (1, 2, 4, 8)),
@@ -25,16 +24,7 @@ def chunk(data: bytes) -> None:
     if not data:
         raise PoolError("there is no encoding")
     encoding = ENCODINGS[data[0] % len(ENCODINGS)]
-    made = _decoded(chunks, data[1:], encoding)
-    agree(made, _decoded(_codec, data[1:], encoding), "a chunk")
+    made, native = (decoded(module, data[1:], encoding, SIZE, BASE) for module in (chunks, _codec))
+    agree(made, native, "a chunk")
     if made is None:
         raise PoolError("no chunk of this encoding")
-
-
-def _decoded(module: ModuleType, body: bytes, encoding: str) -> bytes | None:
-    out = bytearray(SIZE)
-    try:
-        module.decode_chunk(memoryview(body), encoding, memoryview(BASE), memoryview(out))
-    except ValueError:
-        return None
-    return bytes(out)

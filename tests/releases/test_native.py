@@ -29,6 +29,7 @@ from blobstore.releases.index.parts import parse_parts
 from blobstore.releases.index.ways import parse_ways
 from blobstore.runtime.native import native
 from campaigns.fuzz import releases as targets
+from campaigns.fuzz.answers import tree
 from tests.releases.models import found, inputs, read_ways, same, spoil, weights
 from tests.releases.recording import Asked, recorded_pull
 
@@ -117,18 +118,6 @@ def update(release: Path, device: Path, **options: Any) -> Missing:
     assert take(release, device, **options)[4]
     fetched = [one for one in fetched if one.sha256 != parts_of(release)]
     return todo._replace(fetches=fetched, bytes=sum(one.size for one in fetched))
-
-
-def tree(folder: Path) -> dict[str, str | bytes | None]:
-    """All that is in a folder."""
-    return {
-        path.relative_to(folder).as_posix(): str(path.readlink())
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else None
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 def installed(device: Path) -> dict[str, str | bytes | None]:
