@@ -75,8 +75,7 @@ def finishes(request, files, tmp_path):
 @pytest.mark.long
 def test_saving_while_others_commit(finishes, tmp_path):
     """Saving reads one generation and queries the cache meanwhile."""
-    finishes(
-        f"""
+    finishes(f"""
         def save():
             cache.save({str(tmp_path / "saved.ptd")!r}, dirty_only=True)
             cache.stats, cache.dirty
@@ -86,14 +85,12 @@ def test_saving_while_others_commit(finishes, tmp_path):
                 cache.stats, cache.dirty
 
         together(100, lambda: cache.update(weights(1)), save, read)
-        """
-    )
+        """)
 
 
 def test_calling_a_method_of_another_thread_inside_reading(finishes):
     """The other thread is in a call that waits for a commit, which waits for this thread's `reading()`."""
-    finishes(
-        """
+    finishes("""
         make_working_copy(ptd, path)  # the weights of the program
         cache = BlobCache(path, mode)
         program = Program(pte, cache)
@@ -122,14 +119,12 @@ def test_calling_a_method_of_another_thread_inside_reading(finishes):
                 program.load_method()
 
         together(100, inside, lambda: method(x), lambda: program.load_method(), lambda: cache.update({key: new}))
-        """
-    )
+        """)
 
 
 def test_forking_inside_reading(finishes):
     """Parent and child can both continue and commit."""
-    finishes(
-        """
+    finishes("""
         cache.update(weights(3))
         with cache.reading():  # the other thread's commit waits for this
             other = threading.Thread(target=lambda: cache.update(weights(4)))
@@ -145,14 +140,12 @@ def test_forking_inside_reading(finishes):
         if pid == 0:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        """
-    )
+        """)
 
 
 def test_reading_that_ends_in_another_thread(finishes):
     """The lock may be released by another thread than the one that took it."""
-    finishes(
-        """
+    finishes("""
         held = cache.reading()
         begin = threading.Thread(target=held.__enter__)
         begin.start()
@@ -172,19 +165,16 @@ def test_reading_that_ends_in_another_thread(finishes):
                 pass
             else:
                 raise AssertionError
-        """
-    )
+        """)
 
 
 def test_opening_while_others_call_without_pause(finishes):
     """Nearly always one of the other threads is reading."""
-    finishes(
-        """
+    finishes("""
         def read():
             with cache.reading():
                 for _ in range(5):
                     cache.numpy("a").sum() + cache.numpy("b").sum()  # numpy releases the interpreter lock
 
         together(50, read, read, read, read, lambda: BlobCache(path, mode))
-        """
-    )
+        """)

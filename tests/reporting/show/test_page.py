@@ -320,22 +320,20 @@ def test_what_is_colored_is_what_can_go(zoo: Opened, zoo_report: Report) -> None
     """The area of each color is the number of bytes of its kind, whether a tile shows a folder or a tensor."""
     zoo.page.locator("#color-kind").click()
     for _ in range(3):  # at the root, in a folder, and in one in it
-        areas = zoo.page.evaluate(
-            """() => {
-                const sums = {};
-                for (const tile of document.querySelectorAll("#map .tile")) {
-                    const background = tile.style.background;
-                    const box = tile.getBoundingClientRect();
-                    const stops = [...background.matchAll(/var\\(--c-(\\w+)\\) ([\\d.]+)% ([\\d.]+)%/g)];
-                    for (const [, kind, from, to] of stops) {
-                        sums[kind] = (sums[kind] || 0) + box.width * box.height * (to - from) / 100;
-                    }
-                    const one = background.match(/^var\\(--c-(\\w+)\\)/);
-                    if (one) sums[one[1]] = (sums[one[1]] || 0) + box.width * box.height;
+        areas = zoo.page.evaluate("""() => {
+            const sums = {};
+            for (const tile of document.querySelectorAll("#map .tile")) {
+                const background = tile.style.background;
+                const box = tile.getBoundingClientRect();
+                const stops = [...background.matchAll(/var\\(--c-(\\w+)\\) ([\\d.]+)% ([\\d.]+)%/g)];
+                for (const [, kind, from, to] of stops) {
+                    sums[kind] = (sums[kind] || 0) + box.width * box.height * (to - from) / 100;
                 }
-                return sums;
-            }"""
-        )
+                const one = background.match(/^var\\(--c-(\\w+)\\)/);
+                if (one) sums[one[1]] = (sums[one[1]] || 0) + box.width * box.height;
+            }
+            return sums;
+        }""")
         said = zoo.page.locator("#map-path [aria-current]").inner_text().strip()
         files = [
             i
@@ -494,12 +492,10 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
     with Opened(browser, request.getfixturevalue(which), "light", 390, is_mobile=True, has_touch=True) as opened:
         page = opened.page
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        wide = page.evaluate(
-            """() => Array.from(document.querySelectorAll("body *:not(.matrix):not(.matrix *):not(.skip):not(.hidden)"), (node) => {
-                const box = node.getBoundingClientRect();
-                return box.width && box.right > 391 && !node.closest(".folded") ? node.className || node.tagName : "";
-            }).filter(Boolean)"""
-        )
+        wide = page.evaluate("""() => Array.from(document.querySelectorAll("body *:not(.matrix):not(.matrix *):not(.skip):not(.hidden)"), (node) => {
+            const box = node.getBoundingClientRect();
+            return box.width && box.right > 391 && !node.closest(".folded") ? node.className || node.tagName : "";
+        }).filter(Boolean)""")
         assert wide == []
         assert page.locator("#map .words").count() > 4
         page.locator("#map > .tile").first.tap(position={"x": 40, "y": 8})
@@ -613,12 +609,10 @@ def test_copies_have_one_color(opened: Opened) -> None:
     """Tensors that a finding relates share a color, pale where they stay; others have none of these colors."""
     page = opened.page
     page.locator("#color-copies").click()
-    hues = page.evaluate(
-        """Object.fromEntries(Array.from(document.querySelectorAll("#map .tile"), (tile) => {
-            const node = map.tree.nodes[tile.dataset.id];
-            return [map.describe(node).split(": ").slice(0, 2).join(": "), tile.style.background];
-        }).filter(([, background]) => background && !background.includes("gradient")))"""
-    )
+    hues = page.evaluate("""Object.fromEntries(Array.from(document.querySelectorAll("#map .tile"), (tile) => {
+        const node = map.tree.nodes[tile.dataset.id];
+        return [map.describe(node).split(": ").slice(0, 2).join(": "), tile.style.background];
+    }).filter(([, background]) => background && !background.includes("gradient")))""")
     hue = {name: re.findall(r"var\(--([a-z]+)(\d\) \d+)", color) for name, color in hues.items()}
     [(kept, first)] = hue["a.ptd: w"]
     [(gone, second)] = hue["a.ptd: tied"]
@@ -639,20 +633,18 @@ def test_neighbors_differ_in_color(browser: Any, tmp_path: Path, scheme: str) ->
     page = tmp_path / "report.html"
     page.write_text(to_html(blobstore.report(tmp_path)))
     with Opened(browser, page, scheme) as opened:
-        shown: dict[str, list[list[float]]] = opened.page.evaluate(
-            """() => {
-                const seen = (color) => {  // as OKLab
-                    const probe = document.body.appendChild(document.createElement("i"));
-                    probe.style.color = `color-mix(in oklab, ${color} 100%, ${color})`;
-                    const lab = getComputedStyle(probe).color.match(/-?[0-9.]+(?:e-?[0-9]+)?/g).map(Number);
-                    probe.remove();
-                    return lab.slice(0, 3);
-                };
-                const full = (stays) => copies.groups.map((group) => seen(copies.color(group, stays)));
-                const names = ["many", "stays", "structure"];
-                return { full: full(false), pale: full(true), plain: names.map((name) => seen(`var(--c-${name})`)) };
-            }"""
-        )
+        shown: dict[str, list[list[float]]] = opened.page.evaluate("""() => {
+            const seen = (color) => {  // as OKLab
+                const probe = document.body.appendChild(document.createElement("i"));
+                probe.style.color = `color-mix(in oklab, ${color} 100%, ${color})`;
+                const lab = getComputedStyle(probe).color.match(/-?[0-9.]+(?:e-?[0-9]+)?/g).map(Number);
+                probe.remove();
+                return lab.slice(0, 3);
+            };
+            const full = (stays) => copies.groups.map((group) => seen(copies.color(group, stays)));
+            const names = ["many", "stays", "structure"];
+            return { full: full(false), pale: full(true), plain: names.map((name) => seen(`var(--c-${name})`)) };
+        }""")
     for state, least in (("full", 0.07), ("pale", 0.025)):
         colors = shown[state]
         assert len(colors) == 30
@@ -715,13 +707,11 @@ def test_a_search_colors_the_bytes_that_it_finds(zoo: Opened, zoo_report: Report
         for region in file.regions
         if "backbone.2." in region.name and region.element_type == "float"
     ]
-    areas = page.evaluate(
-        """Array.from(document.querySelectorAll("#map .tile"), (tile) => {
-            const {width, height} = tile.getBoundingClientRect();
-            const parts = [...tile.style.background.matchAll(/var\\(--c-(\\w+)\\)(?: ([\\d.]+)% ([\\d.]+)%)?/g)];
-            return parts.map(([, kind, from, to]) => [kind, width * height * (to ? to - from : 100)]);
-        }).flat()"""
-    )
+    areas = page.evaluate("""Array.from(document.querySelectorAll("#map .tile"), (tile) => {
+        const {width, height} = tile.getBoundingClientRect();
+        const parts = [...tile.style.background.matchAll(/var\\(--c-(\\w+)\\)(?: ([\\d.]+)% ([\\d.]+)%)?/g)];
+        return parts.map(([, kind, from, to]) => [kind, width * height * (to ? to - from : 100)]);
+    }).flat()""")
     bright = sum(area for kind, area in areas if kind != "rest")
     share = sum(found) / zoo_report.total_bytes
     assert bright / sum(area for _, area in areas) == pytest.approx(share, rel=0.15)
@@ -769,11 +759,9 @@ def test_any_name_has_an_address(browser: Any, tmp_path: Path) -> None:
 
 def test_a_browser_that_takes_no_more_addresses_still_shows_views(opened: Opened) -> None:
     page = opened.page
-    page.evaluate(
-        """() => {
-            history.pushState = history.replaceState = () => { throw new DOMException("", "SecurityError"); };
-        }"""
-    )
+    page.evaluate("""() => {
+        history.pushState = history.replaceState = () => { throw new DOMException("", "SecurityError"); };
+    }""")
     page.locator("#map > .tile", has_text="a.ptd").first.click(position={"x": 60, "y": 8})
     assert page.locator("#map-path button").count() == 2
     page.locator("#map-search").fill("own.1")
