@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -59,12 +58,12 @@ def in_child(work: Callable[[], object]) -> Callable[[], int]:
     return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def module_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of a file that is in no package, such as an example."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of an example."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)  # dataclasses look their module up there
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 

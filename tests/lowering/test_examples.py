@@ -8,13 +8,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.helpers.beside import module_at
-from tests.helpers.native_build import ROOT
+from tests.helpers.beside import load_example
 
 
 @pytest.fixture
 def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_at(ROOT / "examples" / "zeroth_order.py", monkeypatch)
+    return load_example("zeroth_order", monkeypatch)
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.test_examples import load
+from tests.helpers.beside import load_example
 
 
 @pytest.mark.long
@@ -15,14 +15,14 @@ def test_ten_versions_reach_a_running_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is taken without loading anything again, and no answer mixes two."""
-    example = load("releases", monkeypatch)
+    example = load_example("releases", monkeypatch)
     assert example.run(tmp_path, 10) == 0
     assert "0 of them wrong" in capsys.readouterr().out
 
 
 def test_check_finds_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example's own check detects an answer of a mix of versions, and one of a version that was not there."""
-    example = load("releases", monkeypatch)
+    example = load_example("releases", monkeypatch)
     old, new, mixed = example.network(1), example.network(2), example.network(1)
     mixed.first.load_state_dict(example.network(3).first.state_dict())
     with torch.no_grad():

@@ -13,8 +13,7 @@ from blobstore import open_ptd
 from blobstore.adapters import inspect_adapters
 from blobstore.runtime import BlobCache
 from blobstore.training import TrainingProgram
-from tests.helpers.beside import module_at
-from tests.helpers.native_build import ROOT
+from tests.helpers.beside import load_example
 from tests.lowering.live import close
 
 pytestmark = pytest.mark.long
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.long
 
 def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both optimizers, compared with torch.optim.SGD on the module in eager mode (T1)."""
-    xor = module_at(ROOT / "examples" / "xor.py", monkeypatch)
+    xor = load_example("xor", monkeypatch)
     steps = 200
     xor.export(tmp_path)
     for name, momentum, rate in (("torch.optim.SGD", xor.MOMENTUM, xor.RATE), ("ExecuTorch's SGD", 0, 10 * xor.RATE)):
@@ -45,7 +44,7 @@ def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every answer during training is that of one published generation (T2, B3)."""
-    example = module_at(ROOT / "examples" / "train_and_serve.py", monkeypatch)
+    example = load_example("train_and_serve", monkeypatch)
     digits, network = example.tilted_digits(), example.upright_network()
     example.export(network, tmp_path)
     result = example.run(network, digits, tmp_path, steps=200, every=5)
@@ -66,7 +65,7 @@ def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_lora_minilm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both tasks are learned, the files have what they should, and steps are those of eager PyTorch (D2, U2)."""
-    example, layers = module_at(ROOT / "examples" / "lora_minilm.py", monkeypatch), 6
+    example, layers = load_example("lora_minilm", monkeypatch), 6
     network = example.export(layers, tmp_path)
     foundation = tmp_path / "foundation.ptd"
     digest = hashlib.sha256(foundation.read_bytes()).digest()
