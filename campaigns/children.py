@@ -1,7 +1,5 @@
 """What all campaigns do: print lines at once, and work in processes that may end in any way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

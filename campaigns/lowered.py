@@ -1,8 +1,6 @@
 """The network of `campaigns.network`, lowered, and one that learns. A module of its own, because most processes of a campaign
 need no torch; and other versions of ExecuTorch lower the network without blobstore."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ All its weights have one value. With that value `v` and an input of ones, the hi
 of two commits cannot give an output that belongs to one commit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -5,8 +5,6 @@ a sum of its own. A ceiling stays what the page says; `--write` raises none. A r
 lines, rounded up to the next hundred.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

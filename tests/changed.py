@@ -3,8 +3,6 @@
 docs/architecture.md says which tests each room has. Those of the rooms above run, too: the rooms that import what differs.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """Fixtures for all tests. The models that they lower are in tests/helpers/models.py."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os

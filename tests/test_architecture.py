@@ -1,7 +1,5 @@
 """Imports and includes go in one direction, which docs/architecture.md lists (H2)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

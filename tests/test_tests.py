@@ -1,7 +1,5 @@
 """Rules for all tests of this project."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

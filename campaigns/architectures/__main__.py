@@ -5,8 +5,6 @@ stock ExecuTorch, the second gets new weights by their names. What was found is 
 docs/transformers.md. The campaign fails if anything is wrong that is ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

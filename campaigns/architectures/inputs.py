@@ -1,7 +1,5 @@
 """Inputs for the `forward` of any model of transformers, of the shapes that its configuration asks for."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A process for each architecture: one that is killed, or never ends, takes nothing else with it."""
 
-from __future__ import annotations
-
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any

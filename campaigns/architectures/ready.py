@@ -1,7 +1,5 @@
 """What the process that all others are forked from does once: it imports, and lowers a model for the first time."""
 
-from __future__ import annotations
-
 import gc
 import os
 

@@ -1,7 +1,5 @@
 """The results of the campaign, and the table in docs/transformers.md that is made of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A configuration gets small numbers by the names of its fields. Where these do no
 tried, and at last each field with its own value, until eager mode runs on one of the inputs of `inputs.py`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

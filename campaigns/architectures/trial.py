@@ -1,7 +1,5 @@
 """One architecture: exported by transformers, deduplicated, exported by us, updated by name; each compared with its peer."""
 
-from __future__ import annotations
-
 import copy
 import math
 import tempfile

@@ -3,8 +3,6 @@
 Tests and versions that are not available are listed with the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Our store, writer and reader behind the interfaces that ExecuTorch's tests use."""
 
-from __future__ import annotations
-
 import io
 import math
 from typing import Any

@@ -6,8 +6,6 @@
 The report is JSON in the last line of the output.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

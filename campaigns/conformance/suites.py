@@ -1,7 +1,5 @@
 """The tests in the installed executorch, with our adapters in place of its classes."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib
 import unittest

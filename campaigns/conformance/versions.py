@@ -5,8 +5,6 @@ project, so nothing else is downloaded. If its runtime was linked to another tor
 and the version still writes programs and reads data files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -7,8 +7,6 @@ two. An error behind the last rename, such as in syncing the folder, leaves the 
 library, only a kill may leave temporary files, and the same work, done again, must give the new state.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import errno

@@ -4,8 +4,6 @@
 state in JSON values, and runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

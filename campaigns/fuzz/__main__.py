@@ -6,8 +6,6 @@ build/fuzz, and the next run begins with them. A finding is tried again without 
 file.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The fuzzed functions of adapters: our files, exchanged and merged, and PEFT's files."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

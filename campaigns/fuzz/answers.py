@@ -1,7 +1,5 @@
 """What two readers say about the same bytes, and files in memory that have these bytes."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

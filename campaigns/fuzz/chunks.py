@@ -1,7 +1,5 @@
 """The fuzzed function of the pool: a chunk of an encoded blob."""
 
-from __future__ import annotations
-
 from blobstore_runtime import _codec
 
 from blobstore.core.codec import chunks

@@ -1,7 +1,5 @@
 """One target under atheris, until libFuzzer ends it: `python -m campaigns.fuzz.coverage TARGET [libFuzzer's options]`."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fuzzed functions of what processes leave on the disk for the next one: journals of groups and of working copies."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

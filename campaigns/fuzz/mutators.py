@@ -1,7 +1,5 @@
 """Mutations that keep digests correct and JSON valid, so that readers do not stop at those checks."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

@@ -1,7 +1,5 @@
 """The fuzzed functions of releases: their indexes, parts and ways, encoded contents, and the answers of servers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 The folder has one folder for each target. Every file is tried in a process of its own, so that none can end the others.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

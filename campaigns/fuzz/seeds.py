@@ -1,7 +1,5 @@
 """Valid files to begin with: `python -m campaigns.fuzz.seeds FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

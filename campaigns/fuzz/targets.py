@@ -4,8 +4,6 @@ A target returns, or raises `BlobStoreError` for bytes that are refused. Every o
 `DisagreementError`: two readers disagree about a file.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ end, everything is dropped and collected, and nothing may be left. The pool is a
 real S3 server (radosgw).
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -4,8 +4,6 @@ It writes a line for each thing that it did, and one that begins with `wrong` fo
 Versions are drawn from few, so processes meet.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

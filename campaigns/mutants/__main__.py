@@ -6,8 +6,6 @@ torch and ExecuTorch but nothing of the project. First the same tests run withou
 survives, a guard that is no longer in the source, or a test that does not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Copies of the project in which sources are changed; the checkout itself never is."""
 
-from __future__ import annotations
-
 import compileall
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the lists of guards are made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One build of the C++ library with all mutants in it, of which a variable of the environment chooses one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

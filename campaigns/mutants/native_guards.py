@@ -1,7 +1,5 @@
 """Guards in C++."""
 
-from __future__ import annotations
-
 from campaigns.mutants.guard import guards
 
 _RELEASES = "runtime_bindings/src/releases"

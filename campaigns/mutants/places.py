@@ -1,7 +1,5 @@
 """Where guards are in sources, however the source is wrapped."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Guards in Python."""
 
-from __future__ import annotations
-
 from campaigns.mutants.guard import guards
 
 _RELEASES = "blobstore/releases"

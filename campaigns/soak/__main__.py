@@ -5,8 +5,6 @@ killed at a random moment. The run ends with an error if a process saw anything 
 or hung, or if a process kept growing: in anonymous memory, open descriptors, maps, delegates or packed weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Measuring whether a process grows."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from pathlib import Path

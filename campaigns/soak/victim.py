@@ -1,7 +1,5 @@
 """A process that commits to a shared working copy until it is killed."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -7,8 +7,6 @@ commits. There a file that all of them map has a table with the value of each ge
 generation writes its value, and no process may ever see another one.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import gc

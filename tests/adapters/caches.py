@@ -1,7 +1,5 @@
 """Caches with and without an adapter, and what their programs must compute according to eager PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that the tests of adapters share."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

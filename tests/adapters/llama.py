@@ -1,7 +1,5 @@
 """Tiny models of Hugging Face and of ExecuTorch, and adapters that PEFT saved for them."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import warnings

@@ -1,7 +1,5 @@
 """Models with LoRA branches, the same models without them, and their files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

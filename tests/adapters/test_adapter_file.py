@@ -1,7 +1,5 @@
 """Adapter files, fingerprints of foundations, and the files that tags choose (D2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

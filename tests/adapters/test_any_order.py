@@ -1,7 +1,5 @@
 """Loading, scaling, merging, undoing, updating and reverting in any order leaves exactly the bytes of a model (N1, B3)."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`blobstore adapters`."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several adapters at once: on programs while they run, and as one file (L3, D2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

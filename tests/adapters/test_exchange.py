@@ -1,7 +1,5 @@
 """Exchanging the adapter of a cache, compared with eager PyTorch (D2, U3, B3)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

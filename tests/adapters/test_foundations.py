@@ -1,7 +1,5 @@
 """Adapters are compared with the foundation that is computed with, whatever changed it and in whatever order (L5, D2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Merging adapters into weights and taking them out again, compared with eager PyTorch (D2, U2, B3)."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

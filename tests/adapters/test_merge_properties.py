@@ -1,7 +1,5 @@
 """Merging and undoing restores every bit, for all weights and adapters (B3)."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

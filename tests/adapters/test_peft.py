@@ -1,7 +1,5 @@
 """Adapters that PEFT saved, in and out. PEFT itself, and eager models of both kinds, are the oracles (L2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

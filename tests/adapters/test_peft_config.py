@@ -1,7 +1,5 @@
 """Which `adapter_config.json` is read, and what scale a module then has; `re` and PEFT are the oracles (L2, X3)."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Folders of PEFT that programs take as they are, without an import. PEFT's own models are the oracles (L2, L3)."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

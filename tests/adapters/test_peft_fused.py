@@ -1,7 +1,5 @@
 """Adapters of Phi's fused modules, for programs that have their parts. PEFT's own Phi is the oracle (L2)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of Hugging Face's Hub, whose files lie in the cache of `huggingface_hub` (L2)."""
 
-from __future__ import annotations
-
 import builtins
 from pathlib import Path
 from typing import Any

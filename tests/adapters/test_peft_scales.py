@@ -1,7 +1,5 @@
 """Scales, ranks and their patterns on the way to PEFT and back. PEFT itself is the oracle (L2)."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Programs with int8 weights: adapters are quantized with the recorded scales (U2, X1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters for programs of ExecuTorch's own exporter, exchanged by file in the stock runtime (L1, L2, D2)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """How much of a loaded adapter the programs use (N1, D2, B3)."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

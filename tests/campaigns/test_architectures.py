@@ -1,7 +1,5 @@
 """Twelve families of transformers, each through its exporter and ours; and what the campaign makes of findings (L1)."""
 
-from __future__ import annotations
-
 import pytest
 
 from campaigns.architectures.process import try_one

@@ -1,7 +1,5 @@
 """ExecuTorch's own tests on this library: the part of `make conformance` that needs no other version."""
 
-from __future__ import annotations
-
 import pytest
 
 from blobstore.lowering.export import quiet

@@ -1,7 +1,5 @@
 """The campaign of killed processes finds what it is for, and a short one finds nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

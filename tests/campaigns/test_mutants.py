@@ -1,7 +1,5 @@
 """The campaign of mutants takes out the guards that its list names, and the list is that of the sources."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

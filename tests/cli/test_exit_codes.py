@@ -1,7 +1,5 @@
 """How commands end, as a shell sees it: exit codes, closed pipes, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

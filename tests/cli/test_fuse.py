@@ -1,7 +1,5 @@
 """`blobstore fuse` (L4)."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing is written under a name that says something else (U1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

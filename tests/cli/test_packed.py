@@ -1,7 +1,5 @@
 """`blobstore packed`: what it lists, checks and removes, and how it ends (K2)."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands on releases print what they did, and end with the codes of the other commands (F1, F2, F4)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

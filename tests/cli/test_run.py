@@ -1,7 +1,5 @@
 """`blobstore run`, and programs in a process without torch and executorch; the oracle is stock ExecuTorch."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

@@ -6,8 +6,6 @@ writes `tests/data/<major>.<minor>` before the first release of a minor version,
 `tests/core/test_golden.py` reads the folders of all releases.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """`dedup` of data files: what became of their keys, in the files, in the result and on the terminal (R1, U1)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

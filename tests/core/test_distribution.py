@@ -1,7 +1,5 @@
 """One name for pip, everywhere: `blobstore` on PyPI is another package (E5)."""
 
-from __future__ import annotations
-
 import re
 from importlib import metadata
 from pathlib import Path

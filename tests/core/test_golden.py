@@ -4,8 +4,6 @@ Each folder `tests/data/<major>.<minor>` was written by that release, see tests/
 and come from no code of ours.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

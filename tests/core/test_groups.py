@@ -1,7 +1,5 @@
 """Items that were joined, directly or over others, are in one group."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

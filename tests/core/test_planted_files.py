@@ -1,7 +1,5 @@
 """Hidden files that someone put into a folder lead nowhere else (S2)."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

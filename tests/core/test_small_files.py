@@ -1,7 +1,5 @@
 """A file below 1 MB costs at most 2 seconds and 300 MB, or raises a clear error (B5)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What has its name is on the disk, also after a power failure: bytes are synced before a rename, folders after it (B5, F3)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text for people: sizes, and names from hostile files."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

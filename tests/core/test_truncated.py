@@ -1,7 +1,5 @@
 """If a file is truncated while its map is being written, that is an error, and old files stay (B5)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

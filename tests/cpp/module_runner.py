@@ -1,7 +1,5 @@
 """Builds and calls the stock C++ Module (module_runner.cpp)."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What each page of the documentation finds in its folder, and the names that its code uses without making them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

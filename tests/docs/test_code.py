@@ -8,8 +8,6 @@ Everything runs in one temporary folder a page, which `pages.py` fills. A block 
 run if the package is installed. One after `<!-- not run: why -->` is not run; these comments are counted here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """docs/commands.md lists what the command line has, and the pages name only options that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The C++ of the pages and headers compiles, and what pages take from an example stands in it (X2, N1)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The Java and Kotlin of the pages compiles (X2)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

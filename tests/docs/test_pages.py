@@ -1,7 +1,5 @@
 """What the pages say of the sources is so: messages, errors, public names, files (U1, D2)."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

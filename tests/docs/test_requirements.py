@@ -1,7 +1,5 @@
 """Tests cite the requirements that docs/requirements.md lists, and each of these is cited (H2)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

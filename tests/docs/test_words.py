@@ -1,7 +1,5 @@
 """One word has one meaning: the pages use the words of docs/glossary.md, and no two classes have one name (H2)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Code that runs beside a test: in threads, in a forked child, or in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

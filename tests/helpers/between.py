@@ -1,7 +1,5 @@
 """What happens between two steps of something: others do their work, a step fails, or the process ends."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Files below 1 MB in which many references lead to one object, so that they describe gigabytes; and what reading one costs."""
 
-from __future__ import annotations
-
 import json
 import resource
 import struct

@@ -1,7 +1,5 @@
 """Texts with one hash value."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

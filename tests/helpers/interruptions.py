@@ -5,8 +5,6 @@ With `many` behind them, the group is written in one temporary folder.
 It is a program of its own, so that the forked processes have no threads. Each job prints JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

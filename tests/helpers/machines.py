@@ -1,7 +1,5 @@
 """Packages for aarch64, on a machine of another kind: wheels from PyPI, and Debian's Python."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """Groups of processes with a limit of memory (cgroup), for tests and benchmarks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Each function lowers once in a session and returns a `Lowered`, which must not be changed.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

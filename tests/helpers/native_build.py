@@ -1,7 +1,5 @@
 """Builds C++ of this project with CMake, on the executorch that is installed."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Ports of this machine, for servers that are programs of their own."""
 
-from __future__ import annotations
-
 import socket
 
 

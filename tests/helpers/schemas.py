@@ -3,8 +3,6 @@
 `from tests.helpers.schemas.manifest import Pair` imports what it makes of `schema/manifest.fbs`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import tempfile

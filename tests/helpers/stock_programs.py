@@ -1,7 +1,5 @@
 """Programs of stock ExecuTorch, of each kind of model that the project makes, with inputs and what ExecuTorch computes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

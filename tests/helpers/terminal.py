@@ -1,7 +1,5 @@
 """The command line, in this process and on a terminal."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

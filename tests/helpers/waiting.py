@@ -1,7 +1,5 @@
 """Tests wait for conditions, never for a time. Only this module sleeps."""
 
-from __future__ import annotations
-
 import platform
 import threading
 import time

@@ -1,7 +1,5 @@
 """Web servers on this machine, which live as long as a block."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """transformers' exporter through ours: one data file, and the text of eager mode with any weights (L1)."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

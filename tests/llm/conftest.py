@@ -1,7 +1,5 @@
 """What the tests of language models share: models, the programs that ExecuTorch's exporter makes of them, and silence."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

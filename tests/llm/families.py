@@ -1,7 +1,5 @@
 """Tiny random models of the families that ExecuTorch's exporter knows, as transformers has them and as it takes them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

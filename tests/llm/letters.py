@@ -1,7 +1,5 @@
 """A tiny Llama whose tokens are letters and digits, none of more than one: a text is always split in the same way."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny Llamas: a checkpoint, a tokenizer and PEFT adapters, made on the spot, and configurations to export them with."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Iterable, Mapping

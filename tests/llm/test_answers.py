@@ -1,7 +1,5 @@
 """The example whose users have adapters of their own (L3, D2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The applications of examples/llm, from two adapters of PEFT to a release and a kill (L1, L3, T1, F1, N1)."""
 
-from __future__ import annotations
-
 import copy
 import re
 import shutil

@@ -1,7 +1,5 @@
 """ExecuTorch's exporter for language models through the library: files, names, and what is refused (L1, D2, R2)."""
 
-from __future__ import annotations
-
 import copy
 import operator
 from pathlib import Path

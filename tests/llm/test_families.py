@@ -4,8 +4,6 @@ The oracle is PEFT on transformers' eager model. Gemma 3 and Granite are compare
 lacks what sets them apart from Llama.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import random

@@ -1,7 +1,5 @@
 """ExecuTorch's own runner of several modalities on a cache: what docs/cpp.md says of it (L3, B3)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

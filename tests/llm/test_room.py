@@ -1,7 +1,5 @@
 """Room for adapters at export, and adapters by hydra's overrides (L1, L2, L3)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

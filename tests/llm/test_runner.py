@@ -1,7 +1,5 @@
 """Weights in ExecuTorch's own runner change between two generations, and the text is that of a fresh export (L1, L3)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path

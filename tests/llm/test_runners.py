@@ -1,7 +1,5 @@
 """Each request has an adapter of its own; every text is that of eager PyTorch with these weights (L3, D2, B3)."""
 
-from __future__ import annotations
-
 import _thread
 import functools
 import signal

@@ -1,7 +1,5 @@
 """Requests with adapters in C++: each text is that of eager PyTorch with these weights (L3, N1)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

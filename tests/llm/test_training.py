@@ -2,8 +2,6 @@
 
 That the running runner then speaks with it, test_app.py shows."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import asdict

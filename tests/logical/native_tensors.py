@@ -1,7 +1,5 @@
 """The files that runtime_bindings/tests/tensors_test.cpp works on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

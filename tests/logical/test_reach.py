@@ -1,7 +1,5 @@
 """A strict update changes every weight of the loaded programs, or refuses and names those out of reach (U1, B3)."""
 
-from __future__ import annotations
-
 import gc
 import re
 import shutil

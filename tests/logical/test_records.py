@@ -1,7 +1,5 @@
 """Records are read as they were written; damage and bombs are errors, and cost little (B5)."""
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Scales of an update, with records that were made by hand, compared with numpy (X4, X5)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

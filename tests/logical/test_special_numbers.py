@@ -1,7 +1,5 @@
 """Steps on numbers that are easy to get wrong, against numpy and torch, to the bit (U1, N1)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

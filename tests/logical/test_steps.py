@@ -1,7 +1,5 @@
 """Steps give the same numbers as torch and as the exporter's own code, to the bit (U1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """From records that were made by hand to the tensors that they describe, and to the blobs that an update changes (U1)."""
 
-from __future__ import annotations
-
 import threading
 from collections import UserDict
 from pathlib import Path

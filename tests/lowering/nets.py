@@ -1,7 +1,5 @@
 """Models for tests of updates."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

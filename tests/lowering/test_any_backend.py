@@ -1,7 +1,5 @@
 """A backend that nothing is known of: the one of docs/backends.md, which goes on reading its payload."""
 
-from __future__ import annotations
-
 import gc
 import re
 import struct

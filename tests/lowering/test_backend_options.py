@@ -1,7 +1,5 @@
 """Options that a C++ application passes to a delegate's backend."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

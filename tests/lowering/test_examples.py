@@ -1,7 +1,5 @@
 """The example tunes the program, and eager PyTorch computes the same with what it learned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """`lower` exports and lowers in one call, and `quiet` silences the libraries without swallowing what is the caller's."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """New weights that XNNPACK refuses: the update fails with the reason, and everything continues with the old weights."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Programs that others lowered with the stock partitioner, as they lie in a folder: two input sizes of a convolutional
 network and of a transformer with tied embeddings, float and quantized. Dedup, report and live weights (B1, W1, K4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Updates of float models: after each update, the program computes what the module with these weights computes."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

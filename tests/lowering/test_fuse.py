@@ -3,8 +3,6 @@
 Their keys are readable names, so two models of one architecture have equal payloads and equal keys for different weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The backends are functions from constants to bytes, so each test knows what its payload follows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping

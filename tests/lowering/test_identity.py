@@ -1,7 +1,5 @@
 """Updates of quantized models: their own weights change no bit; others are quantized as torch and torchao quantize them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Methods of different modules in one program share what is one parameter, not what has one name (W1, R2, U1)."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Backends that share weights between methods by themselves, when they lower all of them together (R1, B3)."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.util

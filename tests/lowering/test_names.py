@@ -1,7 +1,5 @@
 """The names and tensors that an update takes: state, ties, buffers that are not persistent (U1, U3)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A model whose weights are tagged for one file has one data file, whatever small constants are in it (D1, U1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

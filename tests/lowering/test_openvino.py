@@ -3,8 +3,6 @@
 What ExecuTorch's own lowering for OpenVINO gives, in its own runtime, is what everything is compared with, to the bit.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import sys

@@ -1,7 +1,5 @@
 """optimum-executorch with our recipe, and its own loader on the result (L1, L4)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

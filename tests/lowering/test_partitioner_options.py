@@ -1,7 +1,5 @@
 """The options of `XnnpackPartitioner`, and the examples of the XNNPACK backend's pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Delegates in several processes, after a fork. A process that hangs is killed."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

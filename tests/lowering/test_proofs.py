@@ -4,8 +4,6 @@ The law, for every kind of layer: the model's own weights, given again, change n
 what lowering the changed model gives, to the bit; and what cannot be so is refused by its name, and changes nothing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Updates of quantized models: float weights are quantized as lowering quantized the model's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What cannot be done is refused with the reason, and changes nothing."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from pathlib import Path

@@ -4,8 +4,6 @@ What is computed is compared with the modules that were lowered, for quantized o
 own lowering in its own runtime. After an update these modules have the new weights; channels get new scales, whole tensors keep theirs.
 """
 
-from __future__ import annotations
-
 import copy
 import operator
 import os

@@ -1,7 +1,5 @@
 """Packed weights are shared where they are the same, and never where they are not."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

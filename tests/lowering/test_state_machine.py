@@ -1,7 +1,5 @@
 """Random updates, reverts, loads, methods, programs and caches: outputs equal those of eager modules (U1, B3)."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

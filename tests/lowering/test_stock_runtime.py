@@ -1,7 +1,5 @@
 """ExecuTorch's own Python runtime runs these programs, on their own data file or on a cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

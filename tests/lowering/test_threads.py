@@ -1,7 +1,5 @@
 """Threads that run while others commit: every output belongs to one generation."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

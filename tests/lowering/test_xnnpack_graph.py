@@ -1,7 +1,5 @@
 """What XNNPACK's graph shows about constants: which belong together, which are packed, where the payload names them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

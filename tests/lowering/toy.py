@@ -1,7 +1,5 @@
 """The backend of docs/backends.md, built from the page: its weight lies in its payload, and it reads it there."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

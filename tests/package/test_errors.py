@@ -1,7 +1,5 @@
 """Errors in another process: every class survives pickle, so a worker's error reaches the process that waits for it (B5)."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

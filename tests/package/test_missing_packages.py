@@ -4,8 +4,6 @@ Which packages there are is read from pyproject.toml, and which commands and nam
 them does with all packages is the oracle: without a package it does the same, or names an extra that has the package.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

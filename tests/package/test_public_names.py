@@ -1,7 +1,5 @@
 """What a user finds by looking: modules, names, defaults."""
 
-from __future__ import annotations
-
 import pydoc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an object says of itself: one line in a console, a small table in a notebook (B2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import inspect

@@ -1,7 +1,5 @@
 """safe_open: tensors of a file one by one and in parts; the safetensors package is the oracle."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """blobstore.torch and blobstore.numpy: the calls of safetensors, which is the oracle where both can do something."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A wrong kind of argument to anything public here gives success or a BlobStoreError, nothing else."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The archive for Android that `packaging/aar.py` assembles. Its libraries are made here, by this machine's compiler."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """What `make dist` checks of wheels for Macs, on small libraries that zig links (N4)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """The Maven repository that `packaging/maven.py` writes, as builds for Java and Kotlin take it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

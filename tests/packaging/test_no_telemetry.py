@@ -1,7 +1,5 @@
 """Nothing reports what users do: no package that is installed with this one, and no connection that nobody asked for."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

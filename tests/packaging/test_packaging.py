@@ -1,7 +1,5 @@
 """What both packages say of themselves, before anything is built; `make dist` builds and tries them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

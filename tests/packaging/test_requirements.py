@@ -1,7 +1,5 @@
 """Another version of torch, executorch or the native package: files work, and the rest says in one line what it needs (X1)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

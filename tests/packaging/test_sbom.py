@@ -1,7 +1,5 @@
 """What a package consists of and needs, as the build writes it (CycloneDX, PEP 770); `make dist` does so for all."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The places where pools are tried: a folder, and a bucket of a real S3 server that is started when it is needed first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real S3 server on this machine: Ceph's object gateway over a cluster of one monitor and one store in memory."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Files of a model and its relatives, made without the code under test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a pool can be, and what lies there, looked at without the code under test."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ What is decided by more than the order is left out: any pack may be condemned at
 is waited for. All actors can be told to go without one of the rules.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass

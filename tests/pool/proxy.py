@@ -1,7 +1,5 @@
 """A proxy in front of an object store: it counts what is asked for, and lets requests fail as networks and stores do."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

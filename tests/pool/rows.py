@@ -1,7 +1,5 @@
 """The table of blobs as whoever may write to a pool can make it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

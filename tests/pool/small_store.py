@@ -1,7 +1,5 @@
 """An object store in memory that speaks S3, and breaks the promises that it is told to break."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """A pool in a bucket: how it is opened, what it asks for, and what it says when the store refuses (P1, P4, P5)."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Copies of a bucket's table files: shared by processes, bounded, and never in the way (P4, P5)."""
 
-from __future__ import annotations
-
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor

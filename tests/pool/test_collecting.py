@@ -4,8 +4,6 @@ Adding, dropping and collecting are sequences of steps on the tables and the obj
 tried at every place: a whole collection, a whole version, or the end of the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Any workers add the same versions, and one that dies loses nothing (P1, P4)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

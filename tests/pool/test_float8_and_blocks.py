@@ -1,7 +1,5 @@
 """Weights in float8 and in gguf's blocks follow from stored ones: to the bit, as torch and the gguf package make them."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

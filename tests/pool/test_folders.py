@@ -1,7 +1,5 @@
 """A pool in a folder: others may write to it, too, its disk may be full, and it may lie among what is added."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

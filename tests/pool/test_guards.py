@@ -1,7 +1,5 @@
 """What stands behind what a pool reads: each digest, size and range by itself, as the others would find most damage, too."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

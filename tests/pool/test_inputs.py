@@ -1,7 +1,5 @@
 """Versions of objects in a bucket: only what no version has read before is fetched (P1, P3)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace

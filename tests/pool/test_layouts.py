@@ -1,7 +1,5 @@
 """Weights that a backend stores in another order of their elements follow from the checkpoint, to the bit (P1, P2)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

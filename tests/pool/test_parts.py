@@ -1,7 +1,5 @@
 """Tensors that are cut, joined or distributed take little beside those that they were, to the bit (P1, P2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

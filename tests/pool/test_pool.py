@@ -1,7 +1,5 @@
 """Any version of any model goes in and comes out to the bit, and each content is stored once (P1, P2)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a store has to keep is tried before a pool is made or changed; a store that breaks it is refused by name (P6)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """In no order of their steps do adders, droppers, collectors and readers lose a version (P4), and each rule is needed for that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

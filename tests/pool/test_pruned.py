@@ -1,7 +1,5 @@
 """Pruned weights are those of a base, and which are zero (P2). The oracle is torch's own pruning."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

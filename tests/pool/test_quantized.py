@@ -1,7 +1,5 @@
 """Quantized weights follow from the weights that are stored, to the bit, whoever quantized them (P1, P2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A series that drifts gets new bases, a star of fine-tunes does not, and bases are whole."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a pool asks of a bucket, counted, and that the log's copies on this machine keep every promise of tables (P4, P5)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

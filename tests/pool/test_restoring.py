@@ -1,7 +1,5 @@
 """Restoring with threads, and with bases that stay decoded: the files that were added, to the byte (R1, B5)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Weights into which a batch normalization was folded follow from the checkpoint, to the bit (P1, P2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

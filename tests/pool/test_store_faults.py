@@ -1,7 +1,5 @@
 """Whatever a store does to a request, a version is whole or not there, and what was there before stays (P4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

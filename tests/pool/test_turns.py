@@ -1,7 +1,5 @@
 """Two that add, two that drop, two that collect and one that reads, stopped between any two tables: nothing is lost (P4)."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path

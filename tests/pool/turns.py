@@ -1,7 +1,5 @@
 """Programs on one pool that go on step by step, one at a time, in an order that a test chooses."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

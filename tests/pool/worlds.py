@@ -1,7 +1,5 @@
 """A pool in which everything is that can be: used, dropped, stored whole and as a difference."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from concurrent.futures import Executor

@@ -1,7 +1,5 @@
 """What several tests of releases use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small releases."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

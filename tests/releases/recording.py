@@ -1,7 +1,5 @@
 """Which bytes a pull by Python asks a release folder for: the other side of what the library in C++ lists."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

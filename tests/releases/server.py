@@ -1,7 +1,5 @@
 """A web server that behaves, or that does what a test tells it to."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Publishers and sweeps at the same time, without a lock, as in a bucket: every release stays whole (F1, F3)."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

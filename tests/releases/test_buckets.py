@@ -1,7 +1,5 @@
 """Releases in a bucket of a real S3 server: published into it, pulled from it, and swept (F1, F2)."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a server answers is believed in nothing that was not asked for (F2, F4, S3). No server is needed for that."""
 
-from __future__ import annotations
-
 import http.client
 import io
 from typing import Any

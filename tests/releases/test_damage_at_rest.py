@@ -1,7 +1,5 @@
 """What is installed is compared before something is built on it; nothing is written that has no room (F3, S1, S3)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

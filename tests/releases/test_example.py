@@ -1,7 +1,5 @@
 """One process serves and checks every answer while another publishes ten versions (F1, D2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

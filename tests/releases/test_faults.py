@@ -1,7 +1,5 @@
 """Servers that cut, lie, redirect and refuse (F2, F3, F4)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """A release in a running program: newer files win, and newer releases are taken in one commit (F1, F3, D2)."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Newer releases and the adapters that are loaded above their foundation: both together, or what does not fit is named (L5, D2)."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What users do by mistake, and what an index may not do with it (F3, F4)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a release claims is compared and bounded by the C++ library, too (F4, S1, S3)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers that are away or busy, and fleets that wait for them (F2)."""
 
-from __future__ import annotations
-
 import datetime
 import heapq
 import json

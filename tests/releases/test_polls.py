@@ -1,7 +1,5 @@
 """Asking for the newest release again and again: few bytes, and answers that are older than what is installed (F2, F4)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

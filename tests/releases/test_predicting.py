@@ -1,7 +1,5 @@
 """What publishing says that devices will fetch is what they fetch (F1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

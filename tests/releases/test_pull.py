@@ -1,7 +1,5 @@
 """A release is published once, and a folder fetches what it lacks (F1, F2, F3)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

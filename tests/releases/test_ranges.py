@@ -1,7 +1,5 @@
 """Ranges that lie apart: few bytes by few requests, from servers that send several at once and from others (F2, F4)."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Releases in a real registry and in image layouts, and signatures (F1, F2, F4)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

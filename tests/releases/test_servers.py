@@ -1,7 +1,5 @@
 """Tokens, folders that are read-only, servers that are slow, uploads that are cut, and many processes (F2, F3, F4)."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Objects that are fetched whole: hashed as they come, and synced while they do (F4)."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

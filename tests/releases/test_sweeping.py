@@ -1,7 +1,5 @@
 """A release folder frees what no release needs, and leads devices around what moved (F1, F3, R1)."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

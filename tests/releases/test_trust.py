@@ -1,7 +1,5 @@
 """What a release is trusted by is compared, and what it claims is bounded (F4, S1, S2, S3)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Arguments of any type to releases lead to a result or a BlobStoreError."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What goes over a wire, and the servers that users run: nginx, with the configuration that the manual gives."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

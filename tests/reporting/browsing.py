@@ -3,8 +3,6 @@
 `python -m tests.reporting.browsing docs/img/report-tui.svg` draws the picture of docs/report.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import html
 import re

@@ -1,7 +1,5 @@
 """Files of every kind: all their bytes accounted for; broken ones are reported and passed over."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

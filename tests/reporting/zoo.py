@@ -4,8 +4,6 @@ Families share a backbone, input sizes of a model share everything, fine-tunes d
 checkpoints lie beside the programs, and every fifth file has nothing in common with any other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds C++ applications and the face for Java as a user would: with find_package, on an installed library."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.helpers import native_build

@@ -1,7 +1,5 @@
 """A file of weights that the tests change, and its contents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Neither the wheel nor the installed library has such hooks. A test starts a proc
 installed one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs that the C++ tests in runtime_bindings/tests run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -3,8 +3,6 @@
 A process of its own, because what goes wrong inside XNNPACK ends the process.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable

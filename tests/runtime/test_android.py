@@ -1,7 +1,5 @@
 """What `make compile-platforms BIONIC=DIR` reads of Android; the files themselves are not in this repository (E3)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Small programs need little time and memory in the native reader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """ExecuTorch's libraries: a process has each once, those of executorch if it is installed, else those of the wheel (N4)."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """ExecuTorch's own Module on a cache, in C++: what docs/cpp.md says that follows a commit, and what does not (N1, B3)."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Lowering works with one version of ExecuTorch, and an error names that version and what another one does differently."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """A process ends cleanly while daemon threads are anywhere in the runtime."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

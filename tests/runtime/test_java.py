@@ -1,7 +1,5 @@
 """The Java face of the runtime, under the checks of JNI: what it computes is compared with torch and numpy (N1, N3)."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import shutil

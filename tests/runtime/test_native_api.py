@@ -1,7 +1,5 @@
 """The C++ API on real programs: values, training, and applications without exceptions (N1, N3)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

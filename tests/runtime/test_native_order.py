@@ -3,8 +3,6 @@
 Its system calls are seen by the library that the campaign `crash` preloads.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

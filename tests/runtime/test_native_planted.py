@@ -1,7 +1,5 @@
 """What the C++ library cleans up is its user's own (S2)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

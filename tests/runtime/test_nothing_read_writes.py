@@ -3,8 +3,6 @@
 Arrays and views of numpy are read-only, tensors of torch belong to the caller (K4, U1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

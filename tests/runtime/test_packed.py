@@ -1,7 +1,5 @@
 """Packed weights in files: their contents, their users, and outputs that equal those without them, to the bit (K1, K3)."""
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Callable

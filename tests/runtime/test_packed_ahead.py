@@ -1,7 +1,5 @@
 """What a load asks the system to read ahead of the first call, as the system tells which pages are in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Packed weights of shared working copies: commits of any process reach all of them, and nothing is packed (K1, K3)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Files of packed weights that are damaged, hostile, or not what they were (K2)."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A packed store on an ExecuTorch that cannot keep packed weights in files (K1, B3)."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

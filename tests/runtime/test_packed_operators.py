@@ -1,7 +1,5 @@
 """Each kind of operator that takes packed weights, alone and beside those that XNNPACK packs at every load (K2, K3)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

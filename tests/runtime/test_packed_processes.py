@@ -1,7 +1,5 @@
 """Packed stores where something is missing, full or forbidden, and with several processes (K1, K2)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

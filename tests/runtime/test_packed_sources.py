@@ -1,7 +1,5 @@
 """Data files that are damaged, or lie about their digests, below a packed store (S1, B5)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Updates that are written into packed weights in place: outputs are those without a store, to the bit (K1, K3)."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import textwrap

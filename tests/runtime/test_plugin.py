@@ -1,7 +1,5 @@
 """libblobstore_backend.so in an application that has ExecuTorch's shared libraries and Module, and nothing else (X2)."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

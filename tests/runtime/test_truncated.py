@@ -1,7 +1,5 @@
 """Files that are truncated while a cache maps them: an error wherever it can be detected, never other weights (B5)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

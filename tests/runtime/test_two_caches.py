@@ -3,8 +3,6 @@
 Other processes wait for a commit that has begun, and that waits for this thread; so would this thread, for ever.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

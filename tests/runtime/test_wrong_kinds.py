@@ -1,7 +1,5 @@
 """Arguments of any type to the runtime, training and adapters lead to a result or a BlobStoreError."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

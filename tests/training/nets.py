@@ -2,8 +2,6 @@
 
 Each function lowers once in a session; its result must not be changed."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

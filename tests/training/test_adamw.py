@@ -1,7 +1,5 @@
 """AdamW of the native runtime, and the arithmetic of both of its optimizers, beside torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: resuming, deltas, crashes, and other readers of the files (T1, T2, D2, W1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Backward passes in terms of other operators are the derivatives of the forward passes (T1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

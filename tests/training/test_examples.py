@@ -1,7 +1,5 @@
 """The training examples: accuracy rises, bases do not change, answers are from one generation (T1, T2, D2, W1)."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

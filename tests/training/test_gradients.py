@@ -1,7 +1,5 @@
 """`lower_training` refuses what ExecuTorch would train wrongly (T1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

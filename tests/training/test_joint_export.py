@@ -1,8 +1,6 @@
 """`lower_training`: the gradients are those of eager PyTorch, and each weight is in the file that its name decides (T1,
 D2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

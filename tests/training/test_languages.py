@@ -1,7 +1,5 @@
 """Checkpoints between Python and C++: a run that goes on in the other language is the run that was not broken (T2, N1)."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

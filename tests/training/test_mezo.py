@@ -1,7 +1,5 @@
 """Training without gradients, on programs that only serve (T1, T2)."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 from collections.abc import Callable

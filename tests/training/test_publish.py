@@ -1,7 +1,5 @@
 """Publishing trained weights to serving programs, compared with eager PyTorch (T2, U1, U2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

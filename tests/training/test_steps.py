@@ -1,7 +1,5 @@
 """Steps of training programs, compared with eager PyTorch (T1, T2)."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What is encoded comes back to the bit, and nothing else is taken for an encoded blob (P2, S3)."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 

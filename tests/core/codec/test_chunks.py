@@ -1,7 +1,5 @@
 """Chunks in C++ and with numpy: the same bytes, the same refusals (P2, S3)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """An unknown key: what it may have been meant for, and that the keys of a file are contents."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

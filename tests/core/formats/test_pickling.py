@@ -1,7 +1,5 @@
 """Readers in another process: pickled as the path of their file, never as its bytes."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Packages of native programs that the zipfile and safetensors packages wrote, and hostile ones (B5, S3)."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

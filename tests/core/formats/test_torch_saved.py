@@ -1,7 +1,5 @@
 """Files that `torch.save` and `torch.jit.save` wrote, taken apart without unpickling, and hostile ones (B5, S3)."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

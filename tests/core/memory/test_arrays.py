@@ -1,7 +1,5 @@
 """Weights as arrays with a scalar type: nothing is lost on the way, and nothing is copied without need (S1)."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

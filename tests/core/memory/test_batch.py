@@ -1,7 +1,5 @@
 """Many tensors at once: each content once, whatever the digests say, and every byte where a plain dictionary has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

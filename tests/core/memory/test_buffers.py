@@ -1,7 +1,5 @@
 """Comparing memory (R1): the operators of `bytes` are the oracle."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Content addresses (R1, B5); the oracles are the test vectors of xxHash, and hashlib."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

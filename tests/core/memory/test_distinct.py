@@ -1,7 +1,5 @@
 """Contents by their bytes, whatever is said of their digests (R1, S1)."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Names of scalar types elsewhere (R4); torch, numpy, ml_dtypes and safetensors are the oracles."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

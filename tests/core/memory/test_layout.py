@@ -1,7 +1,5 @@
 """Layouts (R4); torch is the oracle for sizes, strides and bytes, ExecuTorch for the numbers."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re

@@ -1,7 +1,5 @@
 """Mapped files (D1, D4): the bytes of a file, without a copy, for as long as they are referenced."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

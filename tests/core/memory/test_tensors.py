@@ -1,7 +1,5 @@
 """From tensors to bytes and back (R4); torch and numpy are the oracles."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an application keeps in `Program.named_data`, such as a chat template, stays in its program through every command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`blobstore diff` finds every difference between two files; only equal files have none (B5)."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

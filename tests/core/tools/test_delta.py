@@ -1,7 +1,5 @@
 """Deltas of data files and checkpoints: only what differs, and with the base all of it again (R3, B2)."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct

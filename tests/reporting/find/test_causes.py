@@ -1,7 +1,5 @@
 """Why sharing was lost since a baseline: each cause by a change that has it, and sums that hold for all changes (B2)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

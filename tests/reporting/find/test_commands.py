@@ -1,7 +1,5 @@
 """The commands that the report prints run as they are printed, all of them, each with an output of its own (B2)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

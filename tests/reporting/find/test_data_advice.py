@@ -1,7 +1,5 @@
 """What users of data files and checkpoints are told to do: every command runs, loses no tensor, and saves what it claims (B2)."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Planted truth: the report finds what was planted, with exact bytes, and nothing else."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report proposes a pool where that takes much less than its other commands leave, and says about how much (B2)."""
 
-from __future__ import annotations
-
 import html
 import json
 import shlex

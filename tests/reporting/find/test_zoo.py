@@ -1,7 +1,5 @@
 """A report of two hundred files: folders, families, names from a checkpoint, and what a notebook shows (B2)."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io

@@ -1,7 +1,5 @@
 """Where the work is done, where the files are, and what is remembered."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

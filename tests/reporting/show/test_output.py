@@ -1,7 +1,5 @@
 """What the report prints and writes: terminal, JSON, changes, limits, exit codes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The report's browser: keys are pressed and the screen is read, at several sizes (B2)."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Every element type that ExecuTorch knows is read, moved, deduplicated and shown, also where nothing computes with it (R4)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Programs that are rewritten, and run by the stock runtime."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ExecuTorch's own code as the oracle: data files and programs that the code under test did not write."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """More lowered models, for tests of programs."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small programs cost the Python reader little (B5)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several programs as one: the stock runtime computes the same bits from one file, which has each blob once (L4)."""
 
-from __future__ import annotations
-
 import copy
 import io
 import struct
