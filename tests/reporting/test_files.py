@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import blobstore
+from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.json_output import to_json
 from blobstore.reporting.show.html import to_html
@@ -83,6 +84,18 @@ def test_tied_weights_that_are_stored_once_are_no_waste(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert not report.findings
     assert report.files[0].already_shared == weight.nbytes
+
+
+@pytest.mark.parametrize("count", [2, 50])
+def test_each_segment_is_looked_up_by_itself(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of all segments is made once, however many keys a file has: a report takes time in proportion."""
+    lists: list[list[tuple[int, int]]] = []
+    all_of = PtdDataMap.extents.fget
+    assert all_of is not None
+    monkeypatch.setattr(PtdDataMap, "extents", property(lambda self: lists.append(all_of(self)) or lists[-1]))
+    blobstore.save_file({f"k{i}": values(i, 3) for i in range(count)}, tmp_path / "model.ptd")
+    assert len(report_of(tmp_path).files[0].regions) >= count
+    assert [len(one) for one in lists] == [count]
 
 
 def write_gguf(path: Path, *tensors: tuple[str, np.ndarray, Any], **options: Any) -> None:

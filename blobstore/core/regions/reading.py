@@ -114,8 +114,7 @@ def _ptd(source: RegionSource) -> tuple[list[Region], int]:
         layout = data_map.get_tensor_layout(key)
         kind = RegionKind.TENSOR if layout is not None else _kind_of_opaque(key)
         recorded = data_map.digest(key).xxh3_128.hex() if data_map.has_digests and kind.is_blob else ""
-        place = data_map.extents[data_map.segment_of(key)]
-        drafts.append(_Draft(kind, *place, [key], [], layout, recorded=recorded))
+        drafts.append(_Draft(kind, *data_map.byte_range(key), [key], [], layout, recorded=recorded))
     if data_map.manifest_extent is not None:
         drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
     return _cover(source, drafts, data_map.head_size), _alignment(data_map)
