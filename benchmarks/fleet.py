@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, ratio_row
 from blobstore import save_file
 from blobstore.releases import publish, pull
 from tests.releases.wire import NGINX, nginx, wire_to
 
-__all__ = ["scattered"]
+__all__ = ["many_blobs", "scattered"]
+
+
+def many_blobs(folder: Path) -> Iterator[Row]:
+    """Four times as many blobs take four times as long to publish, first and as a new version; the rest is for noise."""
+    seconds: dict[int, list[float]] = {10_000: [], 40_000: []}
+    for count, spent in seconds.items():
+        tensors = {f"k{i:06}": np.full(64, i, np.float32) for i in range(count)}
+        releases, inputs = folder / f"releases{count}", folder / f"in{count}"
+        inputs.mkdir()
+        for version in range(2):
+            tensors.update((f"k{i:06}", np.full(64, -i - version, np.float32)) for i in range(0, count, 10))
+            save_file(tensors, inputs / "model.ptd")
+            start = time.process_time()
+            publish(inputs, releases, name="a", version=str(version))
+            spent.append(time.process_time() - start)
+    for which, large, small in zip(("first", "next"), seconds[40_000], seconds[10_000], strict=True):
+        yield ratio_row(
+            f"publish 40,000 blobs as the {which} version against 10,000, CPU time", large, small, at_most=5
+        )
 
 
 def scattered(folder: Path) -> Iterator[Row]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet import scattered
+from benchmarks.fleet import many_blobs, scattered
 from benchmarks.harness import MIB, Row, memory_row, peak_of, ratio_row, show, side_by_side, without_bar
 from benchmarks.lowered import in_process, plugin
 from benchmarks.pool import checkpoints, half
@@ -40,7 +40,19 @@ _BLOBS, _SIZE = 256, 4 * MIB
 
 def rows(folder: Path) -> Iterator[Row]:
     yield from _decoding()
-    for part in (_gigabyte, _chain, _folder, _growth, _registry, _adapter, scattered, _trained, _versions, _switch):
+    for part in (
+        _gigabyte,
+        _chain,
+        _folder,
+        _growth,
+        _registry,
+        _adapter,
+        many_blobs,
+        scattered,
+        _trained,
+        _versions,
+        _switch,
+    ):
         place = folder / part.__name__
         place.mkdir()
         yield from part(place)

@@ -254,7 +254,8 @@ class Forms:
             if form.object in few or known[form.base or ""].object in few:
                 del steps[digest]
         copied = [(self._contents[digest], form) for digest, form in there.items() if form.object in few]
-        lacking = [content for digest, content in self._contents.items() if digest not in {**there, **steps}]
+        made = there.keys() | steps.keys()
+        lacking = [content for digest, content in self._contents.items() if digest not in made]
         encoded: Iterator[_Encoded] = itertools.chain(
             (self._copied(content, form) for content, form in copied), map(_planes, lacking)
         )

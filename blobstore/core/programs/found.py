@@ -62,10 +62,11 @@ def find(directory: Path, tags: Sequence[str], outputs: Collection[Path], *, for
     paths = [directory / tag for tag in tags]
     old = {data_map.path.name: data_map for data_map in old_data(paths, force=force)}
     neighbours = {data_map.path.name: data_map for data_map in other_data(directory, paths)}
+    data_files = {**neighbours, **old}
     staying: dict[ProgramFile, Mapping[str, set[str]]] = {}
     # Where no data file will be written over, no program can lose anything, so none is read.
     for program in old_programs(directory, outputs) if old else ():
-        taken = taken_from(program, {**neighbours, **old}, directory)
+        taken = taken_from(program, data_files, directory)
         of_old = {tag: keys for tag, keys in taken.items() if tag in old}
         if any(of_old.values()):
             staying[program] = of_old

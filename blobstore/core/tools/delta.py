@@ -157,7 +157,8 @@ def _write_ptd(data_map: PtdDataMap, keys: Sequence[str], output: Path, staging:
         layout, alignment = data_map.get_tensor_layout(key), data_map.alignment(key)
         store.add(key, data_map.get_data(key), alignment=alignment, layout=layout)
     # a delta is not the data file that programs were written with
-    metadata = {name: text for name, text in data_map.metadata.items() if name not in {*OF_PROGRAMS, USERS}}
+    of_programs = {*OF_PROGRAMS, USERS}
+    metadata = {name: text for name, text in data_map.metadata.items() if name not in of_programs}
     return stage_ptd(staging, output, batch_of(store.entries()), metadata)
 
 
