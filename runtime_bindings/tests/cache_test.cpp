@@ -5,33 +5,14 @@
 // FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque". FOLDER
 // has copy.ptd, a working copy of it.
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include <unistd.h>
-
-#include <executorch/extension/tensor/tensor.h>
-
-#include <blobstore/cache.h>
 #include <blobstore/commit_follower.h>
 #include <blobstore/data_map.h>
-#include <blobstore/reading.h>
 
 #include "helpers.h"
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::CacheDataMap;
-
-std::vector<float> filled(const blobstore::Blob& blob, float value) {
-  return std::vector<float>(blob.size / sizeof(float), value);
-}
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 bool uniform(const BlobCache& cache, const char* key) {
   const std::vector<float> numbers = floats(cache, key);
@@ -39,7 +20,7 @@ bool uniform(const BlobCache& cache, const char* key) {
 }
 
 void commit(BlobCache& cache, float value) {
-  cache.update({{"a", filled(cache.at("a"), value)}, {"b", filled(cache.at("b"), -value)}});
+  cache.update({filled(cache, {"a"}, value)[0], filled(cache, {"b"}, -value)[0]});
 }
 
 void test_threads(const std::string& path, BlobCache::Mode mode) {
@@ -79,9 +60,9 @@ void test_threads(const std::string& path, BlobCache::Mode mode) {
 }
 
 /// Rewrites a file in place and truncates it while a commit is prepared.
-struct Rewriter final : blobstore::CommitFollower {
+struct Rewriter final : CommitFollower {
   Rewriter(std::string path, size_t size) : path(std::move(path)), size(size) {}
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+  std::unique_ptr<Prepared> prepare(const StagedCommit&) override {
     std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << std::string(size, '\x7f');
     CHECK(truncate(path.c_str(), 1) == 0);
     ++times;
@@ -117,32 +98,35 @@ void test_changes(const std::string& path) {
   using executorch::extension::full;
   const auto cache = BlobCache::open({path});
   const auto length = static_cast<int32_t>(cache->at("a").size / sizeof(float));
-  std::vector<blobstore::Change> changes;
+  std::vector<Change> changes;
   {
     auto tensor = full({length}, 3.0f);
     changes.emplace_back("a", tensor);
     changes.emplace_back("b", std::vector<float>(static_cast<size_t>(length), 4));
     changes.emplace_back("opaque", std::vector<uint8_t>(100, 5));
   }
-  const std::vector<blobstore::Change> copy = changes;
+  const std::vector<Change> copy = changes;
   changes.clear();
   CHECK(cache->update(copy) == 1);
   CHECK(uniform(*cache, "a") && first(*cache, "a") == 3 && uniform(*cache, "b") && first(*cache, "b") == 4);
   CHECK(cache->at("opaque").data[99] == 5);
   CHECK(cache->update({{"a", full({length}, 6.0f)}}) == 2 && first(*cache, "a") == 6);
 
-  using blobstore::ErrorKind;
-  CHECK(fails(ErrorKind::UnsupportedData, [&] { cache->update({{"a", executorch::extension::TensorPtr()}}); }));
-  CHECK(fails(ErrorKind::UnsupportedData, [&] {
-    cache->update({{"a", executorch::extension::make_tensor_ptr({length}, nullptr)}});
-  }));
-  CHECK(fails(ErrorKind::Layout, [&] { cache->update({{"a", full({length / 2, 2}, 7.0f)}}); }));
-  CHECK(
-      fails(ErrorKind::Layout, [&] { cache->update({{"a", full({length}, 7, executorch::aten::ScalarType::Int)}}); }));
-  CHECK(fails(ErrorKind::Layout, [&] { cache->update({{"a", std::vector<float>(3)}}); }));
-  CHECK(fails(
-      ErrorKind::Layout, [&] { cache->update({{"opaque", full({100}, 1, executorch::aten::ScalarType::Byte)}}); }));
-  CHECK(fails(ErrorKind::KeyNotFound, [&] { cache->update({{"c", std::vector<float>(3)}}); }));
+  using executorch::aten::ScalarType;
+  for (const auto& empty :
+       {executorch::extension::TensorPtr(), executorch::extension::make_tensor_ptr({length}, nullptr)}) {
+    CHECK(fails(ErrorKind::UnsupportedData, [&] { const Change change("a", empty); }));
+  }
+  const std::pair<ErrorKind, Change> refused[] = {
+      {ErrorKind::Layout, {"a", full({length / 2, 2}, 7.0f)}},
+      {ErrorKind::Layout, {"a", full({length}, 7, ScalarType::Int)}},
+      {ErrorKind::Layout, {"a", std::vector<float>(3)}},
+      {ErrorKind::Layout, {"opaque", full({100}, 1, ScalarType::Byte)}},
+      {ErrorKind::KeyNotFound, {"c", std::vector<float>(3)}},
+  };
+  for (const auto& [kind, change] : refused) {
+    CHECK(kind_of_error([&, &one = change] { cache->update({one}); }) == kind);
+  }
   CHECK(cache->generation() == 2 && first(*cache, "a") == 6);
 }
 
@@ -151,8 +135,7 @@ void test_loading_several_files(const std::string& path, const std::string& fold
   const auto cache = BlobCache::open({path});
   const auto delta = [&](const std::string& name, const std::string& key, float value) {
     const auto other = BlobCache::open({path});
-    const auto numbers = filled(other->at(key), value);
-    other->update({{key, numbers}});
+    other->update(filled(*other, {key}, value));
     other->save(folder + "/" + name, /*dirty_only=*/true);
     return folder + "/" + name;
   };
@@ -161,27 +144,22 @@ void test_loading_several_files(const std::string& path, const std::string& fold
   const std::string other = delta("other.ptd", "a", 9);
   CHECK(cache->load_all({}) == 0 && cache->load_all({a, b, a}) == 1);
   CHECK(first(*cache, "a") == 7 && first(*cache, "b") == 8);
-  CHECK(fails(blobstore::ErrorKind::KeyConflict, [&] { cache->load_all({a, other}); }));
-  CHECK(fails(blobstore::ErrorKind::FileAccess, [&] { cache->load_all({other, folder + "/nowhere.ptd"}); }));
+  CHECK(fails(ErrorKind::KeyConflict, [&] { cache->load_all({a, other}); }));
+  CHECK(fails(ErrorKind::FileAccess, [&] { cache->load_all({other, folder + "/nowhere.ptd"}); }));
   CHECK(cache->generation() == 1 && first(*cache, "a") == 7);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    return 64;
-  }
+  CHECK(argc == 3);
   const std::string path = argv[1];
   const std::string folder = argv[2];
-  test_threads(path, BlobCache::Mode::Private);
-  test_threads(path, BlobCache::Mode::Copy);
-  test_threads(folder + "/copy.ptd", BlobCache::Mode::Shared);
-  test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Private);
-  test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Copy);
-  test_loading_a_file_that_is_rewritten(path, folder + "/copy.ptd", BlobCache::Mode::Shared);
+  for (const auto mode : kModes) {
+    const std::string open = mode == BlobCache::Mode::Shared ? folder + "/copy.ptd" : path;
+    test_threads(open, mode);
+    test_loading_a_file_that_is_rewritten(path, open, mode);
+  }
   test_changes(path);
   test_loading_several_files(path, folder);
-  std::puts("ok");
-  return 0;
 }

@@ -7,30 +7,12 @@
 // momentum, nesterov, adamw, amsgrad), continues from a checkpoint unless FROM is -, and saves another.
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include <unistd.h>
-
-#include <blobstore/cache.h>
-#include <blobstore/error.h>
-
-#include "helpers.h"
 #include "xor.h"
 
 namespace {
 
-using blobstore::AdamW;
-using blobstore::AdamWOptions;
-using blobstore::ErrorKind;
-using blobstore::Optimizer;
-using blobstore::SGD;
-using blobstore::SGDOptions;
-using blobstore::StateDict;
-using blobstore::TrainingProgram;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 std::unique_ptr<Optimizer> make(const std::string& name) {
   if (name == "adamw" || name == "amsgrad") {
@@ -73,62 +55,59 @@ void what_goes_wrong(TrainingProgram& training, const std::string& weights) {
   CHECK(before != after);
 
   const std::string good = read("good.checkpoint");
-  size_t refused = 0;
-  for (size_t size = 0; size < good.size(); size += 37) {
-    write("bad.checkpoint", good.substr(0, size));
+  const auto is_refused = [&](const std::string& bytes) {
+    write("bad.checkpoint", bytes);
     try {
       training.load("bad.checkpoint", optimizer.get());
-    } catch (const blobstore::Error& error) {
+      return false;
+    } catch (const Error& error) {
       CHECK(error.kind() == ErrorKind::InvalidFile || error.kind() == ErrorKind::Integrity);
-      CHECK(has(error.what(), "bad.checkpoint"));
-      ++refused;
+      return has(error.what(), "bad.checkpoint");
     }
+  };
+  for (size_t size = 0; size < good.size(); size += 37) {
+    CHECK(is_refused(good.substr(0, size)) && numbers(training) == after);
   }
-  CHECK(refused == (good.size() + 36) / 37);
   for (size_t at = 0; at < good.size(); at += 11) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 0x20);
-    write("bad.checkpoint", bad);
-    try {
-      training.load("bad.checkpoint", optimizer.get());
-      CHECK(numbers(training) == before); // a bit of padding between tensors
+    if (!is_refused(bad)) { // a bit of padding between tensors
+      CHECK(numbers(training) == before);
       training.load("good.checkpoint", optimizer.get());
       run(training, *optimizer, 2);
-    } catch (const blobstore::Error& error) {
-      CHECK(error.kind() == ErrorKind::InvalidFile || error.kind() == ErrorKind::Integrity);
     }
     CHECK(numbers(training) == after);
   }
 
   const auto other = make("momentum");
-  CHECK(
-      has(error_of(ErrorKind::Checkpoint, [&] { training.load("good.checkpoint", other.get()); }),
-          "good.checkpoint: the saved state is that of optimizer AdamW, not of SGD"));
+  refused(ErrorKind::Checkpoint, "good.checkpoint: the saved state is that of optimizer AdamW, not of SGD", [&] {
+    training.load("good.checkpoint", other.get());
+  });
   Own own;
   (void)error_of(ErrorKind::Unsupported, [&] { training.load("good.checkpoint", &own); });
   (void)error_of(ErrorKind::Unsupported, [&] { (void)training.save("own.checkpoint", &own); });
   CHECK(access("own.checkpoint", F_OK) != 0);
-  CHECK(has(error_of(ErrorKind::InvalidFile, [&] { training.load(weights, optimizer.get()); }), "not a checkpoint"));
+  refused(ErrorKind::InvalidFile, "not a checkpoint", [&] { training.load(weights, optimizer.get()); });
   (void)error_of(ErrorKind::FileAccess, [&] { training.load("missing", optimizer.get()); });
   (void)error_of(ErrorKind::OutputPath, [&] { (void)training.save(weights, optimizer.get()); });
   (void)error_of(ErrorKind::OutputPath, [&] { (void)training.save(training.program()->path()); });
   CHECK(training.save("bare.checkpoint") > 0);
-  CHECK(
-      has(error_of(ErrorKind::Checkpoint, [&] { training.load("bare.checkpoint", optimizer.get()); }),
-          "has no state of an optimizer"));
+  refused(ErrorKind::Checkpoint, "has no state of an optimizer", [&] {
+    training.load("bare.checkpoint", optimizer.get());
+  });
   CHECK(numbers(training) == after);
 
   CHECK(training.save("delta.checkpoint", optimizer.get(), {"good.checkpoint"}) < good.size() + 1000);
-  CHECK(has(
-      error_of(ErrorKind::OutputPath, [&] { (void)training.save("good.checkpoint", nullptr, {"good.checkpoint"}); }),
-      "good.checkpoint"));
+  refused(ErrorKind::OutputPath, "good.checkpoint", [&] {
+    (void)training.save("good.checkpoint", nullptr, {"good.checkpoint"});
+  });
   CHECK(training.save("same.checkpoint", nullptr, {"bare.checkpoint"}) < read("bare.checkpoint").size() + 1000);
-  CHECK(
-      has(error_of(ErrorKind::Checkpoint, [&] { training.load("same.checkpoint"); }),
-          "is not in the checkpoint but in its base, bare.checkpoint; none is given"));
-  CHECK(
-      has(error_of(ErrorKind::Checkpoint, [&] { training.load("same.checkpoint", nullptr, {"good.checkpoint"}); }),
-          "its base, bare.checkpoint, is not good.checkpoint"));
+  refused(ErrorKind::Checkpoint, "is not in the checkpoint but in its base, bare.checkpoint; none is given", [&] {
+    training.load("same.checkpoint");
+  });
+  refused(ErrorKind::Checkpoint, "its base, bare.checkpoint, is not good.checkpoint", [&] {
+    training.load("same.checkpoint", nullptr, {"good.checkpoint"});
+  });
   training.load("same.checkpoint", nullptr, {"bare.checkpoint"});
   CHECK(numbers(training) == after);
   training.load("good.checkpoint", optimizer.get());
@@ -163,7 +142,7 @@ void train(
     }
     run(training, optimizer, steps);
     (void)training.save(to, &optimizer, base);
-  } catch (const blobstore::Error& error) {
+  } catch (const Error& error) {
     std::printf("%d %s\n", static_cast<int>(error.kind()), error.what());
   }
 }
@@ -171,17 +150,13 @@ void train(
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 && argc != 7 && argc != 8) {
-    return 64;
-  }
-  const auto program = blobstore::Program::load(argv[1], blobstore::BlobCache::open({argv[2]}));
+  CHECK(argc == 3 || argc == 7 || argc == 8);
+  const auto program = Program::load(argv[1], BlobCache::open({argv[2]}));
   TrainingProgram training(program);
   if (argc == 3) {
     impossible_options();
     what_goes_wrong(training, argv[2]);
-    return 0;
+  } else {
+    train(training, *make(argv[3]), std::stoi(argv[4]), argv[5], argv[6], {argv + 7, argv + argc});
   }
-  const auto optimizer = make(argv[3]);
-  train(training, *optimizer, std::stoi(argv[4]), argv[5], argv[6], {argv + 7, argv + argc});
-  return 0;
 }

@@ -7,49 +7,52 @@
 // are float tensors of one size, filled with 1.
 
 #include <array>
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/platform/runtime.h>
 
-#include <blobstore/cache.h>
 #include <blobstore/commit_follower.h>
 #include <blobstore/data_map.h>
 #include <blobstore/delegate.h>
-#include <blobstore/reading.h>
 
 #include "helpers.h"
 
 namespace {
 
+using namespace blobstore; // NOLINT: all that is tested is in there
+
 namespace et = executorch::runtime;
-using blobstore::BlobCache;
-using blobstore::ErrorKind;
 
 const std::string kPacked = "packed@0123456789abcdef";
 const std::string kKept = "kept@0123456789abcdef";
 const std::string kOwn = "own@0123456789abcdef";
+
+std::string folder;
+std::map<std::string, std::string> payloads;
+
+/// A file with "packed" and "kept": for a shared cache a working copy.
+std::string base_file(BlobCache::Mode mode) {
+  return folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd");
+}
+
+std::shared_ptr<BlobCache> open_base(BlobCache::Mode mode = BlobCache::Mode::Private) {
+  return BlobCache::open({base_file(mode)}, mode);
+}
+
+/// A cache with "own" on another one.
+std::shared_ptr<BlobCache> open_above(
+    const std::shared_ptr<BlobCache>& base, BlobCache::Mode mode = BlobCache::Mode::Private) {
+  return BlobCache::open({folder + "/adapter.ptd"}, mode, base);
+}
 
 /// The value of all elements of a blob.
 float value_of(const void* data, size_t size) {
@@ -77,24 +80,11 @@ class Toy final : public et::BackendInterface {
 
   bool is_available() const override { return true; }
 
-  /// What it throws: nothing, std::bad_alloc, another standard exception, or something that is not an exception class.
-  enum class Throws { Nothing, BadAlloc, Exception, Anything };
-  Throws throw_in_init = Throws::Nothing;
-  Throws throw_in_execute = Throws::Nothing;
+  /// May throw.
+  std::function<void()> at_init = [] {};
+  std::function<void()> at_execute = [] {};
   /// The file for packed weights that it was given.
   const std::string& path() const { return path_; }
-
-  static void throw_what(Throws what) {
-    if (what == Throws::BadAlloc) {
-      throw std::bad_alloc();
-    }
-    if (what == Throws::Exception) {
-      throw std::length_error("too long");
-    }
-    if (what == Throws::Anything) {
-      throw 7;
-    }
-  }
 
   et::Result<et::DelegateHandle*> init(
       et::BackendInitContext& context, et::FreeableBuffer* processed, et::ArrayRef<et::CompileSpec>) const override {
@@ -104,7 +94,7 @@ class Toy final : public et::BackendInterface {
       }
       CHECK(std::strcmp(option.key, "save_weight_cache_on_disk") != 0);
     }
-    throw_what(throw_in_init);
+    at_init();
     const std::lock_guard<std::mutex> guard(mutex_);
     ready_ = false;
     auto handle = std::make_unique<Handle>();
@@ -145,7 +135,7 @@ class Toy final : public et::BackendInterface {
 
   et::Error execute(
       et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments) const override {
-    throw_what(throw_in_execute);
+    at_execute();
     const std::lock_guard<std::mutex> guard(mutex_);
     if (!ready_) {
       return et::Error::Internal;
@@ -217,17 +207,18 @@ class Inside final : public et::BackendInterface {
   void destroy(et::DelegateHandle* opaque) const override { delete static_cast<Handle*>(opaque); }
 };
 
-/// A loaded delegate.
+/// A delegate that is loaded from a payload.
 class Loaded {
  public:
   Loaded(
       const std::shared_ptr<BlobCache>& cache,
-      const std::string& payload,
+      const std::string& name,
       const et::NamedDataMap* beside = nullptr,
       et::Span<const et::BackendOption> options = {})
       : backend_(et::get_backend_class("BlobStoreBackend")) {
-    const blobstore::CacheScope scope(cache);
+    const CacheScope scope(cache);
     et::BackendInitContext context(&allocator_, nullptr, "toy", beside, options);
+    const std::string& payload = payloads.at(name);
     et::FreeableBuffer processed(payload.data(), payload.size(), nullptr);
     auto handle = backend_->init(context, &processed, {});
     error_ = handle.error();
@@ -263,21 +254,12 @@ class Loaded {
   et::Error error_ = et::Error::Ok;
 };
 
-/// One value for all numbers of some blobs.
-std::vector<blobstore::Change> changes(const BlobCache& cache, const std::vector<std::string>& keys, float value) {
-  std::vector<blobstore::Change> made;
-  for (const std::string& key : keys) {
-    made.emplace_back(key, std::vector<float>(cache.at(key).size / sizeof(float), value));
-  }
-  return made;
-}
-
 /// Commit one value to all keys that a cache owns. @returns whether it was accepted.
 bool commit(BlobCache& cache, const std::vector<std::string>& keys, float value) {
   try {
-    cache.update(changes(cache, keys, value));
+    cache.update(filled(cache, keys, value));
     return true;
-  } catch (const blobstore::Error& error) {
+  } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::Program);
     CHECK(value < 0 && std::string(error.what()).find("nothing was changed") != std::string::npos);
     return false;
@@ -285,14 +267,14 @@ bool commit(BlobCache& cache, const std::vector<std::string>& keys, float value)
 }
 
 /// Calls functions when a commit is prepared, when it takes effect, and when what was prepared is destroyed.
-struct Follower final : blobstore::CommitFollower {
+struct Follower final : CommitFollower {
   struct Made final : Prepared {
     explicit Made(const Follower& by) : by(by) {}
     ~Made() override { by.at_end(); }
     void apply() noexcept override { by.at_apply(); }
     const Follower& by;
   };
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+  std::unique_ptr<Prepared> prepare(const StagedCommit&) override {
     at_prepare();
     return std::make_unique<Made>(*this);
   }
@@ -302,37 +284,37 @@ struct Follower final : blobstore::CommitFollower {
 };
 
 /// Two operators pack one blob in two ways: each has its own, of which another delegate shares the first.
-void test_two_ways(const std::string& path, const std::string& ways, const std::string& payload) {
-  const auto cache = BlobCache::open({path});
-  const size_t before = blobstore::delegate_stats().names;
-  Loaded one(cache, ways);
-  CHECK(blobstore::delegate_stats().names == before + 2);
+void test_two_ways() {
+  const auto cache = open_base();
+  const size_t before = delegate_stats().names;
+  Loaded one(cache, "ways");
+  CHECK(delegate_stats().names == before + 2);
   CHECK(one.run() == 1001);
-  CHECK(blobstore::served_delegates(*cache)[0].keys == std::vector<std::string>{kPacked});
-  Loaded other(cache, payload);
-  CHECK(blobstore::delegate_stats().names == before + 3); // the blob that is read
+  CHECK(served_delegates(*cache)[0].keys == std::vector<std::string>{kPacked});
+  Loaded other(cache, "base");
+  CHECK(delegate_stats().names == before + 3); // the blob that is read
   CHECK(commit(*cache, {kPacked, kKept}, 3) && one.run() == 3003 && other.run() == 3);
   CHECK(!commit(*cache, {kPacked, kKept}, -1) && one.run() == 3003 && other.run() == 3); // and back in order
   cache->revert();
   CHECK(one.run() == 1001 && other.run() == 1);
-  const blobstore::CacheDataMap beside(cache);
-  Loaded third(nullptr, ways, &beside);
+  const CacheDataMap beside(cache);
+  Loaded third(nullptr, "ways", &beside);
   CHECK(third.run() == 1001);
 }
 
-void test_alone(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  Loaded one(cache, payload), two(cache, payload);
+void test_alone(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
+  Loaded one(cache, "base"), two(cache, "base");
   CHECK(one.run() == 1 && two.run() == 1);
-  const std::vector<blobstore::ServedDelegate> served = blobstore::served_delegates(*cache);
+  const std::vector<ServedDelegate> served = served_delegates(*cache);
   CHECK(served.size() == 2 && served[0].method == "toy" && served[0].keys.size() == 2 && served[0].others.empty());
   CHECK(served[0].program.empty()); // it is not mapped from a file, and has no data file
   CHECK(served[0].same_files.empty() && served[0].other_files == std::vector<uint64_t>{cache->id()});
   {
-    const Loaded third(cache, payload);
-    CHECK(blobstore::served_delegates(*cache).size() == 3);
+    const Loaded third(cache, "base");
+    CHECK(served_delegates(*cache).size() == 3);
   }
-  CHECK(blobstore::served_delegates(*cache).size() == 2);
+  CHECK(served_delegates(*cache).size() == 2);
   for (int n = 2; n < 8; ++n) {
     const uint64_t generation = cache->generation();
     CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n)));
@@ -341,8 +323,8 @@ void test_alone(const std::string& path, const std::string& payload, BlobCache::
     CHECK(!commit(*cache, {kPacked, kKept}, -1));
     CHECK(cache->generation() == generation + 1);
     CHECK(one.run() == n && two.run() == n);
-    const uint64_t inits = blobstore::delegate_stats().inits;
-    CHECK(one.run() == n && blobstore::delegate_stats().inits == inits);
+    const uint64_t inits = delegate_stats().inits;
+    CHECK(one.run() == n && delegate_stats().inits == inits);
   }
   // one array for two keys
   const std::vector<float> shared(cache->at(kPacked).size / sizeof(float), 30);
@@ -361,25 +343,25 @@ void test_alone(const std::string& path, const std::string& payload, BlobCache::
 }
 
 /// A backend that reads its weights in its payload follows commits, and a failed one changes nothing.
-void test_holes(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  Loaded one(cache, payload), two(cache, payload);
+void test_holes(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
+  Loaded one(cache, "holes"), two(cache, "holes");
   CHECK(one.run() == two.run());
   for (int n = 2; n < 6; ++n) {
     CHECK(commit(*cache, {kPacked}, static_cast<float>(n)));
     CHECK(one.run() == n && two.run() == n);
-    const uint64_t inits = blobstore::delegate_stats().inits;
+    const uint64_t inits = delegate_stats().inits;
     CHECK(!commit(*cache, {kPacked}, -1));
-    CHECK(blobstore::delegate_stats().inits == inits + 1); // nothing was initialized to recover
+    CHECK(delegate_stats().inits == inits + 1); // nothing was initialized to recover
     CHECK(one.run() == n && two.run() == n);
   }
 }
 
 /// Two caches on one working copy stand for two processes: the next call on one finds what the other has committed.
-void test_two_on_one_file(const std::string& path, const std::string& payload) {
-  const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
-  const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
-  Loaded here(mine, payload), there(other, payload);
+void test_two_on_one_file() {
+  const auto mine = open_base(BlobCache::Mode::Shared);
+  const auto other = open_base(BlobCache::Mode::Shared);
+  Loaded here(mine, "base"), there(other, "base");
   {
     const Repeating committer([&](int n) {
       CHECK(commit(*mine, {kPacked, kKept}, static_cast<float>(n)));
@@ -430,10 +412,10 @@ class Watched {
 };
 
 /// What followers prepared takes effect before another process can commit.
-void test_effect_on_one_file(const std::string& path, const std::string& payload) {
-  const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
-  const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
-  Loaded here(mine, payload);
+void test_effect_on_one_file() {
+  const auto mine = open_base(BlobCache::Mode::Shared);
+  const auto other = open_base(BlobCache::Mode::Shared);
+  Loaded here(mine, "base");
   const auto onlooker = std::make_shared<Follower>();
   std::optional<Watched> rival;
   float seen = 0;
@@ -450,13 +432,13 @@ void test_effect_on_one_file(const std::string& path, const std::string& payload
   CHECK(commit(*other, {kPacked, kKept}, 1));
 }
 
-void test_threads(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  Loaded one(cache, payload), two(cache, payload);
+void test_threads(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
+  Loaded one(cache, "base"), two(cache, "base");
   const Repeating first([&](int) { CHECK(one.run() >= 1); });
   const Repeating second([&](int) { CHECK(two.run() >= 1); });
   const Repeating loads([&](int) { // delegates come and go during commits, also while this thread reads
-    auto mine = std::make_unique<Loaded>(cache, payload);
+    auto mine = std::make_unique<Loaded>(cache, "base");
     CHECK(mine->ok() && mine->run() >= 1);
     const BlobCache::Reading reading(*cache);
     mine.reset();
@@ -473,12 +455,12 @@ void test_threads(const std::string& path, const std::string& payload, BlobCache
 }
 
 /// Handles prepared for a failed commit are never used for the next commit, which has the same version.
-void test_failing_beside_good(const std::string& folder, const std::string& base, const std::string& both) {
+void test_failing_beside_good() {
   const auto cache = BlobCache::open({folder + "/base.ptd", folder + "/adapter.ptd"});
-  Loaded first(cache, base), second(cache, both); // the second one refuses after the first has prepared
+  Loaded first(cache, "base"), second(cache, "both"); // the second one refuses after the first has prepared
   const Repeating failing([&](int) {
-    std::vector<blobstore::Change> some = changes(*cache, {kPacked, kKept}, 77);
-    some.push_back(changes(*cache, {kOwn}, -1)[0]);
+    std::vector<Change> some = filled(*cache, {kPacked, kKept}, 77);
+    some.push_back(filled(*cache, {kOwn}, -1)[0]);
     CHECK(fails(ErrorKind::Program, [&] { cache->update(some); }));
   });
   for (int n = 1; n < 150; ++n) {
@@ -487,41 +469,47 @@ void test_failing_beside_good(const std::string& folder, const std::string& base
   }
 }
 
-/// A delegate that is loaded while a commit waits for readers takes part in it.
-void test_loading_while_a_commit_waits(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  CHECK(commit(*cache, {kPacked, kKept}, 1));
-  std::unique_ptr<Loaded> late;
-  bool accepted = true;
+/// Commit a value, and do something while the commit waits for a reader. @returns whether it was accepted.
+bool commit_around(BlobCache& cache, float value, const std::function<void()>& work) {
+  bool accepted = false;
   std::optional<Watched> committer;
   {
-    const BlobCache::Reading reading(*cache);
-    committer.emplace([&] { accepted = commit(*cache, {kPacked, kKept}, -1); });
+    const BlobCache::Reading reading(cache);
+    committer.emplace([&] { accepted = commit(cache, {kPacked, kKept}, value); });
     committer->until_blocked();
-    late = std::make_unique<Loaded>(cache, payload);
+    work();
   }
   committer->join();
-  CHECK(!accepted && late->run() == 1);
+  return accepted;
+}
+
+/// A delegate that is loaded while a commit waits for readers takes part in it.
+void test_loading_while_a_commit_waits(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
+  CHECK(commit(*cache, {kPacked, kKept}, 1));
+  std::unique_ptr<Loaded> late;
+  CHECK(!commit_around(*cache, -1, [&] { late = std::make_unique<Loaded>(cache, "base"); }));
+  CHECK(late->run() == 1);
 }
 
 /// A commit that waits while a delegate is constructed may use it as soon as it is complete.
-void test_made_during_commits(const std::string& folder, const std::string& payload) {
-  const auto cache = BlobCache::open({folder + "/base.ptd"});
-  const blobstore::CacheDataMap beside(BlobCache::open({folder + "/adapter.ptd"})); // has the blob that the cache lacks
+void test_made_during_commits() {
+  const auto cache = open_base();
+  const CacheDataMap beside(open_above(nullptr)); // has the blob that the cache lacks
   const Repeating commits([&](int n) { CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n % 9))); });
   for (int n = 0; n < 100; ++n) {
-    Loaded mine(cache, payload, &beside);
+    Loaded mine(cache, "both", &beside);
     CHECK(mine.run() >= 1000);
   }
 }
 
 /// New bytes that point into the base are copied at one moment, for delegates and for the blob.
-void test_bytes_of_the_base(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto base = BlobCache::open({path}, mode);
+void test_bytes_of_the_base(BlobCache::Mode mode) {
+  const auto base = open_base(mode);
   const auto middle = BlobCache::open({}, BlobCache::Mode::Private, base);
-  const auto top = BlobCache::open({path}, BlobCache::Mode::Private, middle);
+  const auto top = BlobCache::open({base_file(mode)}, BlobCache::Mode::Private, middle);
   CHECK(commit(*base, {kPacked, kKept}, 3));
-  Loaded mine(top, payload);
+  Loaded mine(top, "base");
   const auto interferer = std::make_shared<Follower>();
   interferer->at_prepare = [&] { CHECK(commit(*base, {kPacked, kKept}, 5)); };
   top->follow(interferer);
@@ -530,7 +518,7 @@ void test_bytes_of_the_base(const std::string& path, const std::string& payload,
   CHECK(value_of(base->at(kPacked).data, size) == 5);
   CHECK(value_of(top->at(kPacked).data, size) == 3 && value_of(top->at(kKept).data, size) == 3);
   CHECK(mine.run() == 3);
-  Loaded other(top, payload);
+  Loaded other(top, "base");
   CHECK(other.run() == 3);
 }
 
@@ -543,10 +531,10 @@ void mark(const std::string& path, uint64_t pending) {
 
 /// A commit that fails after all followers have prepared, because it cannot lock its base, drops what was prepared
 /// before the next one begins.
-void test_failing_after_preparing(const std::string& folder, const std::string& payload) {
+void test_failing_after_preparing() {
   const std::string path = folder + "/copy.ptd";
-  const auto base = BlobCache::open({path}, BlobCache::Mode::Shared);
-  const auto top = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const auto base = open_base(BlobCache::Mode::Shared);
+  const auto top = open_above(base);
   std::optional<Watched> next;
   const auto first = std::make_shared<Follower>();
   first->at_end = [&] {
@@ -557,7 +545,7 @@ void test_failing_after_preparing(const std::string& folder, const std::string& 
     }
   };
   top->follow(first);
-  Loaded mine(top, payload);
+  Loaded mine(top, "both");
   CHECK(mine.run() == 1001);
   const auto last = std::make_shared<Follower>();
   last->at_prepare = [&] {
@@ -566,18 +554,18 @@ void test_failing_after_preparing(const std::string& folder, const std::string& 
     }
   };
   top->follow(last);
-  CHECK(fails(ErrorKind::Integrity, [&] { top->update(changes(*top, {kOwn}, 77)); }));
+  CHECK(fails(ErrorKind::Integrity, [&] { top->update(filled(*top, {kOwn}, 77)); }));
   next->join();
   CHECK(mine.run() == 8001);
 }
 
-void test_stack(const std::string& folder, const std::string& payload, BlobCache::Mode mode) {
-  const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
+void test_stack(BlobCache::Mode mode) {
+  const auto base = open_base(mode);
   CHECK(commit(*base, {kPacked, kKept}, 1));
-  const auto one = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
-  const auto two = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Copy, base);
+  const auto one = open_above(base);
+  const auto two = open_above(base, BlobCache::Mode::Copy);
   {
-    Loaded of_one(one, payload), of_two(two, payload);
+    Loaded of_one(one, "both"), of_two(two, "both");
     const Repeating runs_one([&](int) { CHECK(of_one.run() >= 1001); });
     const Repeating runs_two([&](int) { CHECK(of_two.run() >= 1001); });
     const auto commits = [](BlobCache& cache, int n) {
@@ -592,7 +580,7 @@ void test_stack(const std::string& folder, const std::string& payload, BlobCache
   }
   CHECK(commit(*one, {kOwn}, 7));
   CHECK(commit(*two, {kOwn}, 8));
-  Loaded first(one, payload), second(two, payload);
+  Loaded first(one, "both"), second(two, "both");
   CHECK(first.run() == 39 + 7000 && second.run() == 39 + 8000);
   CHECK(commit(*base, {kPacked, kKept}, 5));
   CHECK(first.run() == 5 + 7000 && second.run() == 5 + 8000);
@@ -606,59 +594,53 @@ void test_stack(const std::string& folder, const std::string& payload, BlobCache
 }
 
 /// After closing, new commits are refused; a commit that has begun happens.
-void test_closing_during_a_commit(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
+void test_closing_during_a_commit(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
-  Loaded mine(cache, payload);
-  std::optional<Watched> committer;
-  {
-    const BlobCache::Reading reading(*cache);
-    committer.emplace([&] { CHECK(commit(*cache, {kPacked, kKept}, 4)); });
-    committer->until_blocked();
-    cache->close();
-  }
-  committer->join();
+  Loaded mine(cache, "base");
+  CHECK(commit_around(*cache, 4, [&] { cache->close(); }));
   CHECK(mine.run() == 4);
 }
 
 /// No exception reaches ExecuTorch, and the reason can be asked for.
-void test_exceptions(const std::string& path, const std::string& payload, Toy& toy) {
-  const auto cache = BlobCache::open({path});
-  Loaded good(cache, payload);
-  const std::pair<Toy::Throws, et::Error> cases[] = {
-      {Toy::Throws::BadAlloc, et::Error::MemoryAllocationFailed},
-      {Toy::Throws::Exception, et::Error::Internal},
-      {Toy::Throws::Anything, et::Error::Internal},
+void test_exceptions(Toy& toy) {
+  const auto cache = open_base();
+  Loaded good(cache, "base");
+  const auto nothing = [] {};
+  const std::pair<std::function<void()>, et::Error> cases[] = {
+      {[] { throw std::bad_alloc(); }, et::Error::MemoryAllocationFailed},
+      {[] { throw std::length_error("too long"); }, et::Error::Internal},
+      {[] { throw 7; }, et::Error::Internal},
   };
-  for (const auto& [what, error] : cases) {
-    (void)blobstore::take_delegate_failure();
-    toy.throw_in_init = what;
-    CHECK(Loaded(cache, payload).error() == error);
-    CHECK(blobstore::take_delegate_failure().has_value());
-    toy.throw_in_init = Toy::Throws::Nothing;
-    toy.throw_in_execute = what;
+  for (const auto& [thrower, error] : cases) {
+    (void)take_delegate_failure();
+    toy.at_init = thrower;
+    CHECK(Loaded(cache, "base").error() == error);
+    CHECK(take_delegate_failure().has_value());
+    toy.at_init = nothing;
+    toy.at_execute = thrower;
     et::EValue out(0.0);
     CHECK(good.execute(out) == error);
-    CHECK(blobstore::take_delegate_failure().has_value());
-    toy.throw_in_execute = Toy::Throws::Nothing;
+    CHECK(take_delegate_failure().has_value());
+    toy.at_execute = nothing;
     CHECK(good.run() == 1);
-    toy.throw_in_init = what; // an update that cannot be prepared
+    toy.at_init = thrower; // an update that cannot be prepared
     bool thrown = false;
     try {
-      cache->update(changes(*cache, {kPacked}, 5));
+      cache->update(filled(*cache, {kPacked}, 5));
     } catch (...) {
       thrown = true;
     }
     CHECK(thrown && cache->generation() == 0 && value_of(cache->at(kPacked).data, cache->at(kPacked).size) == 1);
-    toy.throw_in_init = Toy::Throws::Nothing;
+    toy.at_init = nothing;
     CHECK(good.run() == 1);
   }
 }
 
 /// The application's file for packed weights is used for weights that are as in their file, whose names are the same in
 /// every process. The names of others count versions in this process, and never get there.
-void test_options(const std::string& path, const std::string& payload, const Toy& toy) {
-  const auto cache = BlobCache::open({path});
+void test_options(const Toy& toy) {
+  const auto cache = open_base();
   std::array<char, et::kMaxOptionValueLength> file{};
   std::strcpy(file.data(), "/tmp/packed");
   et::BackendOption options[2];
@@ -666,21 +648,21 @@ void test_options(const std::string& path, const std::string& payload, const Toy
   options[0].value = file;
   std::strcpy(options[1].key, "save_weight_cache_on_disk");
   options[1].value = true;
-  Loaded one(cache, payload, nullptr, {options, 2});
+  Loaded one(cache, "base", nullptr, {options, 2});
   CHECK(one.ok() && toy.path() == "/tmp/packed");
   CHECK(commit(*cache, {kPacked, kKept}, 5) && one.run() == 5);
   CHECK(toy.path().empty());
 }
 
 /// A payload of half a megabyte whose description stands for gigabytes is refused.
-void test_costly_payload(const std::string& path, const std::string& payload) {
-  CHECK(Loaded(BlobCache::open({path}), payload).error() == et::Error::DelegateInvalidCompatibility);
+void test_costly_payload() {
+  CHECK(Loaded(open_base(), "costly").error() == et::Error::DelegateInvalidCompatibility);
 }
 
 /// A child that is forked while a commit is prepared commits other bytes.
-void test_fork_of_a_prepared_commit(const std::string& path, const std::string& payload, BlobCache::Mode mode) {
-  const auto cache = BlobCache::open({path}, mode);
-  Loaded one(cache, payload);
+void test_fork_of_a_prepared_commit(BlobCache::Mode mode) {
+  const auto cache = open_base(mode);
+  Loaded one(cache, "base");
   CHECK(commit(*cache, {kPacked, kKept}, 3));
   const auto in_child = [&] {
     CHECK(one.run() == 3);
@@ -709,43 +691,38 @@ void test_fork_of_a_prepared_commit(const std::string& path, const std::string& 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    return 64;
-  }
+  CHECK(argc == 2);
   et::runtime_init();
-  blobstore::register_delegate();
+  register_delegate();
   static Toy toy;
   CHECK(et::register_backend({"ToyBackend", &toy}) == et::Error::Ok);
   static Inside inside;
   CHECK(et::register_backend({"InsideBackend", &inside}) == et::Error::Ok);
-  const std::string folder = argv[1];
-  const std::string payload = read(folder + "/base.payload");
-  const std::string holes = read(folder + "/holes.payload");
-  const std::string both = read(folder + "/both.payload");
-  for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
-    const std::string path = folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd");
-    test_alone(path, payload, mode);
-    test_threads(path, payload, mode);
-    test_loading_while_a_commit_waits(path, payload, mode);
-    test_closing_during_a_commit(path, payload, mode);
-    test_bytes_of_the_base(path, payload, mode);
-    test_holes(path, holes, mode);
+  folder = argv[1];
+  for (const char* name : {"base", "both", "ways", "holes", "costly"}) {
+    payloads[name] = read(folder + "/" + name + ".payload");
   }
-  test_two_ways(folder + "/base.ptd", read(folder + "/ways.payload"), payload);
-  test_exceptions(folder + "/base.ptd", payload, toy);
-  test_options(folder + "/base.ptd", payload, toy);
-  test_costly_payload(folder + "/base.ptd", read(folder + "/costly.payload"));
-  test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Private);
-  test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Copy);
-  test_failing_beside_good(folder, payload, both);
-  test_made_during_commits(folder, both);
-  test_two_on_one_file(folder + "/copy.ptd", payload);
-  test_effect_on_one_file(folder + "/copy.ptd", payload);
-  test_failing_after_preparing(folder, both);
-  test_stack(folder, both, BlobCache::Mode::Private);
-  test_stack(folder, both, BlobCache::Mode::Shared);
-  const blobstore::DelegateStats stats = blobstore::delegate_stats();
+  for (const auto mode : kModes) {
+    test_alone(mode);
+    test_threads(mode);
+    test_loading_while_a_commit_waits(mode);
+    test_closing_during_a_commit(mode);
+    test_bytes_of_the_base(mode);
+    test_holes(mode);
+  }
+  test_two_ways();
+  test_exceptions(toy);
+  test_options(toy);
+  test_costly_payload();
+  test_fork_of_a_prepared_commit(BlobCache::Mode::Private);
+  test_fork_of_a_prepared_commit(BlobCache::Mode::Copy);
+  test_failing_beside_good();
+  test_made_during_commits();
+  test_two_on_one_file();
+  test_effect_on_one_file();
+  test_failing_after_preparing();
+  test_stack(BlobCache::Mode::Private);
+  test_stack(BlobCache::Mode::Shared);
+  const DelegateStats stats = delegate_stats();
   CHECK(stats.handles == 0 && stats.names == 0);
-  std::puts("ok");
-  return 0;
 }

@@ -21,13 +21,12 @@
 
 namespace {
 
-namespace nothrow = blobstore::nothrow;
-using blobstore::ErrorKind;
+using namespace blobstore; // NOLINT: all that is tested is in there
 using executorch::extension::make_tensor_ptr;
 
 /// The value, or an end with the error.
 template <typename T>
-T need(blobstore::Result<T> result) {
+T need(Result<T> result) {
   if (!result.ok()) {
     std::fprintf(stderr, "unexpected: %s\n", result.error().what());
     std::exit(1);
@@ -43,8 +42,8 @@ executorch::extension::TensorPtr labels() {
   return make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
 }
 
-void print_scores(blobstore::Method& method) {
-  const blobstore::Outputs outputs = need(nothrow::execute(method, {inputs()}));
+void print_scores(Method& method) {
+  const Outputs outputs = need(nothrow::execute(method, {inputs()}));
   const auto& scores = outputs[0].toTensor();
   for (ssize_t i = 0; i < scores.numel(); ++i) {
     std::printf(i == 0 ? "%.9g" : " %.9g", static_cast<double>(scores.const_data_ptr<float>()[i]));
@@ -55,16 +54,14 @@ void print_scores(blobstore::Method& method) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    return 64;
-  }
-  CHECK(std::string(blobstore::version()).size() >= 5);
+  CHECK(argc == 5);
+  CHECK(std::string(version()).size() >= 5);
   const auto missing = nothrow::open({"/nowhere/weights.ptd"});
   CHECK(!missing.ok() && missing.error().kind() == ErrorKind::FileAccess && missing.error().number() == ENOENT);
   CHECK(missing.error().path() == "/nowhere/weights.ptd");
   CHECK(std::strncmp(missing.error().what(), "/nowhere/weights.ptd: ", 22) == 0);
 
-  const std::shared_ptr<blobstore::BlobCache> cache = need(nothrow::open({argv[3]}));
+  const std::shared_ptr<BlobCache> cache = need(nothrow::open({argv[3]}));
   CHECK(need(nothrow::verify(*cache)));
   const auto program = need(nothrow::load_program(argv[2], cache));
   const auto store = need(nothrow::open_packed(std::string(argv[4]) + ".packed"));
@@ -78,7 +75,7 @@ int main(int argc, char** argv) {
   CHECK(need(nothrow::forward(*program, {inputs()})).size() == 1);
   print_scores(*method);
   need(nothrow::load_method(*need(nothrow::load_program(argv[2], cache, store)), "forward"));
-  need(nothrow::open({argv[3]}, blobstore::BlobCache::Mode::Private, nullptr, store));
+  need(nothrow::open({argv[3]}, BlobCache::Mode::Private, nullptr, store));
   CHECK(need(nothrow::verify(*store)).size() == need(nothrow::stats(*store)).builds);
 
   const auto tensors = need(nothrow::logical_tensors(cache));
@@ -127,5 +124,4 @@ int main(int argc, char** argv) {
   CHECK(nothrow::load_all(*again, {argv[4], "/nowhere/delta.ptd"}).error().kind() == ErrorKind::FileAccess);
   CHECK(nothrow::load_all(*again, {argv[4]}).ok() && nothrow::load(*again, argv[4]).ok());
   print_scores(*later);
-  return 0;
 }

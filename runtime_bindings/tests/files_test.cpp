@@ -5,25 +5,15 @@
 // FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque".
 // tests/runtime/test_save.py has what else is true of files that are written.
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <executorch/runtime/platform/runtime.h>
 
-#include <blobstore/cache.h>
 #include <blobstore/tensors.h>
 
 #include "helpers.h"
@@ -34,10 +24,7 @@
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::ErrorKind;
-
-constexpr size_t kCount = 60'000;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 /// A new folder in the one that this runs in. Its file model.ptd has "a" and "tied", which are equal, "b", which is
 /// not, and "opaque", which is no tensor.
@@ -48,31 +35,23 @@ std::string new_folder(const std::string& model, const std::string& name) {
   return name;
 }
 
-void set(BlobCache& cache, const std::vector<std::string>& keys, float value) {
-  const std::vector<float> values(kCount, value);
-  std::vector<blobstore::Change> changes;
-  for (const std::string& key : keys) {
-    changes.push_back({key, values.data(), values.size() * sizeof(float), nullptr});
-  }
-  cache.update(changes);
-}
-
 void test_state_dict(const std::string& model) {
   const std::string path = new_folder(model, "state") + "/model.ptd";
-  auto tensors = blobstore::load_state_dict(path);
+  auto tensors = load_state_dict(path);
   std::filesystem::remove(path);
   CHECK(tensors.size() == 3 && tensors.count("opaque") == 0);
   const auto b = tensors.at("b");
   tensors.clear(); // each tensor keeps the file mapped
-  CHECK(b->numel() == static_cast<ssize_t>(kCount) && b->const_data_ptr<float>()[kCount - 1] == 1);
+  CHECK(numbers(*b) == std::vector<float>(60'000, 1));
   b->mutable_data_ptr<float>()[0] = 3; // a private copy of a page
   CHECK(b->const_data_ptr<float>()[0] == 3);
 }
 
 void test_one_generation(const std::string& model) {
   const auto cache = BlobCache::open({model});
-  set(*cache, {"a", "b", "tied"}, 0);
-  const Repeating commits([&](int n) { set(*cache, {"a", "b", "tied"}, static_cast<float>(n)); });
+  const auto set = [&](int n) { cache->update(filled(*cache, {"a", "b", "tied"}, static_cast<float>(n))); };
+  set(0);
+  const Repeating commits(set);
   for (int i = 0; i < 20; ++i) {
     cache->save("saved.ptd");
     const auto saved = BlobCache::open({"saved.ptd"});
@@ -87,9 +66,8 @@ void test_folder_without_permission(const std::string& model) {
   CHECK(chmod(folder.c_str(), 0555) == 0);
   const uid_t root = geteuid();
   CHECK(root != 0 || seteuid(65534) == 0); // root may write anywhere
-  const std::string message = error_of(ErrorKind::FileAccess, [&] { cache->save(folder + "/saved.ptd"); });
+  refused(ErrorKind::FileAccess, std::strerror(EACCES), [&] { cache->save(folder + "/saved.ptd"); });
   CHECK(seteuid(root) == 0 && chmod(folder.c_str(), 0755) == 0);
-  CHECK(has(message, std::strerror(EACCES)));
   const std::filesystem::directory_iterator files(folder);
   CHECK(std::distance(begin(files), end(files)) == 1);
 }
@@ -97,8 +75,8 @@ void test_folder_without_permission(const std::string& model) {
 #if defined(__linux__) && !defined(BLOBSTORE_EMULATED)
 /// How many pages of a file are in memory from each of some offsets on, without a hole.
 std::vector<size_t> in_memory(const std::string& path, const std::vector<size_t>& offsets) {
-  const blobstore::internal::File file(path, /*writable=*/false);
-  const blobstore::internal::Mapping map(file, 0, file.size(), blobstore::internal::Mapping::Kind::ReadOnly);
+  const internal::File file(path, /*writable=*/false);
+  const internal::Mapping map(file, 0, file.size(), internal::Mapping::Kind::ReadOnly);
   // pages of the system's size, also where tests feign another one
   constexpr unsigned char kUnwritten = 0xee;
   std::vector<unsigned char> pages(map.length() / 4096, kUnwritten);
@@ -123,12 +101,12 @@ void test_read_ahead() {
   const std::string path = "large";
   constexpr size_t kMib = size_t{1} << 20;
   {
-    blobstore::internal::OutputFile out(path);
+    internal::OutputFile out(path);
     const std::vector<uint8_t> bytes(64 * kMib, 7);
     out.write(bytes.data(), bytes.size());
     out.commit();
   }
-  const blobstore::internal::File file(path, /*writable=*/false);
+  const internal::File file(path, /*writable=*/false);
   const auto drop = [&] { CHECK(posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED) == 0); };
   drop();
   if (in_memory(path, {0})[0] != 0) {
@@ -142,16 +120,16 @@ void test_read_ahead() {
     }
     return in_memory(path, offsets) == sizes;
   };
-  blobstore::internal::read_ahead(file, {{0, 64 * kMib}}, 0);
-  blobstore::internal::read_ahead(file, {}, 64 * kMib);
+  internal::read_ahead(file, {{0, 64 * kMib}}, 0);
+  internal::read_ahead(file, {}, 64 * kMib);
   CHECK(becomes({0, 32 * kMib}, {0, 0}));
-  blobstore::internal::read_ahead(file, {{8 * kMib, kMib}, {32 * kMib, 8 * kMib}}, 6 * kMib);
+  internal::read_ahead(file, {{8 * kMib, kMib}, {32 * kMib, 8 * kMib}}, 6 * kMib);
   CHECK(becomes({0, 8 * kMib, 32 * kMib, 48 * kMib}, {0, kMib, 5 * kMib, 0}));
   // what is there is not asked for, but counts
-  blobstore::internal::read_ahead(file, {{8 * kMib, kMib}, {48 * kMib, 8 * kMib}}, 6 * kMib);
+  internal::read_ahead(file, {{8 * kMib, kMib}, {48 * kMib, 8 * kMib}}, 6 * kMib);
   CHECK(becomes({0, 8 * kMib, 48 * kMib}, {0, kMib, 5 * kMib}));
   drop();
-  blobstore::internal::read_ahead(file, {{0, 64 * kMib}}, UINT64_MAX);
+  internal::read_ahead(file, {{0, 64 * kMib}}, UINT64_MAX);
   CHECK(becomes({0}, {64 * kMib}));
   std::filesystem::remove(path);
 #endif
@@ -160,7 +138,7 @@ void test_read_ahead() {
 /// Large runs are streamed, wherever they lie; nothing around them changes.
 void test_copies() {
   constexpr size_t kMargin = 64;
-  const size_t large = blobstore::internal::kWorthStreaming;
+  const size_t large = internal::kWorthStreaming;
   std::vector<uint8_t> from(large + 2 * kMargin);
   for (size_t i = 0; i < from.size(); ++i) {
     from[i] = static_cast<uint8_t>(i * 2'654'435'761 >> 24 | 1);
@@ -169,7 +147,7 @@ void test_copies() {
     for (const size_t to : {0, 1, 15, 16, 17}) {
       const size_t source = 7 * to % kMargin;
       std::vector<uint8_t> copied(from.size() + kMargin);
-      blobstore::internal::stream_copy(copied.data() + to, from.data() + source, size);
+      internal::stream_copy(copied.data() + to, from.data() + source, size);
       std::vector<uint8_t> expected(copied.size());
       std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(source), size, expected.begin() + to);
       CHECK(copied == expected);
@@ -180,14 +158,14 @@ void test_copies() {
 /// Fresh pages are moved to their place; memory that others map where these were stays.
 void test_moved_pages() {
 #if BLOBSTORE_LINUX
-  using blobstore::internal::File;
-  using blobstore::internal::FilePages;
-  using blobstore::internal::Mapping;
+  using internal::File;
+  using internal::FilePages;
+  using internal::Mapping;
   const std::string path = "pages";
   const size_t size = size_t{5} << 20;
   const std::vector<uint8_t> old(2 * size, 1);
   const std::vector<uint8_t> fresh(size, 2);
-  blobstore::internal::OutputFile output(path);
+  internal::OutputFile output(path);
   output.write(old.data(), old.size());
   output.commit();
   const File file(path, /*writable=*/false);
@@ -221,9 +199,7 @@ void test_moved_pages() {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    return 64;
-  }
+  CHECK(argc == 2);
   executorch::runtime::runtime_init();
   test_state_dict(argv[1]);
   test_one_generation(argv[1]);
@@ -231,5 +207,4 @@ int main(int argc, char** argv) {
   test_read_ahead();
   test_copies();
   test_moved_pages();
-  return 0;
 }

@@ -4,25 +4,13 @@
 //
 // COPY.ptd is a working copy with a float tensor "a". The exit code is 77 if the test cannot run in this build.
 
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include <sys/resource.h>
-
-#include <blobstore/cache.h>
-#include <blobstore/reading.h>
 
 #include "helpers.h"
 
 namespace {
 
-using blobstore::BlobCache;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 /// The builds with AddressSanitizer also have UndefinedBehaviorSanitizer, which opens pipes when an Error is thrown.
 #ifdef __SANITIZE_ADDRESS__
@@ -31,17 +19,13 @@ constexpr bool kNeedsDescriptors = true;
 constexpr bool kNeedsDescriptors = false;
 #endif
 
-void set_descriptors(rlim_t most) {
+/// Permit so many descriptors. @returns how many were permitted before.
+rlim_t set_descriptors(rlim_t most) {
   rlimit limit;
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  limit.rlim_cur = most;
+  std::swap(limit.rlim_cur, most);
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-}
-
-rlim_t descriptors() {
-  rlimit limit;
-  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  return limit.rlim_cur;
+  return most;
 }
 
 /// Another thread ends Readings of this thread, which forks meanwhile.
@@ -77,9 +61,7 @@ void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mo
       const BlobCache::Reading own(*cache);
     }
     if (mode != BlobCache::Mode::Shared) { // there the parent's Reading holds off commits
-      const blobstore::Blob& a = cache->at("a");
-      const std::vector<uint8_t> bytes(a.size, 1);
-      cache->update({{"a", bytes.data(), bytes.size(), nullptr}});
+      cache->update(filled(*cache, {"a"}, 1));
     }
   }));
 }
@@ -89,17 +71,11 @@ void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mo
 void test_without_descriptors(const std::string& path) {
   const auto cache = BlobCache::open({path}, BlobCache::Mode::Shared);
   const uint64_t generation = cache->generation();
-  const rlim_t before = descriptors();
   auto reading = std::make_unique<BlobCache::Reading>(*cache);
   const auto nested = std::make_unique<BlobCache::Reading>(*cache);
-  set_descriptors(0);
+  const rlim_t before = set_descriptors(0);
   const bool ended = in_child([&] {
-    try {
-      const BlobCache::Reading again(*cache);
-      CHECK(false);
-    } catch (const blobstore::Error& error) {
-      CHECK(error.kind() == blobstore::ErrorKind::FileAccess);
-    }
+    CHECK(fails(ErrorKind::FileAccess, [&] { const BlobCache::Reading again(*cache); }));
     reading.reset();
     set_descriptors(before);
     const BlobCache::Reading again(*cache);
@@ -112,9 +88,7 @@ void test_without_descriptors(const std::string& path) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    return 64;
-  }
+  CHECK(argc == 2 || argc == 3);
   const std::string path = argv[1];
   if (argc == 3) {
     if (kNeedsDescriptors) {
@@ -122,13 +96,10 @@ int main(int argc, char** argv) {
       return 77;
     }
     test_without_descriptors(path);
-    std::puts("ok");
     return 0;
   }
   test_readings_that_another_thread_ends(path);
-  for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
+  for (const auto mode : kModes) {
     test_reading_of_a_thread_that_stayed(path, mode);
   }
-  std::puts("ok");
-  return 0;
 }

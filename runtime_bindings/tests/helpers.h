@@ -1,12 +1,14 @@
-// What several C++ tests do with errors, files and numbers.
+// What several C++ tests include, and do with errors, files and numbers.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -15,10 +17,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <executorch/extension/tensor/tensor.h>
+
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
+#include <blobstore/reading.h>
 
 #include "check.h"
+
+constexpr blobstore::BlobCache::Mode kModes[] = {
+    blobstore::BlobCache::Mode::Private, blobstore::BlobCache::Mode::Copy, blobstore::BlobCache::Mode::Shared};
 
 /// The kind of the error that a function throws.
 template <typename Function>
@@ -57,6 +65,12 @@ inline bool has(const std::string& text, const std::string& part) {
   return true;
 }
 
+/// Check that a call is refused with an error of this kind whose message has this text.
+template <typename Call>
+void refused(blobstore::ErrorKind kind, const char* text, const Call& call) {
+  CHECK(has(error_of(kind, call), text));
+}
+
 inline std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   CHECK(file.good());
@@ -81,6 +95,22 @@ inline float first(const blobstore::BlobCache& cache, const char* key) {
   float number;
   std::memcpy(&number, cache.at(key).data, sizeof number);
   return number;
+}
+
+/// The numbers of a tensor of float32.
+inline std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
+  const auto* data = tensor.const_data_ptr<float>();
+  return {data, data + tensor.numel()};
+}
+
+/// One value for all numbers of some blobs of float32.
+inline std::vector<blobstore::Change> filled(
+    const blobstore::BlobCache& cache, const std::vector<std::string>& keys, float value) {
+  std::vector<blobstore::Change> changes;
+  for (const std::string& key : keys) {
+    changes.emplace_back(key, std::vector<float>(cache.at(key).size / sizeof(float), value));
+  }
+  return changes;
 }
 
 /// Run some work in a child, which may take a minute. @returns whether it ended well; a child that hangs is killed.

@@ -6,12 +6,7 @@
 // functions without exceptions.
 
 #include <cmath>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include <blobstore/cache.h>
-#include <blobstore/error.h>
 #include <blobstore/mezo.h>
 #include <blobstore/nothrow.h>
 
@@ -19,10 +14,7 @@
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::ErrorKind;
-using blobstore::MeZO;
-using blobstore::MeZOOptions;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 MeZOOptions options() {
   MeZOOptions made;
@@ -38,26 +30,24 @@ double distance(const BlobCache& cache, const std::string& name) {
 
 /// A step without exceptions is a step, and errors are values.
 void without_exceptions(const std::shared_ptr<BlobCache>& cache) {
-  auto made = blobstore::nothrow::mezo(cache, options());
+  auto made = nothrow::mezo(cache, options());
   CHECK(made.ok());
   MeZO& optimizer = **made;
   const std::string name = optimizer.names().front();
   const auto before = floats(*cache, name);
-  CHECK(blobstore::nothrow::step(optimizer, [&] { return distance(*cache, name); }).ok());
+  CHECK(nothrow::step(optimizer, [&] { return distance(*cache, name); }).ok());
   CHECK(optimizer.steps() == 1 && floats(*cache, name) != before);
-  CHECK(!blobstore::nothrow::mezo(cache, options(), {"missing"}).ok());
+  CHECK(!nothrow::mezo(cache, options(), {"missing"}).ok());
   MeZOOptions bad = options();
   bad.lr = -1;
-  CHECK(blobstore::nothrow::set_options(optimizer, bad).error().kind() == ErrorKind::Training);
+  CHECK(nothrow::set_options(optimizer, bad).error().kind() == ErrorKind::Training);
   CHECK(optimizer.options().lr == options().lr);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2 && argc != 4) {
-    return 64;
-  }
+  CHECK(argc == 2 || argc == 4);
   const auto cache = BlobCache::open({argv[1]});
   MeZO optimizer(cache, options());
   if (argc == 2) {
@@ -68,5 +58,4 @@ int main(int argc, char** argv) {
     (void)optimizer.step([&] { return distance(*cache, optimizer.names().front()); });
   }
   (void)cache->save(argv[3]);
-  return 0;
 }

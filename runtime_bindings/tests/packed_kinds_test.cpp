@@ -6,24 +6,13 @@
 // torch computes. On aarch64 ExecuTorch's wheel has KleidiAI, Arm's own kernels. The second argument says which of them
 // this processor gets: all, those for products of int8, or none.
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
 
-#include <executorch/extension/tensor/tensor.h>
-
-#include <blobstore/cache.h>
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 
-#include "check.h"
+#include "helpers.h"
 
 #if defined(__aarch64__)
 #include <dlfcn.h>
@@ -55,8 +44,7 @@ KLEIDIAI(COUNTED)
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::PackedStore;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 #if defined(__aarch64__)
 struct Counted {
@@ -81,41 +69,40 @@ bool packed_by_arm([[maybe_unused]] const std::string& part) {
   return found;
 }
 
+/// A blob whose words are in reverse order.
+template <typename Word>
+Change reversed(const Blob& blob) {
+  std::vector<Word> words(blob.size / sizeof(Word));
+  std::memcpy(words.data(), blob.data, blob.size);
+  std::reverse(words.begin(), words.end());
+  return {blob.key, std::move(words)};
+}
+
 struct Running {
   Running(const std::string& name, bool is_float32, std::shared_ptr<PackedStore> packed)
       : is_float32(is_float32),
         cache(BlobCache::open({name + ".ptd"}, BlobCache::Mode::Private, nullptr, std::move(packed))),
-        method(blobstore::Program::load(name + ".pte", cache)->load_method("forward")) {}
+        method(Program::load(name + ".pte", cache)->load_method("forward")) {}
 
   std::vector<float> operator()() const {
     std::vector<float> input(size_t{2} * 64);
     for (size_t i = 0; i < input.size(); ++i) {
       input[i] = static_cast<float>(i % 13) / 8 - 0.75f;
     }
-    const auto outputs = method->execute({executorch::extension::make_tensor_ptr({2, 64}, input)});
-    const auto& tensor = outputs[0].toTensor();
-    return {tensor.const_data_ptr<float>(), tensor.const_data_ptr<float>() + tensor.numel()};
+    return numbers(*method->execute({executorch::extension::make_tensor_ptr({2, 64}, input)}).tensor(0));
   }
 
   /// Turn round the order of weights or biases. @param part of their keys.
   void update(const std::string& part) const {
-    std::vector<blobstore::Change> changes;
+    std::vector<Change> changes;
     for (size_t i = 0; i < cache->size(); ++i) {
-      const blobstore::Blob& blob = cache->blob(i);
+      const Blob& blob = cache->blob(i);
       const bool scale = blob.key.find("scale") != std::string::npos;
       if (blob.key.find('@') == std::string::npos || blob.key.find(part) == std::string::npos || scale) {
         continue;
       }
-      const auto* data = static_cast<const uint8_t*>(blob.data);
-      std::vector<uint8_t> made(data, data + blob.size);
-      std::reverse(made.begin(), made.end());
-      if (blob.size % 4 == 0 && (is_float32 || blob.key.find("bias") != std::string::npos)) {
-        for (size_t at = 0; at < made.size(); at += 4) {
-          std::reverse(
-              made.begin() + static_cast<std::ptrdiff_t>(at), made.begin() + static_cast<std::ptrdiff_t>(at) + 4);
-        }
-      }
-      changes.emplace_back(blob.key, std::move(made));
+      const bool of_floats = is_float32 || blob.key.find("bias") != std::string::npos;
+      changes.push_back(of_floats ? reversed<float>(blob) : reversed<uint8_t>(blob));
     }
     CHECK(!changes.empty());
     cache->update(changes);
@@ -123,7 +110,7 @@ struct Running {
 
   bool is_float32;
   std::shared_ptr<BlobCache> cache;
-  std::shared_ptr<blobstore::Method> method;
+  std::shared_ptr<Method> method;
 };
 
 #if defined(BLOBSTORE_POSIX_ONLY) || !defined(__linux__)
@@ -159,9 +146,7 @@ void follows(const Kind& kind, const std::string& folder, const std::string& pro
     CHECK(packed_by_arm(kind.by) == (processor == "sme" || (processor == "dot" && !is_float32)));
   }
   std::vector<float> expected(before.size());
-  std::ifstream stream(name + ".out", std::ios::binary);
-  stream.read(reinterpret_cast<char*>(expected.data()), static_cast<std::streamsize>(4 * expected.size()));
-  CHECK(stream.good());
+  read(name + ".out").copy(reinterpret_cast<char*>(expected.data()), 4 * expected.size());
   float difference = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     difference = std::max(difference, std::abs(before[i] - expected[i]));
@@ -188,9 +173,7 @@ void follows(const Kind& kind, const std::string& folder, const std::string& pro
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2 && argc != 3) {
-    return 2;
-  }
+  CHECK(argc == 2 || argc == 3);
 #if defined(__aarch64__)
   for (const Counted& one : kCounted) {
     one.real = dlsym(RTLD_NEXT, one.name);
@@ -201,6 +184,4 @@ int main(int argc, char** argv) {
   for (const Kind& kind : kKinds) {
     follows(kind, argv[1], argc == 3 ? argv[2] : "");
   }
-  std::puts("ok");
-  return 0;
 }

@@ -4,18 +4,8 @@
 //
 // The program takes float[1, 300] and runs three linear layers in a delegate.
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include <executorch/extension/tensor/tensor.h>
-
-#include <blobstore/cache.h>
 #include <blobstore/commit_follower.h>
 #include <blobstore/delegate.h>
 #include <blobstore/packed.h>
@@ -26,8 +16,7 @@
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::PackedStore;
+using namespace blobstore; // NOLINT: all that is tested is in there
 
 std::string program_path;
 std::string data_path;
@@ -39,20 +28,18 @@ struct Running {
       const std::string& path = data_path,
       BlobCache::Mode mode = BlobCache::Mode::Private)
       : cache(BlobCache::open({path}, mode, nullptr, std::move(packed))),
-        method(blobstore::Program::load(program_path, cache)->load_method("forward")) {}
+        method(Program::load(program_path, cache)->load_method("forward")) {}
 
   std::vector<float> operator()() const {
     const std::vector<float> input(300, 0.5f);
-    const auto outputs = method->execute({executorch::extension::make_tensor_ptr({1, 300}, input)});
-    const auto& tensor = outputs[0].toTensor();
-    return {tensor.const_data_ptr<float>(), tensor.const_data_ptr<float>() + tensor.numel()};
+    return numbers(*method->execute({executorch::extension::make_tensor_ptr({1, 300}, input)}).tensor(0));
   }
 
   /// Give all tensors, or those whose key has a text in it, other values.
   void update(float factor, const char* part = "") const {
-    std::vector<blobstore::Change> changes;
+    std::vector<Change> changes;
     for (size_t i = 0; i < cache->size(); ++i) {
-      const blobstore::Blob& blob = cache->blob(i);
+      const Blob& blob = cache->blob(i);
       if (blob.key.find('@') != std::string::npos && blob.key.find(part) != std::string::npos) {
         std::vector<float> made(blob.size / 4);
         for (size_t j = 0; j < made.size(); ++j) {
@@ -66,8 +53,12 @@ struct Running {
   }
 
   std::shared_ptr<BlobCache> cache;
-  std::shared_ptr<blobstore::Method> method;
+  std::shared_ptr<Method> method;
 };
+
+void put(std::vector<uint8_t>& packed, const std::vector<uint8_t>& source, size_t word) {
+  packed.insert(packed.end(), source.data() + 4 * word, source.data() + 4 * word + 4);
+}
 
 /// A kernel that takes the words of four columns in another order for each row, as those for SSE and AVX2 do: the map
 /// has few runs, whatever the shape, and gives the packed words.
@@ -78,22 +69,20 @@ void shuffled_words() {
     const size_t rows = kLanes * blocks;
     const size_t columns = kColumns * blocks;
     const auto pack = [&](const std::vector<std::vector<uint8_t>>& sources) {
-      std::vector<uint8_t> packed(sources[0].size() + sources[1].size());
-      uint8_t* to = packed.data();
+      std::vector<uint8_t> packed;
       for (size_t row = 0; row < rows; row += kLanes) {
-        std::memcpy(to, sources[1].data() + 4 * row, 4 * kLanes);
-        to += 4 * kLanes;
-        for (size_t column = 0; column < columns; column += kColumns) {
-          for (size_t i = 0; i < kColumns * kLanes; ++i, to += 4) {
-            const size_t lane = i % kLanes;
-            const size_t from = (row + lane) * columns + column + (i / kLanes + lane) % kColumns;
-            std::memcpy(to, sources[0].data() + 4 * from, 4);
-          }
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+          put(packed, sources[1], row + lane);
+        }
+        for (size_t i = 0; i < columns * kLanes; ++i) {
+          const size_t lane = i % kLanes;
+          const size_t column = i / (kColumns * kLanes) * kColumns + (i / kLanes + lane) % kColumns;
+          put(packed, sources[0], (row + lane) * columns + column);
         }
       }
       return std::optional(packed);
     };
-    const auto map = blobstore::internal::PackedMap::learn({4 * rows * columns, 4 * rows}, pack);
+    const auto map = internal::PackedMap::learn({4 * rows * columns, 4 * rows}, pack);
     CHECK(map.has_value() && map->size() == 4 * rows * (columns + 1)); // it was proved with other numbers
     CHECK(map->encode().size() <= 4096);
   }
@@ -101,14 +90,12 @@ void shuffled_words() {
 
 /// Changes of any sources are packed as a kernel packs all of them.
 void changes_are_packed(
-    const blobstore::internal::PackedMap& map,
-    const blobstore::internal::PackedMap::Pack& pack,
-    const std::vector<size_t>& sizes) {
+    const internal::PackedMap& map, const internal::PackedMap::Pack& pack, const std::vector<size_t>& sizes) {
   std::vector<std::vector<uint8_t>> contents(sizes.begin(), sizes.end());
   std::vector<uint8_t> packed(map.size()); // malloc aligns it
-  blobstore::internal::TestNumbers numbers;
+  internal::TestNumbers numbers;
   for (const auto& changed : std::vector<std::vector<bool>>{{true, true}, {true, false}, {false, true}}) {
-    blobstore::internal::PackedSources sources;
+    internal::PackedSources sources;
     for (size_t source = 0; source < contents.size(); ++source) {
       if (changed[source]) {
         numbers.fill(contents[source], /*negative=*/true);
@@ -126,22 +113,18 @@ void groups_of_rows(size_t columns, size_t lanes, size_t header) {
   constexpr size_t kRows = 512;
   const auto pack = [&](const std::vector<std::vector<uint8_t>>& sources) {
     std::vector<uint8_t> packed(4 * header);
-    const auto put = [&](size_t source, size_t word) {
-      const uint8_t* from = sources[source].data() + 4 * word;
-      packed.insert(packed.end(), from, from + 4);
-    };
     for (size_t row = 0; row < kRows; row += lanes) {
       for (size_t lane = 0; lane < lanes; ++lane) {
-        put(1, row + lane);
+        put(packed, sources[1], row + lane);
       }
       for (size_t i = 0; i < columns * lanes; ++i) {
-        put(0, (row + i % lanes) * columns + i / lanes);
+        put(packed, sources[0], (row + i % lanes) * columns + i / lanes);
       }
     }
     return std::optional(packed);
   };
   const std::vector<size_t> sizes = {4 * kRows * columns, 4 * kRows};
-  const auto map = blobstore::internal::PackedMap::learn(sizes, pack);
+  const auto map = internal::PackedMap::learn(sizes, pack);
   CHECK(map.has_value());
   changes_are_packed(*map, pack, sizes);
 }
@@ -165,11 +148,10 @@ void sums_of_rows() {
       packed.insert(packed.end(), sources[1].begin(), sources[1].end()); // biases
       return std::optional(packed);
     };
-    const auto map = blobstore::internal::PackedMap::learn({kRows * kColumns, 4 * kRows, 4 * kRows}, pack);
+    const auto map = internal::PackedMap::learn({kRows * kColumns, 4 * kRows, 4 * kRows}, pack);
     CHECK(map.has_value() && map->has_scales()); // it was proved with other numbers
     const std::string encoded = map->encode();
-    const auto again =
-        blobstore::internal::PackedMap::decode(reinterpret_cast<const uint8_t*>(encoded.data()), encoded.size());
+    const auto again = internal::PackedMap::decode(reinterpret_cast<const uint8_t*>(encoded.data()), encoded.size());
     CHECK(again.has_value() && again->fits({kRows * kColumns, 4 * kRows, 4 * kRows}, map->size()));
   }
 }
@@ -182,14 +164,14 @@ void equal_outputs() {
   CHECK(store->stats().builds == 1 && store->stats().hits == 1 && store->stats().fallbacks == 0);
   const auto before = plain();
   CHECK(packed() == before);
-  const uint64_t inits = blobstore::delegate_stats().inits;
+  const uint64_t inits = delegate_stats().inits;
   for (const char* part : {"", "weight", "bias", "0."}) {
     packed.update(0.25f, part);
     packed.update(0.5f, part);
     plain.update(0.5f, part);
     CHECK(packed() == plain() && packed() != before);
   }
-  const uint64_t by_plain = blobstore::delegate_stats().inits - inits;
+  const uint64_t by_plain = delegate_stats().inits - inits;
   CHECK(by_plain == 4 || store->stats().written == 0); // those of the other program; Linux writes in place
   packed.cache->revert();
   plain.cache->revert();
@@ -227,7 +209,7 @@ void threads() {
 /// packed.
 void working_copy() {
   const std::string path = "live.ptd";
-  blobstore::make_working_copy({data_path}, path);
+  make_working_copy({data_path}, path);
   const auto shared = BlobCache::Mode::Shared;
   const auto store = PackedStore::open(kFolder);
   const Running plain(nullptr, path, shared);
@@ -240,9 +222,9 @@ void working_copy() {
   for (const float factor : {0.25f, 0.5f}) {
     first.update(factor);
     outputs.push_back(plain());
-    const uint64_t inits = blobstore::delegate_stats().inits;
+    const uint64_t inits = delegate_stats().inits;
     CHECK(first() == outputs.back() && second() == outputs.back());
-    CHECK(blobstore::delegate_stats().inits == inits);
+    CHECK(delegate_stats().inits == inits);
   }
   CHECK(outputs[0] != outputs[1]);
   {
@@ -262,8 +244,8 @@ void working_copy() {
 }
 
 /// Changes what is committed while it is committed: after it was hashed, and before it is written.
-struct Scribble final : blobstore::CommitFollower {
-  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+struct Scribble final : CommitFollower {
+  std::unique_ptr<Prepared> prepare(const StagedCommit&) override {
     std::fill(values.begin(), values.end(), last);
     return nullptr;
   }
@@ -274,13 +256,13 @@ struct Scribble final : blobstore::CommitFollower {
 /// What packed weights are made of is what was read, not what the working copy recorded of it.
 void changed_during_a_commit() {
   const std::string path = "changed.ptd";
-  blobstore::make_working_copy({data_path}, path);
+  make_working_copy({data_path}, path);
   const auto store = PackedStore::open(kFolder);
   const Running packed(store, path, BlobCache::Mode::Shared);
   const Running plain(nullptr, path, BlobCache::Mode::Shared);
   CHECK(packed() == plain() && store->stats().fallbacks == 0);
   const BlobCache& cache = *packed.cache;
-  const blobstore::Blob* blob = nullptr;
+  const Blob* blob = nullptr;
   for (size_t i = 0; i < cache.size(); ++i) {
     if (cache.blob(i).key.find("weight@") != std::string_view::npos) {
       blob = &cache.blob(i);
@@ -292,18 +274,17 @@ void changed_during_a_commit() {
   const auto update = [&](float first, float last) {
     scribble->values.assign(blob->size / 4, first);
     scribble->last = last;
-    blobstore::Change change(std::string(blob->key), scribble->values.data(), blob->size);
+    Change change(std::string(blob->key), scribble->values.data(), blob->size);
     packed.cache->update({change});
   };
   update(0.5f, 0.25f);
   CHECK(packed() == plain());
-  CHECK(
-      fails(blobstore::ErrorKind::Integrity, [&] { cache.verify(); })); // the copy records the digest of what was given
+  CHECK(fails(ErrorKind::Integrity, [&] { cache.verify(); })); // the copy records the digest of what was given
   const std::vector<float> quarter = packed();
   update(0.5f, 0.5f); // of which the copy records the same digest
   CHECK(packed() == plain() && packed() != quarter);
   CHECK(cache.verify());
-  for (const blobstore::PackedFile& file : store->verify()) {
+  for (const PackedFile& file : store->verify()) {
     CHECK(file.problem.empty());
   }
 }
@@ -311,9 +292,7 @@ void changed_during_a_commit() {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    return 2;
-  }
+  CHECK(argc == 3);
   program_path = argv[1];
   data_path = argv[2];
   std::filesystem::remove_all(kFolder);
@@ -330,6 +309,4 @@ int main(int argc, char** argv) {
   threads();
   working_copy();
   changed_during_a_commit();
-  std::puts("ok");
-  return 0;
 }

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from runtime_bindings.tests import android, zig
@@ -41,13 +42,11 @@ def here() -> None:
     """Run the tests here, and once more as on systems that are not Linux; and link all of the library with GCC's link-time
     optimization, which refuses two different definitions of one name."""
     with native_build.folder("native-tests") as folder:  # some were built there by tests/runtime/test_native_api.py
-        test(folder, native_build.build_with_hooks)
-    build_and_test(ROOT / "build" / "native-posix", "-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_POSIX_ONLY=ON")
-    options = ("-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_ODR=ON", "-DCMAKE_UNITY_BUILD=OFF")
-    built(
-        ROOT / "build" / "one-definition",
-        lambda folder: native_build.build_tests(folder, *options, targets=("cache_test",)),
-    )
+        test(folder, build=native_build.build_with_hooks)
+    debug = "-DCMAKE_BUILD_TYPE=Debug"
+    test(ROOT / "build" / "native-posix", debug, "-DBLOBSTORE_POSIX_ONLY=ON")
+    linked = partial(native_build.build_tests, targets=("cache_test",))
+    built(ROOT / "build" / "one-definition", linked, debug, "-DBLOBSTORE_ODR=ON", "-DCMAKE_UNITY_BUILD=OFF")
     say("definitions: no findings")
 
 
@@ -56,7 +55,7 @@ def aarch64() -> None:
     executorch = machines.executorch("aarch64", "3.11")
     options = (f"-Dexecutorch_DIR={executorch / 'share' / 'cmake'}", "-DCMAKE_BUILD_TYPE=MinSizeRel")
     for compiler in ("", "-clang"):
-        build_and_test(
+        test(
             ROOT / "build" / f"native-aarch64{compiler}",
             f"-DCMAKE_TOOLCHAIN_FILE={LIBRARY / 'cmake' / f'aarch64-linux-gnu{compiler}.cmake'}",
             *options,
@@ -71,21 +70,23 @@ def aarch64() -> None:
         sys.exit(1)
 
 
-def build_and_test(folder: Path, *options: str) -> None:
-    test(folder, lambda directory: native_build.build_tests(directory, *options))
+def test(
+    folder: Path,
+    *options: str,
+    build: Callable[..., None] = native_build.build_tests,
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Build the tests in a folder and run them; ends the process if that fails."""
+    built(folder, build, *options)
+    if not native_build.ctest(folder, environment):
+        sys.exit(f"{folder.name}: see above")
 
 
-def test(folder: Path, build: Callable[[Path], None]) -> None:
-    built(folder, build)
-    if not native_build.ctest(folder):
-        sys.exit(1)
-
-
-def built(folder: Path, build: Callable[[Path], None]) -> None:
+def built(folder: Path, build: Callable[..., None], *options: str) -> None:
     if reason := native_build.missing():
         sys.exit(reason)
     try:
-        build(folder)
+        build(folder, *options)
     except AssertionError as error:
         sys.exit(str(error))
 

@@ -6,36 +6,20 @@
 // has no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns its absolute.
 // text.pte returns the string "a text", an int and a float.
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include <sys/mman.h>
 
-#include <executorch/extension/tensor/tensor.h>
-
-#include <blobstore/cache.h>
 #include <blobstore/program.h>
 
 #include "helpers.h"
 
 namespace {
 
-using blobstore::ErrorKind;
+using namespace blobstore; // NOLINT: all that is tested is in there
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
 
-std::shared_ptr<blobstore::Method> load(const std::string& path) {
-  return blobstore::Program::load(path, blobstore::BlobCache::open({}))->load_method("forward");
-}
-
-std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
-  const auto* data = tensor.const_data_ptr<float>();
-  return {data, data + tensor.numel()};
+std::shared_ptr<Method> load(const std::string& path) {
+  return Program::load(path, BlobCache::open({}))->load_method("forward");
 }
 
 const std::vector<float> kNumbers = {1, 2, 3, 4};
@@ -45,7 +29,7 @@ const std::vector<float> kDoubled = {4, 6, 8, 10};
 /// A run takes a line, and inputs are changed only where the caller allows it.
 void inputs_in_place(const std::string& path) {
   const auto method = load(path);
-  const blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
+  const Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
   CHECK(outputs.size() == 2 && numbers(outputs[0].toTensor()) == kMore && numbers(outputs[1].toTensor()) == kDoubled);
 
   const TensorPtr input = make_tensor_ptr({4}, kNumbers);
@@ -67,8 +51,8 @@ void inputs_in_place(const std::string& path) {
 /// Results own their memory, with or without the Outputs, the method and later calls.
 void outputs_own_their_memory(const std::string& path) {
   auto method = load(path);
-  blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
-  const blobstore::Outputs copy = outputs;
+  Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
+  const Outputs copy = outputs;
   const TensorPtr tensor = outputs.tensor(1);
   (void)method->execute({make_tensor_ptr({4}, {0.0f, 0.0f, 0.0f, 0.0f})});
   CHECK(numbers(outputs[1].toTensor()) == kDoubled);
@@ -86,7 +70,7 @@ void none_of_the_outputs(const std::string& path) {
 void refused_inputs(const std::string& folder) {
   const auto method = load(folder + "/planned.pte");
   const TensorPtr none = make_tensor_ptr({4}, nullptr);
-  CHECK(has(error_of(ErrorKind::Input, [&] { (void)method->execute({none}); }), "has no data"));
+  refused(ErrorKind::Input, "has no data", [&] { (void)method->execute({none}); });
   CHECK(numbers(*method->execute({make_tensor_ptr({4}, kNumbers)}).tensor(1)) == kDoubled);
 }
 
@@ -97,7 +81,7 @@ void order_of_dimensions(const std::string& folder) {
   const TensorPtr rows = make_tensor_ptr({1, 2, 2, 2}, eight);
   const TensorPtr last = make_tensor_ptr({1, 2, 2, 2}, eight, {0, 2, 3, 1});
   const TensorPtr same = make_tensor_ptr({1, 2, 2, 2}, eight, {2, 0, 3, 1}); // the first dimension has one element
-  CHECK(has(error_of(ErrorKind::Input, [&] { (void)method->execute({rows}); }), "has its dimensions in another order"));
+  refused(ErrorKind::Input, "has its dimensions in another order", [&] { (void)method->execute({rows}); });
   for (const TensorPtr& given : {last, same}) {
     const TensorPtr output = method->execute({given}).tensor(0);
     CHECK(numbers(*output) == eight && output->dim_order()[3] == 1);
@@ -106,7 +90,7 @@ void order_of_dimensions(const std::string& folder) {
 
 void other_values(const std::string& folder) {
   const auto method = load(folder + "/text.pte");
-  const blobstore::Outputs outputs = method->execute({});
+  const Outputs outputs = method->execute({});
   CHECK(
       outputs.size() == 3 && outputs[0].toString() == "a text" && outputs[1].toInt() == 7 &&
       outputs[2].toDouble() == 0.5);
@@ -127,7 +111,7 @@ void memory_of_a_method(const std::string& path) {
 
 /// The program keeps its method "forward", also while several threads load it, and does not keep itself.
 void forward_of_a_program(const std::string& folder) {
-  auto program = blobstore::Program::load(folder + "/planned.pte", blobstore::BlobCache::open({}));
+  auto program = Program::load(folder + "/planned.pte", BlobCache::open({}));
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
@@ -141,18 +125,18 @@ void forward_of_a_program(const std::string& folder) {
   }
   const TensorPtr input = make_tensor_ptr({4}, kNumbers);
   CHECK(program->forward({input}, {1, {true}}).size() == 1 && numbers(*input) == kMore);
-  CHECK(has(error_of(ErrorKind::Input, [&] { (void)program->forward(input, input); }), "takes 1 input, 2 were given"));
-  CHECK(has(error_of(ErrorKind::Input, [&] { (void)program->forward(); }), "takes 1 input, 0 were given"));
-  const blobstore::Outputs outputs = program->forward(input);
+  refused(ErrorKind::Input, "takes 1 input, 2 were given", [&] { (void)program->forward(input, input); });
+  refused(ErrorKind::Input, "takes 1 input, 0 were given", [&] { (void)program->forward(); });
+  const Outputs outputs = program->forward(input);
   const auto method = program->load_method("forward"); // another one, which keeps the program
-  const std::weak_ptr<blobstore::Program> alive = program;
+  const std::weak_ptr<Program> alive = program;
   program.reset();
   CHECK(!alive.expired() && numbers(*method->execute({make_tensor_ptr({4}, kNumbers)}).tensor(1)) == kDoubled);
   CHECK(outputs.size() == 2);
-  program = blobstore::Program::load(folder + "/text.pte", blobstore::BlobCache::open({}));
-  const blobstore::Outputs others = program->forward();
+  program = Program::load(folder + "/text.pte", BlobCache::open({}));
+  const Outputs others = program->forward();
   CHECK(others[1].toInt() == 7);
-  const std::weak_ptr<blobstore::Program> gone = program;
+  const std::weak_ptr<Program> gone = program;
   program.reset();
   CHECK(gone.expired());
   CHECK(alive.lock() != nullptr);
@@ -161,9 +145,7 @@ void forward_of_a_program(const std::string& folder) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    return 64;
-  }
+  CHECK(argc == 2);
   const std::string folder = argv[1];
   for (const char* name : {"/planned.pte", "/unplanned.pte"}) {
     inputs_in_place(folder + name);
@@ -175,5 +157,4 @@ int main(int argc, char** argv) {
   order_of_dimensions(folder);
   other_values(folder);
   forward_of_a_program(folder);
-  return 0;
 }

@@ -28,6 +28,7 @@ import torch
 
 from blobstore.runtime import BlobCache
 from runtime_bindings.tests import android, zig
+from runtime_bindings.tests.platforms import say
 from tests.helpers.native_build import LIBRARY, ROOT
 from tests.lowering.live import lower_through, seeded
 
@@ -231,15 +232,8 @@ def newer(made: Path, options: list[str], phone: Phone) -> Path:
     begin = "#include <stdlib.h>\n#include <sys/syscall.h>\n#include <unistd.h>\n"
     source.write_text(begin + "\n".join(NEWER[name] for name in sorted(lacking)) + "\n", encoding="utf-8")
     say(f"the C library of the device lacks {', '.join(sorted(lacking)) or 'nothing'} of API {android.API}")
-    android.must(
-        "cc",
-        *(one for one in options if one != "-std=c++17"),
-        "-w",
-        "-fvisibility=hidden",
-        source,
-        "-o",
-        made / "newer.o",
-    )
+    own = [one for one in options if one != "-std=c++17"]
+    android.must("cc", *own, "-w", "-fvisibility=hidden", source, "-o", made / "newer.o")
     return made / "newer.o"
 
 
@@ -309,11 +303,6 @@ def check_stock_application(phone: Phone) -> None:
     if len(found) != len(expected) or not np.allclose(found, expected, atol=1e-5):
         sys.exit(f"eager PyTorch computes {before} and {after}")
     say("ran: the same as eager PyTorch, before and after updates")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -8,31 +8,14 @@
 // float[1, ... 1], and "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of
 // ExecuTorch.
 
-#include <cstdio>
-#include <cstdlib>
-#include <string>
-#include <vector>
-
-#include <executorch/extension/tensor/tensor_ptr.h>
-
-#include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
 #include "helpers.h"
 
 namespace {
 
-using blobstore::BlobCache;
-using blobstore::ErrorKind;
-using blobstore::LogicalTensors;
-using blobstore::StateDict;
+using namespace blobstore; // NOLINT: all that is tested is in there
 using executorch::extension::make_tensor_ptr;
-
-/// Check that a call is refused with an error of this kind whose message has this text.
-template <typename Call>
-void refused(ErrorKind kind, const char* text, const Call& call) {
-  CHECK(has(error_of(kind, call), text));
-}
 
 executorch::extension::TensorPtr weight(float value) {
   return make_tensor_ptr({2, 3}, std::vector<float>(6, value));
@@ -114,10 +97,7 @@ void test_threads(const std::string& path) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: tensors_test FILE.ptd SHAPES.ptd\n");
-    return 2;
-  }
+  CHECK(argc == 3);
   test_shapes(argv[2]);
   test_updates(argv[1]);
 #ifdef NDEBUG
@@ -125,6 +105,4 @@ int main(int argc, char** argv) {
 #endif
   test_refusals(argv[1]);
   test_threads(argv[1]);
-  std::puts("ok");
-  return 0;
 }

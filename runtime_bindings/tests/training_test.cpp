@@ -5,33 +5,22 @@
 // TRAIN.pte is that of examples/xor.py. Prints "loss NUMBER" for each step and then "NAME NUMBER ..." for each
 // parameter.
 
-#include <cstdio>
-#include <cstdlib>
 #include <future>
 #include <limits>
 #include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include <blobstore/cache.h>
-#include <blobstore/error.h>
-
-#include "helpers.h"
 #include "xor.h"
 
 namespace {
 
-using blobstore::ErrorKind;
-using blobstore::OnNan;
-using blobstore::TrainingProgram;
+using namespace blobstore; // NOLINT: all that is tested is in there
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
 
 /// An infinite or NaN loss changes nothing, unless it is accepted.
 void losses_that_are_not_finite(TrainingProgram& training) {
   const Batch batch;
-  blobstore::SGD optimizer({0.1, 0.9});
+  SGD optimizer({0.1, 0.9});
   const TensorPtr bad = make_tensor_ptr({4, 2}, std::vector<float>(8, std::numeric_limits<float>::quiet_NaN()));
   const auto before = numbers(training);
   CHECK(fails(ErrorKind::NotFiniteLoss, [&] { (void)training.step(optimizer, {bad, batch.labels}); }));
@@ -44,20 +33,20 @@ void losses_that_are_not_finite(TrainingProgram& training) {
 
 /// Options that torch refuses too.
 void impossible_options() {
-  for (const blobstore::SGDOptions& options :
-       {blobstore::SGDOptions{-1},
-        blobstore::SGDOptions{0.1, -1},
-        blobstore::SGDOptions{0.1, 0, 0, -1},
-        blobstore::SGDOptions{0.1, 0, 0, 0, true},
-        blobstore::SGDOptions{0.1, 0.9, 0.1, 0, true}}) {
-    CHECK(fails(ErrorKind::Training, [&] { blobstore::SGD optimizer(options); }));
+  for (const SGDOptions& options :
+       {SGDOptions{-1},
+        SGDOptions{0.1, -1},
+        SGDOptions{0.1, 0, 0, -1},
+        SGDOptions{0.1, 0, 0, 0, true},
+        SGDOptions{0.1, 0.9, 0.1, 0, true}}) {
+    CHECK(fails(ErrorKind::Training, [&] { SGD optimizer(options); }));
   }
 }
 
 /// A child has its own copy; if another thread was using it at the fork, the child gets an error.
 void forks(TrainingProgram& training) {
   const Batch batch;
-  blobstore::SGD optimizer({0.1});
+  SGD optimizer({0.1});
   const auto before = numbers(training);
   training.lock();
   CHECK(in_child([&] { // the thread that has the turn goes on
@@ -87,12 +76,12 @@ void forks(TrainingProgram& training) {
 
 /// Publishing is one commit of all parameters, or an error and none.
 void publishing(TrainingProgram& training, const std::string& weights) {
-  const auto cache = blobstore::BlobCache::open({weights});
-  const auto empty = blobstore::BlobCache::open({});
+  const auto cache = BlobCache::open({weights});
+  const auto empty = BlobCache::open({});
   CHECK(fails(ErrorKind::KeyNotFound, [&] { (void)training.publish(empty); }));
   CHECK(fails(ErrorKind::Update, [&] { (void)training.publish(empty, /*strict=*/false); }));
   CHECK(training.publish(cache) == 1 && cache->generation() == 1);
-  const blobstore::LogicalTensors tensors(cache);
+  const LogicalTensors tensors(cache);
   training.named_parameters().at("out.bias")->mutable_data_ptr<float>()[0] = std::numeric_limits<float>::infinity();
   CHECK(fails(ErrorKind::Update, [&] { (void)training.publish(tensors, true, /*finite=*/true); }));
   CHECK(cache->generation() == 1);
@@ -102,17 +91,15 @@ void publishing(TrainingProgram& training, const std::string& weights) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 9) {
-    return 64;
-  }
+  CHECK(argc == 9);
   impossible_options();
-  const auto program = blobstore::Program::load(argv[1], blobstore::BlobCache::open({argv[2]}));
+  const auto program = Program::load(argv[1], BlobCache::open({argv[2]}));
   TrainingProgram training(program);
   const auto number = [&](int index) { return std::stod(argv[index]); };
-  blobstore::SGD optimizer({number(3), number(4), number(5), number(6), number(7) != 0});
+  SGD optimizer({number(3), number(4), number(5), number(6), number(7) != 0});
   const Batch batch;
   for (int i = std::stoi(argv[8]); i > 0; --i) {
-    const blobstore::Outputs outputs = training.step(optimizer, {batch.inputs, batch.labels});
+    const Outputs outputs = training.step(optimizer, {batch.inputs, batch.labels});
     std::printf("loss %.9g\n", static_cast<double>(outputs[0].toTensor().const_data_ptr<float>()[0]));
   }
   for (const auto& [name, tensor] : training.named_parameters()) {
@@ -127,5 +114,4 @@ int main(int argc, char** argv) {
   losses_that_are_not_finite(training);
   forks(training);
   publishing(training, argv[2]);
-  return 0;
 }

@@ -1,12 +1,9 @@
 // The network of examples/xor.py, which the tests of training train.
 #pragma once
 
-#include <string>
-#include <vector>
-
-#include <executorch/extension/tensor/tensor.h>
-
 #include <blobstore/training.h>
+
+#include "helpers.h"
 
 struct Batch {
   executorch::extension::TensorPtr inputs =
@@ -18,8 +15,7 @@ struct Batch {
 inline std::vector<std::vector<float>> numbers(const blobstore::TrainingProgram& training) {
   std::vector<std::vector<float>> all;
   for (const auto& [name, tensor] : training.named_parameters()) {
-    const auto* data = tensor->const_data_ptr<float>();
-    all.emplace_back(data, data + tensor->numel());
+    all.push_back(numbers(*tensor));
   }
   return all;
 }

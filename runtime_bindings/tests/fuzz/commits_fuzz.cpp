@@ -1,20 +1,8 @@
 // Fuzzes the file beside a working copy: its locks, counters and journal. BLOBSTORE_FUZZ_COPY names the file that the
 // working copy is made of.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <vector>
-
-#include <executorch/runtime/platform/runtime.h>
-
-#include <blobstore/cache.h>
-#include <blobstore/error.h>
-
 #include "../helpers.h"
 #include "format/digest.h"
+#include "input.h"
 #include "mutate.h"
 
 namespace {
@@ -106,10 +94,13 @@ bool is_sealed(const std::string& bytes) {
   return sealed;
 }
 
+void must_be_old_unless_sealed(const std::string& beside) {
+  must(read(copy().path) == copy().old || is_sealed(beside));
+}
+
 } // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  executorch::runtime::runtime_init();
   naming();
   return 0;
 }
@@ -136,23 +127,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       changes.push_back({blob.key, changed.back().data(), blob.size, &blob.layout});
     }
-    if (read(copy().path) != copy().old && !is_sealed(beside)) {
-      std::abort(); // a journal without its digest was replayed
-    }
+    must_be_old_unless_sealed(beside); // no journal without its digest was replayed
     cache->update(changes);
     for (size_t i = 0; i < changed.size(); ++i) {
-      if (!changed[i].empty() && std::memcmp(cache->blob(i).data, changed[i].data(), changed[i].size()) != 0) {
-        std::abort(); // a commit has no effect
-      }
+      must(changed[i].empty() || std::memcmp(cache->blob(i).data, changed[i].data(), changed[i].size()) == 0);
     }
   } catch (const blobstore::Error&) {
-    if (read(copy().path) != copy().old && !is_sealed(beside)) {
-      std::abort(); // weights were changed before the error
-    }
+    must_be_old_unless_sealed(beside); // nothing was changed before the error
   }
-  if (read(copy().path).size() != copy().old.size()) {
-    std::abort(); // bytes were written behind the end
-  }
+  must(read(copy().path).size() == copy().old.size()); // nothing was written behind the end
   return 0;
 }
 

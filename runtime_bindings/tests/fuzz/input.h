@@ -1,4 +1,4 @@
-// The bytes of a fuzzer as a file.
+// What the fuzzers do with their bytes.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,28 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <executorch/runtime/platform/runtime.h>
+
+#include <blobstore/error.h>
+
+inline const bool kHasLogs = (executorch::runtime::runtime_init(), true);
+
+/// A finding, unless this holds.
+inline void must(bool holds) {
+  if (!holds) {
+    std::abort();
+  }
+}
+
+/// Do something that may refuse the bytes by one kind of exception.
+template <typename Refusal = blobstore::Error, typename Use>
+void attempt(const Use& use) {
+  try {
+    use();
+  } catch (const Refusal&) {
+  }
+}
 
 /// A file in memory.
 class InputFile {

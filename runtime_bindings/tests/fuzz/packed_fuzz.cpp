@@ -1,11 +1,9 @@
 // Fuzzes the reader of files of packed weights, and the maps in them.
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include <blobstore/error.h>
-
 #include "format/digest.h"
+#include "input.h"
 #include "mutate.h"
 #include "packed/packed_file.h"
 
@@ -32,15 +30,11 @@ void apply(const PackedMap& map) {
     }
     std::vector<uint8_t> packed(map.size());
     map.apply(sources, packed.data());
-    if (!map.gives(sources, packed.data(), packed.size())) {
-      std::abort();
-    }
+    must(map.gives(sources, packed.data(), packed.size()));
   }
   const std::string text = map.encode();
   const auto again = PackedMap::decode(reinterpret_cast<const uint8_t*>(text.data()), text.size());
-  if (!again || again->encode() != text) {
-    std::abort();
-  }
+  must(again && again->encode() == text);
 }
 
 /// Correct the digest of the table, if it can be found.
@@ -60,23 +54,17 @@ void reseal(uint8_t* data, size_t size) {
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  try {
-    (void)read_stock_entries("fuzz", data, size);
-  } catch (const blobstore::Error&) {
-  }
-  try {
+  attempt([&] { (void)read_stock_entries("fuzz", data, size); });
+  attempt([&] {
     const PackedTable table = read_packed_table("fuzz", data, size);
     for (const PackedMap& map : table.maps) {
       apply(map);
     }
     for (const PackedEntry& entry : table.entries) {
-      if (entry.size > size || entry.offset > size - entry.size || entry.map > table.maps.size()) {
-        std::abort();
-      }
+      must(entry.size <= size && entry.offset <= size - entry.size && entry.map <= table.maps.size());
     }
     verify_packed("fuzz", data, table);
-  } catch (const blobstore::Error&) {
-  }
+  });
   return 0;
 }
 

@@ -3,10 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include <executorch/runtime/platform/runtime.h>
-
 #include <blobstore/cache.h>
-#include <blobstore/error.h>
 
 #include "format/digest.h"
 #include "input.h"
@@ -17,19 +14,14 @@ using blobstore::BlobCache;
 namespace {
 
 void use(const std::string& path, BlobCache::Mode mode) {
-  try {
+  attempt([&] {
     const auto cache = BlobCache::open({path}, mode);
-    try {
-      cache->verify();
-    } catch (const blobstore::Error&) {
-    }
+    attempt([&] { cache->verify(); });
     std::vector<std::vector<uint8_t>> kept;
     std::vector<blobstore::Change> changes;
     for (size_t i = 0; i < cache->size(); ++i) {
       const blobstore::Blob* blob = cache->find(cache->blob(i).key);
-      if (blob == nullptr) {
-        std::abort(); // a key that cannot be found
-      }
+      must(blob != nullptr);
       kept.emplace_back(blob->data, blob->data + blob->size);
       changes.push_back({blob->key, kept.back().data(), blob->size, &blob->layout});
     }
@@ -39,12 +31,10 @@ void use(const std::string& path, BlobCache::Mode mode) {
     }
     for (size_t i = 0; i < changes.size(); ++i) {
       const blobstore::Blob* blob = cache->find(changes[i].key);
-      if (!kept[i].empty() && std::memcmp(blob->data, kept[i].data(), kept[i].size()) != 0) {
-        std::abort(); // neither a commit of the same bytes nor its revert changes anything
-      }
+      // neither a commit of the same bytes nor its revert changes anything
+      must(kept[i].empty() || std::memcmp(blob->data, kept[i].data(), kept[i].size()) == 0);
     }
-  } catch (const blobstore::Error&) {
-  }
+  });
 }
 
 template <typename Word>
@@ -91,11 +81,6 @@ void reseal(uint8_t* data, size_t size) {
 }
 
 } // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  executorch::runtime::runtime_init();
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const InputFile file(data, size);

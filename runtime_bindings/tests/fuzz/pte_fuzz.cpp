@@ -1,9 +1,6 @@
 // Fuzzes the reading of programs, and the binding of their tensors to a cache. BLOBSTORE_FUZZ_DATA names the file of
 // the cache, which has the tensors that valid programs take.
-#include <executorch/runtime/platform/runtime.h>
-
 #include <blobstore/cache.h>
-#include <blobstore/error.h>
 
 #include "input.h"
 #include "program/program_image.h"
@@ -15,7 +12,6 @@ std::shared_ptr<blobstore::BlobCache> cache;
 } // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  executorch::runtime::runtime_init();
   const char* path = std::getenv("BLOBSTORE_FUZZ_DATA");
   cache = path == nullptr ? blobstore::BlobCache::open({}) : blobstore::BlobCache::open({path});
   return 0;
@@ -23,7 +19,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const InputFile file(data, size);
-  try {
+  attempt([&] {
     blobstore::internal::ProgramImage image(file.path());
     for (size_t method = 0; method < image.methods().size(); ++method) {
       image.backends(method);
@@ -31,7 +27,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       image.overlaid_inputs(method);
     }
     image.bind(*cache);
-  } catch (const blobstore::Error&) {
-  }
+  });
   return 0;
 }

@@ -1,13 +1,11 @@
 // Fuzzes the readers of indexes, parts and ways of releases, and of encoded contents. The corpora of all are tried with
 // each reader.
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-
-#include <blobstore/error.h>
 
 #include "codec/decoder.h"
 #include "format/format_error.h"
+#include "input.h"
 #include "releases/index.h"
 #include "releases/parts.h"
 #include "releases/ways.h"
@@ -19,10 +17,8 @@ using namespace blobstore::internal; // NOLINT: all that is tested is in there
 void use_index(const std::string& bytes) {
   const ReleaseIndex index = read_index(bytes, "fuzz");
   for (const ReleaseFile& file : index.files) {
-    if (!is_sha256(file.object.sha256) || file.name.empty() || file.name.front() == '/' ||
-        ("/" + file.name + "/").find("/../") != std::string::npos) {
-      std::abort(); // a file outside of the release
-    }
+    must(is_sha256(file.object.sha256) && !file.name.empty() && file.name.front() != '/');
+    must(("/" + file.name + "/").find("/../") == std::string::npos); // inside of the release
   }
   is_older(index.executorch, "1.5");
 }
@@ -42,10 +38,9 @@ void use_parts(const std::string& bytes, size_t files) {
   for (const std::vector<ReleasePart>& listed : parts.files) {
     uint64_t end = 0;
     for (const ReleasePart& part : listed) {
-      if (part.offset < end || part.size == 0 || part.size > kSize || part.offset > kSize - part.size ||
-          part.content >= parts.contents.size() || parts.contents[part.content].size != part.size) {
-        std::abort(); // a part outside of the file, or over another one
-      }
+      // inside of the file, and over no other part
+      must(part.offset >= end && part.size != 0 && part.size <= kSize && part.offset <= kSize - part.size);
+      must(part.content < parts.contents.size() && parts.contents[part.content].size == part.size);
       end = part.offset + part.size;
     }
   }
@@ -63,14 +58,11 @@ void use_ways(const std::string& bytes, size_t contents) {
   for (const std::vector<ReleaseWay>& ways : found.ways) {
     for (const ReleaseWay& way : ways) {
       const uint64_t size = found.objects.at(way.object).size;
-      if (way.stored > size || way.at > size - way.stored || (way.base && *way.base >= found.contents.size())) {
-        std::abort(); // bytes outside of an object
-      }
+      must(way.stored <= size && way.at <= size - way.stored); // bytes of the object
+      must(!way.base || *way.base < found.contents.size());
     }
   }
-  if (cheapest(found.ways, std::vector<bool>(found.contents.size())).size() != found.contents.size()) {
-    std::abort();
-  }
+  must(cheapest(found.ways, std::vector<bool>(found.contents.size())).size() == found.contents.size());
 }
 
 void use_encoded(const std::string& bytes) {
@@ -86,30 +78,20 @@ void use_encoded(const std::string& bytes) {
       [&](uint8_t* out, size_t count, uint64_t at) { stored.copy(reinterpret_cast<char*>(out), count, at); },
       [&](uint8_t* out, size_t count, uint64_t) { std::fill_n(out, count, uint8_t{7}); },
       [&](const uint8_t*, size_t count) { size += count; });
-  if (size != kSize) {
-    std::abort();
-  }
-}
-
-template <typename Use>
-void attempt(const Use& use) {
-  try {
-    use();
-  } catch (const blobstore::Error&) {
-  } catch (const FormatError&) {
-  }
+  must(size == kSize);
 }
 
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
-  attempt([&] { use_index(bytes); });
-  attempt([&] { read_mark(bytes, "fuzz"); });
+  const auto give = [](const auto& use) { attempt([&] { attempt<FormatError>(use); }); };
+  give([&] { use_index(bytes); });
+  give([&] { read_mark(bytes, "fuzz"); });
   for (size_t count = 0; count < 6; ++count) {
-    attempt([&] { use_parts(bytes, count); });
-    attempt([&] { use_ways(bytes, count); });
+    give([&] { use_parts(bytes, count); });
+    give([&] { use_ways(bytes, count); });
   }
-  attempt([&] { use_encoded(bytes); });
+  give([&] { use_encoded(bytes); });
   return 0;
 }
