@@ -15,7 +15,6 @@ from blobstore import BlobStore, open_ptd, save_file
 from blobstore.core.tools.convert import convert
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
-from tests.core.formats.pte.oracle import check_same
 from tests.core.programs.test_programs import snapshot, with_named_data
 
 
@@ -51,8 +50,7 @@ def test_a_second_run_leaves_the_programs_of_the_first_their_weights(lowered, ch
             result = dedup_programs([write(model, tmp_path / f"{name}.pte")], tmp_path / "out")
     assert [path.name for path in result.kept] == ["a.pte", "b.pte"]
     assert (result.replaced, result.replaced_keys, result.unused_keys, result.pruned_keys) == ([], [], [], [])
-    for name, model in models.items():
-        check(tmp_path / "out" / f"{name}.pte", model, tmp_path / "out" / "shared.ptd")
+    check(tmp_path / "out", models)
     together = dedup_programs([write(m, tmp_path / "in" / f"{n}.pte") for n, m in models.items()], tmp_path / "once")
     assert keys(together.data_files[0]) == keys(tmp_path / "out" / "shared.ptd")
 
@@ -85,8 +83,7 @@ def test_what_a_replaced_program_took_stays_until_it_is_pruned(lowered, check, t
     assert set(result.unused_keys) < of_both < keys(tmp_path / "out" / "shared.ptd")
     pruned = dedup_programs([tmp_path / "a.pte"], tmp_path / "out", prune=True)
     assert sorted(pruned.pruned_keys) == sorted(result.unused_keys) and pruned.unused_keys == []
-    for name, model in (("a", new), ("other", other)):
-        check(tmp_path / "out" / f"{name}.pte", model, tmp_path / "out" / "shared.ptd")
+    check(tmp_path / "out", {"a": new, "other": other})
     fresh = dedup_programs([tmp_path / "a.pte", tmp_path / "other.pte"], tmp_path / "fresh")
     assert keys(fresh.data_files[0]) == keys(tmp_path / "out" / "shared.ptd")
 
@@ -227,8 +224,7 @@ def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
         blobstore.save_file({"second.bias": module.state_dict()["second.bias"]}, tmp_path / f"{name}.ptd")
         with open_ptd(tmp_path / f"{name}.ptd") as names:
             dedup_programs([write(model, tmp_path / f"{name}.pte")], tmp_path / "out", names=names)
-    for name, model in models.items():
-        check(tmp_path / "out" / f"{name}.pte", model, tmp_path / "out" / "shared.ptd")
+    check(tmp_path / "out", models)
 
 
 @pytest.mark.long
@@ -297,8 +293,7 @@ def test_two_processes_at_once(lowered, check, tmp_path):
         for name, model in models.items()
     ]
     assert [process.wait() for process in processes] == [0] * len(models)
-    for name, model in models.items():
-        check(tmp_path / "out" / f"{name}.pte", model, tmp_path / "out" / "shared.ptd")
+    check(tmp_path / "out", models)
 
 
 # Inputs
@@ -319,8 +314,7 @@ def test_folders_keep_their_structure(lowered, check, tmp_path):
             result = dedup_programs(tmp_path / "models", output)
             assert sorted(p.path for p in result.programs) == sorted(output / f"{name}.pte" for name in models)
             assert result.data_files == [output / "shared.ptd"] and "more" in keys(output / "shared.ptd")
-            for name, model in models.items():
-                check(output / f"{name}.pte", model, output / "shared.ptd")
+            check(output, models)
 
 
 def test_equal_names_keep_as_many_folders_as_tell_them_apart(lowered, tmp_path, monkeypatch):
@@ -362,9 +356,8 @@ def test_inputs_are_replaced_if_that_is_wanted(lowered, check, tmp_path):
         dedup_programs(tmp_path / "in", tmp_path / "in")
     assert snapshot(tmp_path / "in") == before
     dedup_programs(tmp_path / "in", tmp_path / "in", force=True)
-    for name, model in models.items():
-        assert (tmp_path / "in" / f"{name}.pte").stat().st_size < len(embedded[name])
-        check(tmp_path / "in" / f"{name}.pte", model, tmp_path / "in" / "shared.ptd")
+    assert all((tmp_path / "in" / f"{name}.pte").stat().st_size < len(old) for name, old in embedded.items())
+    check(tmp_path / "in", models)
     again = snapshot(tmp_path / "in")
     dedup_programs(tmp_path / "in", tmp_path / "in", force=True)
     assert snapshot(tmp_path / "in") == again
