@@ -15,14 +15,13 @@ from blobstore import BlobStore, open_ptd, save_file
 from blobstore.core.tools.convert import convert
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
-from tests.core.programs.test_programs import snapshot, with_named_data
+from tests.core.programs.test_programs import check_all, snapshot, with_named_data
 
 
 @pytest.fixture
 def check(stock_run):
-    """Check that a slim program computes what its old file computes."""
-
-    return lambda path, model, data_path: check_same(stock_run, model, path, data=data_path)
+    """Check that the slim programs of a folder compute what their old files compute."""
+    return lambda folder, models: check_all(stock_run, models, folder)
 
 
 def write(model, path):
