@@ -15,13 +15,9 @@ from campaigns.architectures.table import RESULTS, failures, read_results, write
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make architectures", description=__doc__)
-    parser.add_argument(
-        "--only", nargs="*", help="types of models, such as llama; by default all that transformers has"
-    )
+    parser.add_argument("--only", nargs="*", help="types of models, such as llama; by default all there are")
     parser.add_argument("--seconds", type=int, default=900, help="the limit for each")
-    parser.add_argument(
-        "--minutes", type=int, default=24 * 60, help="the limit for all; the next run goes on behind them"
-    )
+    parser.add_argument("--minutes", type=int, default=24 * 60, help="for all; the next run goes on behind them")
     parser.add_argument("--table", action="store_true", help="only write the table")
     options = parser.parse_args()
     if not options.table:

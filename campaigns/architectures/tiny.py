@@ -4,9 +4,11 @@ A configuration gets small numbers by the names of its fields. Where these do no
 tried, and at last each field with its own value, until eager mode runs on one of the inputs of `inputs.py`.
 """
 
+import copy
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,29 +16,27 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from campaigns.architectures.inputs import inputs_for
+from campaigns.architectures.inputs import accepted_inputs
 
 __all__ = ["PartError", "architectures", "class_names", "tiny"]
 
 _ROWS = r"""
-vocabulary 96 (\w+_)?vocab_size
+vocabulary 96 (\w+_)?vocab_size(_per_layer_input)? \w+_group_vocab
 padding 0 pad_token_id
 begin 1 bos_token_id
 end 2 eos_token_id
-chosen 1 num_experts_per_tok (num|n|topk)_group (num|n)_shared_experts first_k_dense_replace moe_top_?k
-layers 1 n_layers? depth (\w+_)?num_(\w+_)?layers (en|de)coder_layers (\w+_)?(depth|layers) num_blocks
-pairs 2 (\w+_)?num_key_value_heads num_kv_heads n_kv_heads
+chosen 1 num_experts_per_tok(en)? (num|n|topk)_(expert_)?group (num|n)_shared_experts moe_k first_k_dense_replace moe_top_?k
+layers 1 n_layers? depth (?!num_feat_extract)(\w+_)?num_(\w+_)?layers (en|de)coder_layers (\w+_)?(depth|layers) num_blocks
+pairs 2 (\w+_)?num_key_value_heads num_kv_heads n_kv_heads kv_n_heads
 experts 2 (moe_)?(num|n)_(local_|routed_)?experts
 heads 4 (\w+_)?(num_)?attention_heads (\w+_)?(num|n)_heads? linear_num_(key|value)_heads
-head 8 (\w+_)?head_dim d_head resampler_dim_head kv_channels d_kv qk_\w+_dim rotary_dim index_topk linear_(key|value)_head_dim
-patch 8 (\w+_)?patch_size
-narrow 16 (\w+_)?lora_rank (shared_|moe_)+(expert_)?intermediate_size (\w+_)?state_size mamba_d_state ssm_state_size
-narrow 16 hidden_size_per_layer_input resampler_\w*latents latent_query_num shared_expert_intermediate_size num_mel_bins max_\w*bins (\w+_)?query_tokens num_queries
+head 8 (\w+_)?head_dim d_head resampler_dim_head kv_channels d_kv qk_(?!head_dim)\w+_dim rotary_dim index_topk linear_(key|value)_head_dim
+patch 8 (\w+_)?patch_size prediction_length num_filters
+narrow 16 (\w+_)?lora_rank (shared_|moe_)+(expert_)?intermediate_size (\w+_)?state_size mamba_d_state ssm_state_size model_in_dim (\w+_)?chunk_size context_size num_conv_pos_embeddings num_pos_feats n_window hidden_size_per_layer_input resampler_\w*latents latent_query_num shared_expert_intermediate_size num_mel_bins max_\w*bins (\w+_)?query_tokens num_queries
 wide 48 (\w+_)?intermediate_size (\w+_)?ffn_dim (\w+_)?mlp_dim d_ff ffn_hidden_size \w*feed_forward\w* dim_feedforward n_inner d_inner \w+_linear_units
 positions 64 max_(\w+_)?position_embeddings n_positions max_(source|target)_positions n_ctx (max_)?context_length max_seq_len
 image 32 image_size
-width 32 (\w+_)?hidden_size d_model n_embd (\w+_)?dim (\w+_)?hidden_dim (\w+_)?embed(ding)?(_dim|_size|_proj_dim) (\w+_)?projection_dim
-width 32 adapter_input_size model_dim classifier_proj_size word_embed_proj_dim output_dim codebook_size decoder_(embed|hidden)\w*_(dim|size)
+width 32 (\w+_)?hidden_size d_model n_embd (\w+_)?dim (\w+_)?hidden_dim (\w+_)?embed(ding)?(_dim|_size|_proj_dim) (\w+_)?projection_dim adapter_input_size hidden_size_global d_latents (\w+_)?channels? (\w+_)?channel_size upsample_groups (\w+_)?hidden_dimension model_dim classifier_proj_size word_embed_proj_dim output_dim codebook_size decoder_(embed|hidden)\w*_(dim|size)
 frames 4 num_frames
 """
 _NUMBERS = [
@@ -45,43 +45,36 @@ _NUMBERS = [
 ]
 """Fields by their names, and numbers with which a model takes a few hundred kilobytes. Numbers never grow."""
 
-_SECONDS = 10
-"""Of processor time for all attempts."""
+_SECONDS, _LARGEST = 10, 40_000_000
+"""Of processor time for all attempts; of parameters, because the defaults of many types fill the memory."""
 
 _OPTIONAL = {"head_dim", "n_routed_experts", "num_experts_per_tok", "num_key_value_heads", "pad_token_id", "vocab_size"}
+_OPTIONAL |= {"image_token_id", "image_token_index", "video_token_id", "video_token_index", "prediction_length"}
 """Fields that get a number, too, if they have none."""
 
-_CHANGES: list[dict[str, int]] = [
-    {},
-    {"pairs": 4},
-    {"layers": 2},
-    {"rope": 1},
-    {"pairs": 4, "layers": 2},
-    {"image": 64},
-    {"layers": 4},
-    {"pairs": 4, "layers": 4},
-    {"head": 16},
-    {"image": 64, "patch": 16},
-    {"image": 128},
-    {"image": 224, "patch": 16},
-    {"heads": 2},
-    {"width": 64, "wide": 96},
-]
+_CHANGES_TEXT = """none; pairs 4; layers 2; rope 1; pairs 4, layers 2; experts 2, chosen 1, narrow 16; heads 8;
+width 64, wide 96; rope 1, head 16, width 64; image 64; layers 4; pairs 4, layers 4; head 16; image 64, patch 16;
+image 128; image 224, patch 16; heads 2; heads 2, width 128"""
+_CHANGES = [{row: int(n) for row, n in re.findall(r"(\w+) (\d+)", one)} for one in _CHANGES_TEXT.split(";")]
 
+_ROPES = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}
 _OWN: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 95, "IMGIMGAZ": 90}},
+    "cohere_compass": {"text_config": _ROPES},
+    "cohere_compass_text": _ROPES,
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["sparse"]}},
+    "emu3": {"vocabulary_map": {"<image>": 95, "<|extra_200|>": 90, "<|visual token 000000|>": 91}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
     "gpt_neo": {"attention_types": [[["global"], 1]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "mobilenet_v2": {"depth_multiplier": 0.25},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "swin": {"embed_dim": 16, "window_size": 2, "patch_size": 4},
-    "wav2vec2": {
-        "conv_dim": [16, 16],
-        "conv_stride": [4, 4],
-        "conv_kernel": [8, 4],
-        "num_feat_extract_layers": 2,
-        "num_conv_pos_embeddings": 8,
-        "num_conv_pos_embedding_groups": 2,
-    },
 }
 """What some architectures need beside that."""
+
+_WIDTHS = r"hidden_sizes|_dims?$|^dims?$|^(?!in_|out_)\w*channels$|embed|out_features"
 
 _DECODERS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_MAPPING_NAMES")
 _ENCODER_DECODERS = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
@@ -112,29 +105,29 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """
     if not class_names(kind):
         raise PartError("transformers' auto classes have no model of this type")
-    first: Exception | None = None
+    errors: list[Exception] = []
     end = time.process_time() + _SECONDS
     for values in _configurations(CONFIG_MAPPING[kind], _OWN.get(kind, {})):
         if time.process_time() > end:
             break
         try:
             model = _model(kind, CONFIG_MAPPING[kind](**values))
-            for inputs in inputs_for(model):
-                try:
-                    with torch.no_grad():
-                        model(**inputs)
-                    return model, inputs
-                except Exception as error:
-                    first = first or error
+            return model, accepted_inputs(model, end)
         except Exception as error:
-            first = first or error
-    raise first or LookupError("no attempt")
+            errors.append(error)
+    raise [*errors, LookupError("no attempt")][0]
 
 
 def _model(kind: str, config: Any) -> Any:
     torch.manual_seed(0)
     lists = (*_ENCODER_DECODERS, *_DECODERS[::-1]) if getattr(config, "is_encoder_decoder", False) else _DECODERS
-    model = getattr(transformers, class_names(kind, *lists)[0])(config).eval()
+    classes = [getattr(transformers, name) for name in class_names(kind, *lists)]
+    cls = next((cls for cls in classes if cls.config_class is type(config)), classes[0])
+    with suppress(RuntimeError), torch.device("meta"):  # some models cannot be made without numbers
+        size = sum(tensor.numel() for tensor in cls(copy.deepcopy(config)).parameters())
+        if size > _LARGEST:
+            raise ValueError(f"the smallest model that was found has {size:,} parameters")
+    model = cls(config).eval()
     with torch.no_grad():  # weights that are all 1 or 0 would hide an update that does not reach them
         for tensor in model.parameters():
             if tensor.is_floating_point():
@@ -149,27 +142,62 @@ def _configurations(cls: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Values for the fields of a configuration, each different from those before."""
     seen: list[dict[str, Any]] = []
     for change in _CHANGES:
-        values = {**_small(cls, change), **own}
+        values = _merged(_small(cls, cls().to_dict(), change), own)
         if values not in seen:
             seen.append(values)
             yield values
     for left in seen[0]:  # a small number in a field that is no size; but never a hundred layers
-        if _row(left) not in ("layers", "vocabulary"):
+        if _row(left)[0] not in ("layers", "vocabulary"):
             yield {name: value for name, value in seen[0].items() if name != left}
 
 
-def _small(cls: Any, change: dict[str, int]) -> dict[str, Any]:
-    fields = cls().to_dict()
-    values: dict[str, Any] = _per_layer(fields, change.get("layers", 1))
+def _merged(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(values[name], own[name]) for name in own if isinstance(values.get(name), dict)}
+    return {**values, **own, **both}
+
+
+def _small(cls: Any, fields: dict[str, Any], change: dict[str, int]) -> dict[str, Any]:
+    values: dict[str, Any] = _per_layer(fields, change)
     if "rope" in change and "rope_parameters" in fields:
         values["rope_parameters"] = {**(fields["rope_parameters"] or {}), "mrope_section": [1, 1, 2]}  # of a head of 8
     specials = iter(range(95, 80, -1))
     for name, value in fields.items():
+        if name in values or not _is_declared(cls, name):
+            continue
         if isinstance(value, dict) and (inner := _inner(cls, name, value)) is not None:
-            values[name] = {**_small(inner, change), **({"model_type": inner.model_type} if inner.model_type else {})}
-        elif name not in values and (number := _number(name, value, change, specials)) is not None:
+            values[name] = _part(inner, value, change)
+        elif (number := _number(name, value, change, specials)) is not None:
             values[name] = number
-    return values
+    return values | _stages(fields, values)
+
+
+def _is_declared(cls: Any, name: str) -> bool:
+    """Whether a field is not computed from others."""
+    fields = getattr(cls, "__dataclass_fields__", {})
+    return not fields or name in fields or name in (*cls.attribute_map.values(), "out_indices")
+
+
+def _part(inner: Any, value: dict[str, Any], change: dict[str, int]) -> dict[str, Any]:
+    """A configuration inside of another one, which may have its own values for fields; timm is not installed."""
+    if inner.model_type == "timm_backbone":
+        resnet = CONFIG_MAPPING["resnet"]
+        chosen = {"model_type": "resnet", "out_indices": value.get("out_indices") or [1, 2, 3, 4]}
+        return {**_small(resnet, resnet().to_dict(), change), **chosen}
+    usual: dict[str, Any] = {}
+    with suppress(ValueError):
+        usual = inner().to_dict()
+    values = {name: one for name, one in value.items() if one != usual.get(name) and _is_declared(inner, name)}
+    values |= _small(inner, value, change)
+    return {**values, "model_type": inner.model_type} if inner.model_type else values
+
+
+def _stages(fields: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """As many layers as outputs that a backbone has, where it returns those of some of its layers."""
+    wanted, layers = fields.get("out_indices"), values.get("num_hidden_layers")
+    if not wanted or layers is None or max(wanted) <= layers:
+        return {}
+    chosen = [index + 1 for index in range(max(layers, len(wanted)))][-len(wanted) :]
+    return {"num_hidden_layers": chosen[-1], "out_indices": chosen, "out_features": None}
 
 
 def _inner(cls: Any, name: str, value: dict[str, Any]) -> Any:
@@ -181,49 +209,47 @@ def _inner(cls: Any, name: str, value: dict[str, Any]) -> Any:
     return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401 (its `get` knows only what was used)
 
 
-def _row(name: str) -> str | None:
-    return next((row for row, _, pattern in _NUMBERS if pattern.fullmatch(name)), None)
+def _row(name: str) -> tuple[str | None, int]:
+    return next(((row, usual) for row, usual, pattern in _NUMBERS if pattern.fullmatch(name)), (None, 0))
 
 
 def _number(name: str, value: Any, change: dict[str, int], specials: Iterator[int]) -> Any:
     """The small value of a field; None if it stays as it is."""
     if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
         return _numbers(name, list(value), change)
-    if type(value) is not int and not (value is None and name in _OPTIONAL):
+    row, usual = _row(name)
+    if type(value) is not int and not (value is None and (name in _OPTIONAL or row in change)):
         return None
-    for row, usual, pattern in _NUMBERS:
-        if pattern.fullmatch(name):
-            small = change.get(row, usual)
-            return small if value is None or value > small else None
-    return next(specials) if re.search(r"_token_(id|index)$", name) and (value or 0) >= 80 else None
+    if row is not None:
+        small = change.get(row, usual)
+        return small if value is None or value > small else None
+    return next(specials) if re.search(r"_token_(id|index)$", name) and (value is None or value >= 80) else None
 
 
 def _numbers(name: str, values: list[int], change: dict[str, int]) -> list[int] | None:
-    """Small values for a list of numbers, one for each stage."""
+    """Small values for a list of numbers, one for each stage; the same for the same, whatever the list is."""
     if "head" in name:
         return [2] * len(values)
-    if "depth" in name or "layers" in name:
-        return [1] * len(values)
+    if re.search("depth|layers", name) and name != "encode_proj_layers":
+        return [min(one, change.get("layers", 1)) for one in values]
     if name == "image_size":
         return [change.get("image", 32)] * len(values)
-    if re.search(r"hidden_sizes|_dims?$|^dims?$|channels$|embed_dims|embedding_size", name) and min(values) >= 16:
-        return [max(8, 16 * value // min(values)) // 8 * 8 for value in values]
+    if re.search(_WIDTHS, name):
+        return [value if value < 16 else max(8, value // 64 * 8) for value in values]
     return None
 
 
-def _per_layer(fields: dict[str, Any], least: int) -> dict[str, Any]:
+def _per_layer(fields: dict[str, Any], change: dict[str, int]) -> dict[str, Any]:
     """As many layers as there are different ones, for models with a list of what each of them is."""
-    count = next((fields[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in fields), None)
-    lists = {
-        name: value
-        for name, value in fields.items()
-        if isinstance(value, list) and len(value) == count and all(isinstance(one, str) for one in value)
-    }
-    if not lists or count is None:
+    least = change.get("layers", 1)
+    counts = [name for name in ("num_hidden_layers", "n_layer", "num_layers") if name in fields]
+    count = fields[counts[0]] if counts else None
+    texts = {name: value for name, value in fields.items() if isinstance(value, list) and {*map(type, value)} == {str}}
+    if not (lists := {name: value for name, value in texts.items() if len(value) == count}):
         return {}
-    different = list(dict.fromkeys(zip(*lists.values(), strict=True)))
-    chosen = (different * least)[: max(len(different), least)]
-    counts: dict[str, Any] = {
-        name: len(chosen) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in fields
-    }
-    return {**counts, **{name: list(column) for name, column in zip(lists, zip(*chosen, strict=True), strict=True)}}
+    rows = list(zip(*lists.values(), strict=True))
+    chosen = [rows.index(row) for row in dict.fromkeys(rows)]
+    chosen = (chosen * least)[: max(len(chosen), least)]
+    found: dict[str, Any] = {name: len(chosen) for name in counts}
+    found |= {name: [column[index] for index in chosen] for name, column in lists.items()}
+    return found

@@ -57,7 +57,7 @@ def trial(kind: str) -> dict[str, Any]:
         except Exception as error:
             return {**found, "result": "theirs", "message": _first_line(error)}
         try:
-            found["bits"] = _is_deduplicated(Path(place), inputs, theirs, outputs)
+            found["bits"] = _keeps_bits(Path(place), inputs, theirs, outputs)
             _exported(BlobStoreExporter, model, inputs).save_pretrained(Path(place, "ours"))
             found |= _Updates(model, inputs, Path(place, "ours"), max(TOLERANCE, 2 * found["stock"])).tried()
         except Exception as error:
@@ -92,15 +92,12 @@ def _traced_once() -> Iterator[None]:
         yield
 
 
-def _is_deduplicated(
-    place: Path, inputs: Mapping[str, Any], theirs: ExportedModel, outputs: list[torch.Tensor]
-) -> bool:
+def _keeps_bits(place: Path, inputs: Mapping[str, Any], theirs: ExportedModel, outputs: list[torch.Tensor]) -> bool:
     """Whether the slim program on the stock runtime returns the same bits."""
     dedup_programs([place / "theirs/model.pte"], place / "slim")
     data = place / "slim/shared.ptd"
-    program = Runtime.get().load_program(
-        place / "slim/model.pte", **({"data_path": str(data)} if data.exists() else {})
-    )
+    options = {"data_path": str(data)} if data.exists() else {}
+    program = Runtime.get().load_program(place / "slim/model.pte", **options)
     runner = ExecutorchModelRunner(program, theirs.components["model"].metadata)
     taken = {name: value for name, value in inputs.items() if name in runner.metadata.kwargs}
     slim = _tensors(runner(**taken))

@@ -29,16 +29,8 @@ def test_the_page_has_the_results() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    fine = {
-        "kind": "a",
-        "class": "A",
-        "result": "works",
-        "parameters": 100,
-        "bits": True,
-        "follow": 95,
-        "refused": [],
-        "silent": [],
-    }
+    counts = {"parameters": 100, "follow": 95, "bits": True, "refused": [], "silent": []}
+    fine = {"kind": "a", "class": "A", "result": "works", **counts}
     assert failures([fine]) == []
     assert len(failures([{**fine, "follow": 94}, {**fine, "bits": False}, {**fine, "silent": ["w"]}])) == 3
     assert failures([{"kind": "b", "result": "ours", "message": "it fell"}]) == ["b: it fell"]
