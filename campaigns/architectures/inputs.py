@@ -1,5 +1,6 @@
 """Inputs for the `forward` of any model of transformers, of the shapes that its configuration asks for."""
 
+import copy
 import inspect
 import itertools
 import linecache
@@ -37,7 +38,7 @@ def accepted_inputs(model: Any, end: float) -> dict[str, Any]:
         for inputs in _products(model, names):
             try:
                 with torch.no_grad():
-                    model(**inputs)
+                    copy.deepcopy(model)(**inputs)  # it may keep what it computed of its weights
                 return inputs
             except Exception as error:
                 errors.append(error)
