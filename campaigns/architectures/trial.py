@@ -114,7 +114,7 @@ class _Updates:
         self.exported = ExportedModel.from_pretrained(folder, cache=self.cache)
         torch.manual_seed(1)
         tuned = copy.deepcopy(model)
-        for tensor in {*tuned.parameters(), *tuned.buffers()}:  # each once, however many names it has
+        for tensor in (*tuned.parameters(), *tuned.buffers()):  # each once, however many names it has
             if tensor.is_floating_point():
                 tensor.data.mul_(1 + 0.3 * torch.rand_like(tensor))
         self.tuned = tuned.state_dict()
