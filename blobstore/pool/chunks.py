@@ -44,11 +44,11 @@ class _Rooms(threading.local):
 
 
 def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_Bytes]:
-    """The bytes of chunks in their order, each valid until the next one.
+    """The bytes of chunks in their order, each valid until the next one; if threads make them, until the one after that.
 
     Args:
         chunks: with the numbers of their contents.
-        threads: make them ahead, in about 20 MB and one content that is made as a whole; None: each is made when it is asked
+        threads: make them ahead, in about 25 MB and one content that is made as a whole; None: each is made when it is asked
             for, by this thread.
     """
     if threads is None:
@@ -56,7 +56,7 @@ def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_By
         for number, chunk in chunks:
             yield number, chunk.make(content, base)
         return
-    rooms, free = _Rooms(), deque[memoryview]()
+    rooms, free, last = _Rooms(), deque[memoryview](), list[memoryview]()
 
     def work(batch: list[_Numbered], room: memoryview) -> list[_Bytes]:
         done, at = [], 0
@@ -76,7 +76,8 @@ def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_By
             while ahead > _AHEAD:
                 done, room, nbytes = coming.popleft()
                 yield from done.result()
-                free.append(room)
+                free.extend(last)
+                last = [room]
                 ahead -= nbytes
         while coming:
             yield from coming.popleft()[0].result()

@@ -337,30 +337,45 @@ def files_of(
         beside = None if threads is None else stack.enter_context(ThreadPoolExecutor(1))
         for name, size, sha256 in version.files:
             own = list(placed[name].values())
-            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256, beside)
+            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256, _Hasher(beside))
+
+
+class _Hasher:
+    """SHA-256 of pieces in their order. Another thread may take them: then each is to be valid until the one after the next."""
+
+    def __init__(self, beside: Executor | None) -> None:
+        self._hash, self._beside = hashlib.sha256(), beside
+        self._running: deque[Future[None]] = deque()
+
+    def update(self, piece: memoryview) -> None:
+        """One more piece."""
+        if self._beside is None or len(piece) < _SHORT:
+            self._wait(0)
+            self._hash.update(piece)
+        else:
+            self._running.append(self._beside.submit(self._hash.update, piece))
+            self._wait(1)
+
+    def hexdigest(self) -> str:
+        """Of all pieces."""
+        self._wait(0)
+        return self._hash.hexdigest()
+
+    def _wait(self, most: int) -> None:
+        while len(self._running) > most:
+            self._running.popleft().result()
 
 
 def _proved(
-    blobs: Blobs,
-    pieces: Iterator[memoryview],
-    parts: Sequence[FilePart],
-    name: str,
-    sha256: str,
-    beside: Executor | None,
+    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[FilePart], name: str, sha256: str, hasher: _Hasher
 ) -> Iterator[memoryview]:
-    hasher = hashlib.sha256()
     for piece in pieces:
-        if beside is None or len(piece) < _SHORT:
-            hasher.update(piece)
-            yield piece
-        else:  # hashed while the caller writes it
-            hashed = beside.submit(hasher.update, piece)
-            yield piece
-            hashed.result()
-    if hasher.hexdigest() != sha256:
+        hasher.update(piece)
+        yield piece
+    if (found := hasher.hexdigest()) != sha256:
         for part in parts:
             blobs.read(part.digest)  # an error that names the damaged one
-        raise IntegrityError(name, f"expected SHA-256 {sha256}, the parts in the pool give {hasher.hexdigest()}")
+        raise IntegrityError(name, f"expected SHA-256 {sha256}, the parts in the pool give {found}")
 
 
 def _pieces(

@@ -269,7 +269,7 @@ class Pool:
             directory: made if it is missing.
             force: also replace files of another format.
             executor: a `ThreadPoolExecutor` or `threads:N`, which decode while this thread writes and another one compares; by
-                default as many threads as there are processors. They have about 20 MB ahead, and one content and its base where
+                default as many threads as there are processors. They have about 25 MB ahead, and one content and its base where
                 a recipe needs these whole. With `threads:1`, this thread does all. Bases that versions in a row need
                 stay decoded, in at most 256 MB, until the pool is closed.
             progress: called with bytes.
