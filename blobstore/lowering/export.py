@@ -14,8 +14,8 @@ from torch import nn
 
 from blobstore.core.errors import BlobStoreError, UnsupportedDataError
 from blobstore.core.requirements import needed
-from blobstore.lowering.input_names import NamingInputs, input_names
 from blobstore.lowering.names import check
+from blobstore.lowering.planning import Planning, input_names
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
@@ -144,7 +144,7 @@ def lower(
         planning = options.memory_planning_pass
         passes = planning if isinstance(planning, dict) else dict.fromkeys(methods, planning)
         naming = {
-            name: NamingInputs(
+            name: Planning(
                 passes.get(name, ExecutorchBackendConfig().memory_planning_pass), input_names(module, exported[name])
             )
             for name, (module, _) in methods.items()

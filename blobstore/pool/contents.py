@@ -26,7 +26,7 @@ from blobstore.pool.bases import KeptBases
 from blobstore.pool.chunks import Chunk, made
 from blobstore.pool.derived import needed_of_base
 from blobstore.pool.packs import Range, Reader, Stored, pack_path
-from blobstore.pool.relations import stored_rows
+from blobstore.pool.relations import CHAIN, stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
 from blobstore.storage.objects import PARALLEL, REQUEST, Objects
@@ -40,6 +40,7 @@ _BATCH = 1 << 25  # bytes of a bucket that are held at a time, twice: what is de
 _BLOBS = 512  # of a batch, which bounds its gaps
 
 _T = TypeVar("_T")
+_Fetched = dict[Range, memoryview]
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class Blobs:
     def _needed(self, digest: bytes) -> Iterator[Stored]:
         """The rows that are read for a content."""
         chain = [self._rows[digest]]
-        while chain[-1].base in self._rows and len(chain) < _CHAIN:
+        while chain[-1].base in self._rows and len(chain) < CHAIN:
             chain.append(self._rows[chain[-1].base])
         return (row for row in reversed(chain) if row.length)
 
@@ -247,10 +248,6 @@ class Blobs:
         if below.base is not None:
             raise PoolError(f"{self._objects.url}: the base {base.digest.hex()} is a difference to a difference")
         return self._reader.read(base, self._reader.read(below, None, fetched, check=check), fetched, check=check)
-
-
-_CHAIN = 3  # a content, its base, and the base of that
-_Fetched = dict[Range, memoryview]
 
 
 def _arrived(batch: Sequence[bytes], coming: Sequence[Future[_Fetched]]) -> Iterator[tuple[bytes, _Fetched]]:
@@ -348,7 +345,6 @@ class _Hasher:
         self._running: deque[Future[None]] = deque()
 
     def update(self, piece: memoryview) -> None:
-        """One more piece."""
         if self._beside is None or len(piece) < _SHORT:
             self._wait(0)
             self._hash.update(piece)
@@ -357,7 +353,6 @@ class _Hasher:
             self._wait(1)
 
     def hexdigest(self) -> str:
-        """Of all pieces."""
         self._wait(0)
         return self._hash.hexdigest()
 

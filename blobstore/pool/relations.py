@@ -18,9 +18,9 @@ from blobstore.pool.pruned import is_pruned
 from blobstore.pool.scan import ScannedPart
 from blobstore.pool.tables import BLOBS, Tables, short_key
 
-__all__ = ["BLOB_COLUMNS", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
+__all__ = ["BLOB_COLUMNS", "CHAIN", "NARROW", "is_unmarked", "stored_rows", "with_bases"]
 
-_CHAIN = 3  # a content, its base, and the base of that
+CHAIN = 3  # a content, its base, and the base of that
 _SHORT = 32
 _SOURCES, _NEAR_SOURCES = 4096, 512  # of one type and size, the newest
 _NEWEST = 256  # of one kind
@@ -82,7 +82,7 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool, gone: Container[b
     wanted, places = {short_key(digest) for digest in digests}, [np.empty(0, np.int64)]
     seen: set[int] = set()
     with tables.still():
-        while wanted and len(places) <= _CHAIN:
+        while wanted and len(places) <= CHAIN:
             found, bases = tables.numbers(
                 f"SELECT {tables.place(BLOBS)}, coalesce(b.base_key, b.key) FROM blobs b SEMI JOIN wanted w ON b.key = w.a",
                 wanted=[(key,) for key in wanted],

@@ -28,6 +28,7 @@ try:
     from executorch.exir._serialize.data_serializer import DataEntry
     from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
     from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+    from executorch.exir.memory import view
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from executorch.exir.scalar_type import ScalarType
     from executorch.exir.schema import ExtraTensorInfo
@@ -59,6 +60,7 @@ __all__ = [
     "check",
     "get_param_tensor",
     "get_tensor_name",
+    "view",
     "xnnpack_preprocess",
 ]
 
@@ -92,6 +94,9 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
     },
     "executorch.exir._serialize.data_serializer": {
         "DataEntry": "buffer_index alignment tensor_layout",
+    },
+    "executorch.exir.memory": {
+        "view": "base size",
     },
     "executorch.exir.passes.init_mutable_pass": {
         "InitializedMutableBufferPass": "patterns",

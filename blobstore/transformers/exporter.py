@@ -29,8 +29,8 @@ from transformers.exporters.utils import patch_attributes
 from blobstore.core.errors import UnsupportedOperationError
 from blobstore.core.formats.pte.program import read_program
 from blobstore.lowering import BlobStorePartitioner
-from blobstore.lowering.input_names import NamingInputs
 from blobstore.lowering.methods import rename
+from blobstore.lowering.planning import Planning
 from blobstore.lowering.save import save_program
 from blobstore.transformers.runner import DATA_FILE, TAG, BlobStoreRunner, returned
 
@@ -91,8 +91,8 @@ class BlobStoreExporter(theirs.ExecutorchExporter, _Tracing):  # type: ignore[mi
     def _with_data_file(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def backend_config(config: Any) -> Any:
             made = original(config) or ExecutorchBackendConfig()
-            naming = NamingInputs(made.memory_planning_pass, tuple(map(str, self._inputs)))
-            return replace(made, external_constants=lambda node: TAG, memory_planning_pass=naming)
+            planning = Planning(made.memory_planning_pass, tuple(map(str, self._inputs)))
+            return replace(made, external_constants=lambda node: TAG, memory_planning_pass=planning)
 
         return backend_config
 

@@ -123,6 +123,41 @@ def test_a_module_and_its_inputs(stock_run: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(cache[next(iter(module.state_dict()))], next(iter(module.state_dict().values())))
 
 
+class Biases(nn.Module):
+    """As in Swin: a table that is looked up by an index; both are viewed in another shape, and the table in two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 6))
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("index", torch.arange(6).reshape(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        looked_up = self.table.view(-1)[self.index.view(-1)] + self.table.view(2, 12).sum()
+        return torch.sin(self.linear(x) + looked_up + self.table.view(24, 1).view(4, 6).sum(0))
+
+
+@pytest.mark.parametrize("partitioners", [None, list])
+def test_views_of_constants_in_a_data_file_follow(partitioners: Any, stock_run: Any, tmp_path: Path) -> None:
+    """Outside of delegates, too: ExecuTorch alone cannot write them down (U1, W2)."""
+    module, example = seeded(Biases), inputs(2, 6)
+    path = write(lower(module, example, tag="model", partitioners=partitioners), tmp_path)
+    if partitioners is list:  # the others need a runtime that has the plug-in
+        close(stock_run(path, example, tmp_path / "model.ptd")[0], module(*example))
+    cache = BlobCache(tmp_path / "model.ptd")
+    method = Program(path, cache).method()
+    close(method(*example), module(*example))
+    tuned = seeded(Biases, 1)
+    tuned.index.copy_(torch.tensor([[5, 3, 1], [0, 2, 4]]))
+    state = module.state_dict()
+    for name, tensor in tuned.state_dict().items():
+        before = module(*example)
+        cache.update({name: tensor})
+        state[name].copy_(tensor)
+        close(method(*example), module(*example))
+        assert not torch.allclose(before, module(*example))
+
+
 @pytest.mark.long
 def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
     """So a method is called as its module is (U1)."""

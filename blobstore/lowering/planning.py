@@ -1,4 +1,4 @@
-"""The names of a method's inputs, which ExecuTorch has a place for and leaves empty."""
+"""What a graph gets before its memory is planned, where it has its tensors for the last time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import GraphModule
 
-__all__ = ["NamingInputs", "input_names"]
+__all__ = ["Planning", "input_names"]
 
 
 def input_names(module: nn.Module, exported: ExportedProgram) -> tuple[str, ...]:
@@ -35,11 +35,9 @@ def input_names(module: nn.Module, exported: ExportedProgram) -> tuple[str, ...]
     return tuple(names)
 
 
-class NamingInputs:
-    """A memory planning pass, `inner`, that also records the names of inputs, where the graph has its tensors for the last
-    time.
-
-    The name is the `fully_qualified_name` of the tensor, which `TensorInfo::name()` returns in ExecuTorch.
+class Planning:
+    """A memory planning pass, `inner`, before which inputs get their names, for which ExecuTorch has a place and leaves it empty:
+    the `fully_qualified_name` that `TensorInfo::name()` returns. And views of constants in data files are kept apart from these.
     """
 
     def __init__(self, inner: Any, names: tuple[str, ...]) -> None:
@@ -48,6 +46,12 @@ class NamingInputs:
 
     def run(self, graph_module: GraphModule, signature: Any = None) -> Any:
         """Called by `to_executorch()`; returns what the inner pass does."""
+        self._name_inputs(graph_module, signature)
+        _keep_views_apart(graph_module)
+        run = getattr(self._inner, "run", None)
+        return run(graph_module, signature) if run is not None else self._inner(graph_module)
+
+    def _name_inputs(self, graph_module: GraphModule, signature: Any) -> None:
         from blobstore.runtime.executorch import ExtraTensorInfo, TensorSpec
 
         nodes = {node.name: node for node in graph_module.graph.nodes if node.op == "placeholder"}
@@ -56,8 +60,6 @@ class NamingInputs:
             spec = None if node is None else node.meta.get("spec")
             if isinstance(spec, TensorSpec) and spec.extra_tensor_info is None:
                 spec.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=name)
-        run = getattr(self._inner, "run", None)
-        return run(graph_module, signature) if run is not None else self._inner(graph_module)
 
     @property
     def enable_non_cpu_memory_planning(self) -> bool:
@@ -67,3 +69,15 @@ class NamingInputs:
     def enable_non_cpu_memory_planning(self, value: bool) -> None:
         if hasattr(self._inner, "enable_non_cpu_memory_planning"):
             self._inner.enable_non_cpu_memory_planning = value
+
+
+def _keep_views_apart(graph_module: GraphModule) -> None:
+    """Describe views of constants in data files as tensors without memory, which `et_view` gives that of the constant at runtime.
+
+    ExecuTorch 1.5.1 takes them for the constant in another shape, which its data file does not have. Planning leaves views out.
+    """
+    from blobstore.runtime.executorch import TensorSpec, view
+
+    for node in graph_module.graph.nodes:
+        if node.target is view and node.args[0].meta.get("constant_tag") is not None:
+            node.meta["spec"] = TensorSpec.from_tensor(node.meta["val"])
