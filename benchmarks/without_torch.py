@@ -71,7 +71,9 @@ def rows(folder: Path) -> Iterator[Row]:
     )
     groups = {
         "methods through XNNPACK and kernels": [case for case in cases if not case.blas],
-        "methods that multiply matrices outside of XNNPACK": [case for case in cases if case.blas],
+        "attention, which in stock ExecuTorch multiplies matrices by torch's library": [
+            case for case in cases if case.blas
+        ],
         "language models of ExecuTorch's exporter": list(language_models(folder)),
     }
     for what, some in groups.items():
