@@ -368,7 +368,7 @@ GUARDS = guards(
         f"{_POOL}/contents.py": [
             (
                 "pool: a restored file has its digest",
-                "hasher.hexdigest() != sha256",
+                "(found := hasher.hexdigest()) != sha256",
                 ("tests/pool/test_guards.py::test_a_file_of_another_digest",),
             )
         ],
