@@ -70,9 +70,9 @@ def rows(folder: Path) -> Iterator[Row]:
         "most memory of a process that runs a small program", f"{mine:.0f} MB, {other:.0f} MB", "less", mine < other
     )
     groups = {
-        "methods through XNNPACK and kernels": [case for case in cases if not case.blas],
+        "methods through XNNPACK and kernels": [case for case in cases if not case.is_attention],
         "attention, which in stock ExecuTorch multiplies matrices by torch's library": [
-            case for case in cases if case.blas
+            case for case in cases if case.is_attention
         ],
         "language models of ExecuTorch's exporter": list(language_models(folder)),
     }
@@ -167,4 +167,4 @@ def language_models(folder: Path) -> Iterator[Case]:
         given = torch.tensor([[5, 9, 11, 2, 30]]), torch.tensor([0])
         np.savez(folder / f"{name}-forward.npz", *(one.numpy() for one in given))
         outputs = [one.numpy().copy() for one in stock_run(folder / f"{name}.pte", given)]
-        yield Case(name, "forward", outputs, "own" not in name)
+        yield Case(name, "forward", outputs)

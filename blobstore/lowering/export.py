@@ -143,14 +143,14 @@ def lower(
             options = replace(options, external_constants=lambda node: file)
         planning = options.memory_planning_pass
         passes = planning if isinstance(planning, dict) else dict.fromkeys(methods, planning)
-        naming = {
+        planned = {
             name: Planning(
                 passes.get(name, ExecutorchBackendConfig().memory_planning_pass), input_names(module, exported[name])
             )
             for name, (module, _) in methods.items()
         }
         with refusing(refusal, last_line):
-            program: LoweredProgram = edge.to_executorch(replace(options, memory_planning_pass=naming))
+            program: LoweredProgram = edge.to_executorch(replace(options, memory_planning_pass=planned))
         return program
 
 

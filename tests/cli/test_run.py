@@ -34,11 +34,10 @@ def test_without_torch_the_outputs_are_those_of_executorch(made: tuple[Path, lis
     for case, outputs in zip(cases, run_blocked(folder, cases), strict=True):
         for found, expected in zip(outputs, case.outputs, strict=True):
             assert (found.dtype, found.shape) == (expected.dtype, expected.shape), case.name
-            if case.name.startswith("attention"):
+            if case.is_attention:
                 kind, size = case.name.split("-")[1:]
                 eager = Attention(kind).eager(*attention_inputs(int(size))).numpy()
                 np.testing.assert_allclose(found, eager, rtol=1e-5, atol=2e-6, err_msg=case.name)
-            if case.blas:
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6, err_msg=case.name)
             else:
                 np.testing.assert_array_equal(found, expected, err_msg=case.name)

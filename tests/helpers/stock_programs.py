@@ -24,13 +24,16 @@ class Case:
         name: of the file, without its ending.
         method: that was run.
         outputs: what stock ExecuTorch computed.
-        blas: whether it multiplies matrices by torch's library, as ExecuTorch's attention does.
     """
 
     name: str
     method: str
     outputs: list[Any]
-    blas: bool = False
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether stock ExecuTorch multiplies its matrices by torch's library."""
+        return self.name.startswith("attention")
 
 
 class Attention(nn.Module):
@@ -84,8 +87,8 @@ def attention_inputs(size: int) -> tuple[Tensor, ...]:
     return q, k, v, torch.randn(size, 600, generator=chance)
 
 
-def _made() -> Iterator[tuple[str, Any, str, Sequence[Any], bool]]:
-    """Name, program, method, inputs, and whether stock ExecuTorch multiplies matrices by torch's library."""
+def _made() -> Iterator[tuple[str, Any, str, Sequence[Any]]]:
+    """Name, program, method and inputs."""
     from executorch.runtime import Runtime
 
     Runtime.get()  # if the library of attention were loaded first, the other kernels would find torch's library, too
@@ -108,26 +111,21 @@ def _made() -> Iterator[tuple[str, Any, str, Sequence[Any], bool]]:
     }
     for name, lowered in zoo.items():
         for method in lowered.methods:
-            yield name, lowered.pte, method, lowered.inputs(method), False
+            yield name, lowered.pte, method, lowered.inputs(method)
     example = inputs(2, 3, 8, 8)
     for name, config in {"static": {}, "dynamic": {"is_dynamic": True}}.items():
         quantized = pt2e(seeded(nets.Small), example, names=False, is_per_channel=True, **config)
-        yield f"int8-{name}", lower(quantized, example), "forward", example, False
-        yield f"int8-{name}-leftovers", lower(quantized, example, partitioners=list), "forward", example, False
+        yield f"int8-{name}", lower(quantized, example), "forward", example
+        yield f"int8-{name}-leftovers", lower(quantized, example, partitioners=list), "forward", example
     module, tokens = seeded(Embedded), (torch.arange(6),)
     weights = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
     with quiet():
         quantize_(module, weights)
-    yield "8da4w", lower(module, tokens), "forward", tokens, False
+    yield "8da4w", lower(module, tokens), "forward", tokens
     for kind in ("apart", "whole", "indices"):
         for size in (1, 40, 520):
-            yield (
-                f"attention-{kind}-{size}",
-                lower(Attention(kind), attention_inputs(size)),
-                "forward",
-                attention_inputs(size),
-                True,
-            )
+            given = attention_inputs(size)
+            yield f"attention-{kind}-{size}", lower(Attention(kind), given), "forward", given
 
 
 def write(folder: Path, run: Any) -> list[Case]:
@@ -138,11 +136,11 @@ def write(folder: Path, run: Any) -> list[Case]:
         run: the fixture `stock_run`.
     """
     cases = []
-    for name, program, method, given, blas in _made():
+    for name, program, method, given in _made():
         (folder / f"{name}.pte").write_bytes(program if isinstance(program, bytes) else bytes(program.buffer))
         np.savez(folder / f"{name}-{method}.npz", *(one.detach().numpy() for one in given))
         outputs = [one.numpy().copy() for one in run(folder / f"{name}.pte", given, method=method)]
-        cases.append(Case(name, method, outputs, blas))
+        cases.append(Case(name, method, outputs))
     return cases
 
 
