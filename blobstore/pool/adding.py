@@ -36,7 +36,7 @@ from blobstore.pool.pieces import Pieces, pieces_of
 from blobstore.pool.relations import stored_rows, with_bases
 from blobstore.pool.scan import FileRange, PartTensor, ScannedFile, ScannedPart, scan
 from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
-from blobstore.pool.versions import Version, live_versions
+from blobstore.pool.versions import Version, VersionFile, live_versions
 from blobstore.storage.objects import Objects
 
 __all__ = ["Added", "add_version", "refuse_existing"]
@@ -108,10 +108,9 @@ def add_version(
     identity = new_id()
     tables.append(PARTS, list(_part_rows(identity, name, version, scanned)))
     stored = _store(objects, tables, identity, (name, version), _distinct(scanned), slices, plan, executor, progress)
-    described = [
-        {"name": file.name, "size": file.size, "sha256": file.sha256, **origins.get(file.name, {})} for file in scanned
-    ]
-    added = Version(name, version, identity, int(time.time()), tuple((f.name, f.size, f.sha256) for f in scanned))
+    listed = tuple(VersionFile(file.name, file.size, file.sha256, file.blake3) for file in scanned)
+    described = [{**file._asdict(), **origins.get(file.name, {})} for file in listed]
+    added = Version(name, version, identity, int(time.time()), listed)
     _appear(objects, tables, added, json.dumps(described))
     sizes = [(row.size, row.length) for row in stored]
     return Added(added, added.size, len(stored), sum(size for size, _ in sizes), sum(length for _, length in sizes))

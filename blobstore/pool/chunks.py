@@ -44,7 +44,7 @@ class _Rooms(threading.local):
 
 
 def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_Bytes]:
-    """The bytes of chunks in their order, each valid until the next one; if threads make them, until the one after that.
+    """The bytes of chunks in their order, each valid until the next one.
 
     Args:
         chunks: with the numbers of their contents.
@@ -56,7 +56,7 @@ def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_By
         for number, chunk in chunks:
             yield number, chunk.make(content, base)
         return
-    rooms, free, last = _Rooms(), deque[memoryview](), list[memoryview]()
+    rooms, free = _Rooms(), deque[memoryview]()
 
     def work(batch: list[_Numbered], room: memoryview) -> list[_Bytes]:
         done, at = [], 0
@@ -76,8 +76,7 @@ def made(chunks: Iterable[_Numbered], threads: Executor | None) -> Generator[_By
             while ahead > _AHEAD:
                 done, room, nbytes = coming.popleft()
                 yield from done.result()
-                free.extend(last)
-                last = [room]
+                free.append(room)
                 ahead -= nbytes
         while coming:
             yield from coming.popleft()[0].result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -25,16 +24,16 @@ from blobstore.core.memory.mapped_file import leads_into, named
 from blobstore.pool.bases import KeptBases
 from blobstore.pool.chunks import Chunk, made
 from blobstore.pool.derived import needed_of_base
+from blobstore.pool.digests import blake3
 from blobstore.pool.packs import Range, Reader, Stored, pack_path
 from blobstore.pool.relations import CHAIN, stored_rows
 from blobstore.pool.tables import Tables
-from blobstore.pool.versions import Version
+from blobstore.pool.versions import Version, VersionFile
 from blobstore.storage.objects import PARALLEL, REQUEST, Objects
 
 __all__ = ["Blobs", "FilePart", "PoolDataMap", "files_of", "parts_of", "restore"]
 
 _ZEROS = memoryview(bytes(HOLE_LIMIT))
-_SHORT = 1 << 16  # bytes that are hashed faster than handed to another thread
 _GAP = 1 << 16  # fewer bytes than a request costs in time
 _BATCH = 1 << 25  # bytes of a bucket that are held at a time, twice: what is decoded, and what comes next
 _BLOBS = 512  # of a batch, which bounds its gaps
@@ -290,15 +289,15 @@ def restore(
     """
     parts = parts_of(tables, version)
     blobs = Blobs(objects, tables, (part.digest for part in parts), bases)
-    paths = [directory / name for name, _, _ in version.files]
+    paths = [directory / file.name for file in version.files]
     for path in paths:
         if objects.folder is not None and leads_into(path, objects.folder):
             raise OutputPathError(
                 f"{path}: this is in the pool {objects.folder} itself; get the files in another folder"
             )
     if version.files:
-        largest, size, _ = max(version.files, key=lambda file: file[1])
-        check_room(directory, version.size, directory / largest, size, "the version")
+        largest = max(version.files, key=lambda file: file.size)
+        check_room(directory, version.size, directory / largest.name, largest.size, "the version")
     for folder in sorted({path.parent for path in paths}):
         with named(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -328,49 +327,24 @@ def files_of(
     placed: dict[str, dict[int, FilePart]] = defaultdict(dict)
     for part in parts:
         placed[part.file][part.offset] = part  # one for each name begins there
-    order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
-    with contextlib.ExitStack() as stack:
-        contents = stack.enter_context(contextlib.closing(blobs.stream_chunks(order, threads)))
-        beside = None if threads is None else stack.enter_context(ThreadPoolExecutor(1))
-        for name, size, sha256 in version.files:
-            own = list(placed[name].values())
-            yield size, _proved(blobs, _pieces(contents, own, name, size), own, name, sha256, _Hasher(beside))
-
-
-class _Hasher:
-    """SHA-256 of pieces in their order. Another thread may take them: then each is to be valid until the one after the next."""
-
-    def __init__(self, beside: Executor | None) -> None:
-        self._hash, self._beside = hashlib.sha256(), beside
-        self._running: deque[Future[None]] = deque()
-
-    def update(self, piece: memoryview) -> None:
-        if self._beside is None or len(piece) < _SHORT:
-            self._wait(0)
-            self._hash.update(piece)
-        else:
-            self._running.append(self._beside.submit(self._hash.update, piece))
-            self._wait(1)
-
-    def hexdigest(self) -> str:
-        self._wait(0)
-        return self._hash.hexdigest()
-
-    def _wait(self, most: int) -> None:
-        while len(self._running) > most:
-            self._running.popleft().result()
+    order = [part.digest for file in version.files for part in placed[file.name].values()]
+    with contextlib.closing(blobs.stream_chunks(order, threads)) as contents:
+        for file in version.files:
+            own = list(placed[file.name].values())
+            yield file.size, _proved(blobs, _pieces(contents, own, file.name, file.size), own, file)
 
 
 def _proved(
-    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[FilePart], name: str, sha256: str, hasher: _Hasher
+    blobs: Blobs, pieces: Iterator[memoryview], parts: Sequence[FilePart], file: VersionFile
 ) -> Iterator[memoryview]:
+    hasher = blake3()
     for piece in pieces:
         hasher.update(piece)
         yield piece
-    if (found := hasher.hexdigest()) != sha256:
+    if (found := hasher.hexdigest()) != file.blake3:
         for part in parts:
             blobs.read(part.digest)  # an error that names the damaged one
-        raise IntegrityError(name, f"expected SHA-256 {sha256}, the parts in the pool give {found}")
+        raise IntegrityError(file.name, f"expected BLAKE3 {file.blake3}, the parts in the pool give {found}")
 
 
 def _pieces(

@@ -99,7 +99,7 @@ def files_read_before(tables: Tables, files: Sequence[BucketFile]) -> list[Scann
         name = wanted.get((one.get("url", ""), one.get("etag", ""), one["size"]))
         if name is None or name in found:
             continue
-        file = ScannedFile(name, one["size"], one["sha256"], _parts(tables, identity, one["name"]))
+        file = ScannedFile(name, one["size"], one["sha256"], one["blake3"], _parts(tables, identity, one["name"]))
         if _is_whole(file):
             found[name] = file
     there = stored_rows(tables, {part.digest for file in found.values() for part in file.parts}, unmarked=True)

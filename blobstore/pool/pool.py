@@ -302,10 +302,10 @@ class Pool:
             IntegrityError: the bytes are not those that were added; what came before this error is to be thrown away.
         """
         version = self._find(reference)
-        only = tuple(one for one in version.files if one[0] == file)
+        only = tuple(one for one in version.files if one.name == file)
         if not only:
             raise PoolError(
-                f"{reference} has no file {file!r}; it has {', '.join(one[0] for one in version.files[:5])}"
+                f"{reference} has no file {file!r}; it has {', '.join(one.name for one in version.files[:5])}"
             )
         parts = [part for part in parts_of(self.tables, version) if part.file == file]
         for piece in self._bytes_of(replace(version, files=only), parts):

@@ -23,6 +23,7 @@ from blobstore.core.memory.mapped_file import check_length, map_file, named, rea
 from blobstore.core.regions.reading import read_regions
 from blobstore.core.regions.region import Region, RegionKind
 from blobstore.core.regions.source import open_source
+from blobstore.pool.digests import blake3
 from blobstore.pool.pieces import LEAST
 
 __all__ = [
@@ -125,13 +126,14 @@ class ScannedFile:
     Attributes:
         name: its path in the version.
         size: in bytes.
-        sha256: of all its bytes, in hexadecimal.
+        sha256, blake3: of all its bytes, in hexadecimal.
         parts: by ascending offset.
     """
 
     name: str
     size: int
     sha256: str
+    blake3: str
     parts: tuple[ScannedPart, ...]
 
 
@@ -156,9 +158,9 @@ def scan(path: str, name: str) -> ScannedFile:
     with named(Path(path)):
         empty = os.path.getsize(path) == 0  # noqa: PTH202
     if empty:
-        return ScannedFile(name, 0, hashlib.sha256().hexdigest(), ())
+        return ScannedFile(name, 0, hashlib.sha256().hexdigest(), blake3().hexdigest(), ())
     data = map_file(path)
-    whole = hashlib.sha256()
+    whole, fast = hashlib.sha256(), blake3()
     seed = secrets.token_bytes(SEED)
     parts = []
     for region in _regions(path, len(data)):
@@ -167,6 +169,7 @@ def scan(path: str, name: str) -> ScannedFile:
         is_hole, zeros = region.kind is RegionKind.PADDING and len(view) <= HOLE_LIMIT, True
         for piece in read_pieces(view):
             whole.update(piece)
+            fast.update(piece)
             if is_hole:
                 zeros = zeros and not np.frombuffer(piece, np.uint8).any()
             else:
@@ -178,7 +181,7 @@ def scan(path: str, name: str) -> ScannedFile:
             own.update(view)
             check.update(view)
         parts.append(_part(path, region, view, own.digest(), seed + check.digest()))
-    return ScannedFile(name, len(data), whole.hexdigest(), tuple(parts))
+    return ScannedFile(name, len(data), whole.hexdigest(), fast.hexdigest(), tuple(parts))
 
 
 def _part(path: str, region: Region, view: memoryview, digest: bytes, check: bytes) -> ScannedPart:

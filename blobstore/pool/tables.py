@@ -101,7 +101,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "name": _TEXT,
         "version": _TEXT,
         "time": _NUMBER,  # seconds since 1970
-        "files": _TEXT,  # JSON: name, size and SHA-256 of each file
+        "files": _TEXT,  # JSON: name, size, SHA-256 and BLAKE3 of each file
     },
     MARKS: {"digest": _BYTES, "pack": _BYTES, "time": _NUMBER},
 }

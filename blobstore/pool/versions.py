@@ -6,7 +6,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.errors import PoolError
@@ -17,8 +17,17 @@ __all__ = ["Version", "described_files", "drop_version", "find_version", "live_v
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){0,7}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LATEST = 1 << 33  # seconds since 1970; what is later is no time of a file either
+
+
+class VersionFile(NamedTuple):
+    """A file of a version, with its size in bytes, and its digests in hexadecimal: one that everybody has, and a faster one."""
+
+    name: str
+    size: int
+    sha256: str
+    blake3: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Version:
     Attributes:
         id: that of its rows in the tables.
         time: when it was added, in seconds since 1970.
-        files: name, size in bytes and SHA-256 of each.
+        files: by name.
     """
 
     __repr__ = fields_line
@@ -37,12 +46,12 @@ class Version:
     version: str
     id: str
     time: int
-    files: tuple[tuple[str, int, str], ...]
+    files: tuple[VersionFile, ...]
 
     @property
     def size(self) -> int:
         """Bytes of its files."""
-        return sum(size for _, size, _ in self.files)
+        return sum(file.size for file in self.files)
 
 
 def parse_reference(text: str) -> tuple[str, str]:
@@ -89,7 +98,9 @@ def _version(name: str, version: str, identity: str, when: int, files: str) -> V
     """
     if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version) or not 0 <= when < _LATEST:
         raise PoolError(f"an event of the pool adds {f'{name}@{version}'!r} at {when}, which cannot be")
-    listed = tuple((one["name"], one["size"], one["sha256"]) for one in described_files(files))
+    listed = tuple(
+        VersionFile(one["name"], one["size"], one["sha256"], one["blake3"]) for one in described_files(files)
+    )
     return Version(name, version, identity, when, listed)
 
 
@@ -97,21 +108,23 @@ def described_files(text: str) -> list[dict[str, Any]]:
     """The files that an event describes, which anybody who writes to the pool may have written.
 
     Returns:
-        `name`, `size` and `sha256` of each; of one that was read from a bucket, `url` and `etag`, too.
+        `name`, `size`, `sha256` and `blake3` of each; of one that was read from a bucket, `url` and `etag`, too.
 
     Raises:
         PoolError: they are no files of a version.
     """
     try:
         files: list[dict[str, Any]] = [dict(one) for one in json.loads(text)]
-        values = [(one["name"], one["size"], one["sha256"]) for one in files]
+        values = [(one["name"], one["size"], one["sha256"], one["blake3"]) for one in files]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise PoolError("an event of the pool describes no files") from None
-    for one, (name, size, sha256) in zip(files, values, strict=True):
+    for one, (name, size, *digests) in zip(files, values, strict=True):
         if not isinstance(name, str) or not is_plain_path(name, anywhere=False):
             raise PoolError(f"an event of the pool names the file {name!r}, which leads out of its folder")
-        if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
-            raise PoolError(f"an event of the pool gives no size or no SHA-256 for {name!r}")
+        if type(size) is not int or size < 0:
+            raise PoolError(f"an event of the pool gives no size for {name!r}")
+        if not all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests):
+            raise PoolError(f"an event of the pool gives no SHA-256 or no BLAKE3 for {name!r}")
         if not all(isinstance(one.get(key, ""), str) for key in ("url", "etag")):
             raise PoolError(f"an event of the pool gives {name!r} a URL or an ETag that is none")
     return files

@@ -359,7 +359,7 @@ def _in_pool(
         return added.version, added.new_bytes, added.stored_bytes
     [there] = found
     given = sorted((file.name, file.path.stat().st_size, sha256_of(file.path)) for file in files)
-    if sorted(there.files) != given:
+    if sorted((file.name, file.size, file.sha256) for file in there.files) != given:
         raise ReleaseError(
             f"{pool.url}: {name}@{version} is in the pool with other files; drop it (`blobstore pool drop`), or publish another "
             "version"
@@ -379,7 +379,7 @@ class _Publisher:
     def finish(self, executorch: str, key: str | os.PathLike[str] | None, new: int, stored: int) -> Published:
         """Write the forms, the index, its signature, and the newest index."""
         version, objects = self._version, self._objects
-        digests = {name: (nbytes, digest) for name, nbytes, digest in version.files}
+        digests = {file.name: (file.size, file.sha256) for file in version.files}
         files = tuple(
             File(file.name, file.kind, digests[file.name][1], digests[file.name][0], file.data)  # type: ignore[arg-type]
             for file in self._inputs

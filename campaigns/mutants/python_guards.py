@@ -368,7 +368,7 @@ GUARDS = guards(
         f"{_POOL}/contents.py": [
             (
                 "pool: a restored file has its digest",
-                "(found := hasher.hexdigest()) != sha256",
+                "(found := hasher.hexdigest()) != file.blake3",
                 ("tests/pool/test_guards.py::test_a_file_of_another_digest",),
             )
         ],

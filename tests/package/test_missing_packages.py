@@ -335,7 +335,7 @@ def test_every_public_module_has_a_call() -> None:
 
 
 NEEDED = {
-    "pool": {"Pool": {"obstore", "deltalake", "duckdb", "zstandard"}},
+    "pool": {"Pool": {"obstore", "deltalake", "duckdb", "zstandard", "blake3"}},
     "releases": {"pull": {"msgspec"}, "publish": {"msgspec", "zstandard", "deltalake"}},
     "runtime": {"BlobCache": {"executorch-blobstore-runtime"}},
     "lowering": {"lower": {"torch", "executorch"}},

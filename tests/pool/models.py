@@ -1,9 +1,12 @@
 """Files of a model and its relatives, made without the code under test."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 from safetensors.numpy import save_file
 
 Tensors = dict[str, npt.NDArray[np.generic]]
@@ -47,3 +50,9 @@ def write(path: Path, model: Tensors) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """All files below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def described(name: str, data: bytes = b"", **other: Any) -> dict[str, Any]:
+    """A file as the event of a version describes it."""
+    digests = {"sha256": hashlib.sha256(data).hexdigest(), "blake3": blake3(data).hexdigest()}
+    return {"name": name, "size": len(data), **digests, **other}

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from safetensors.numpy import load_file
 from blobstore.errors import BlobStoreError, FileAccessError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from blobstore.storage.objects import Objects
-from tests.pool.models import Tensors, contents, tensors, write
+from tests.pool.models import Tensors, contents, described, tensors, write
 
 OLD = 1_000_000_000
 
@@ -253,8 +252,8 @@ def test_a_version_that_does_not_fit_is_not_begun(
                 pool.get("open@1", tmp_path / "a" / "b")
         assert error.value.path == tmp_path / "a" / "b" / "m.safetensors"
         assert error.value.errno == errno.ENOSPC
-        described = [{"name": "f", "size": 1 << 60, "sha256": hashlib.sha256().hexdigest()}]
-        pool.tables.append("events", [("1" * 32, "add", "huge", "1", 0, json.dumps(described))])
+        files = [described("f", size=1 << 60)]
+        pool.tables.append("events", [("1" * 32, "add", "huge", "1", 0, json.dumps(files))])
         with pytest.raises(FileAccessError, match="the version needs 1152921504606846976 bytes"):
             pool.get("huge@1", tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
@@ -283,7 +282,7 @@ def test_a_pool_is_not_added_to_itself(tmp_path: Path, monkeypatch: pytest.Monke
     with Pool(place, create=True) as pool:
         for version in range(3):
             added = pool.add(given, f"m@{version}")
-            assert [name for name, _, _ in added.version.files] == ["sub/m.safetensors"]
+            assert [file.name for file in added.version.files] == ["sub/m.safetensors"]
         for path in (place, folder / "pool", folder / "pool" / "packs", folder / "pool.json", folder / "inside.json"):
             if path.exists():
                 with pytest.raises(PoolError, match="this is in the pool"):

@@ -22,7 +22,7 @@ from blobstore.pool.inputs import BucketFile, files_read_before
 from blobstore.pool.packs import Job, Reader, Stored, pack_path, write_pack
 from blobstore.pool.scan import scan
 from blobstore.storage.objects import Objects
-from tests.pool.models import tensors, write
+from tests.pool.models import described, tensors, write
 from tests.pool.small_store import serving
 
 PACK = b"\1" * 32
@@ -101,8 +101,8 @@ def two(tmp_path: Path) -> tuple[Pool, bytes, bytes]:
 def test_a_file_of_another_digest(two: tuple[Pool, bytes, bytes], tmp_path: Path) -> None:
     """Each of its parts is whole, and all fit: they are those of another file."""
     pool, one, other = two
-    described = {"name": "f", "size": 10_000, "sha256": hashlib.sha256(one + other).hexdigest()}
-    version(pool, [described], [("f", 0, 5000, sha256(other)), ("f", 5000, 5000, sha256(one))])
+    file = described("f", one + other)
+    version(pool, [file], [("f", 0, 5000, sha256(other)), ("f", 5000, 5000, sha256(one))])
     with pytest.raises(IntegrityError, match="the parts in the pool give"):
         pool.get("x@1", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
@@ -119,7 +119,7 @@ def test_parts_that_do_not_fit(
     """They overlap, leave a hole that is no padding, or stand out."""
     pool, one, other = two
     parts = [("f", starts[0], 5000, sha256(one)), ("f", starts[1], 5000, sha256(other))]
-    version(pool, [{"name": "f", "size": size, "sha256": hashlib.sha256(one + other).hexdigest()}], parts)
+    version(pool, [described("f", one + other, size=size)], parts)
     with pytest.raises((InvalidFileError, PoolError), match="does not fit|wrong values") as caught:
         pool.get("x@1", tmp_path / "out")
     assert not isinstance(caught.value, IntegrityError)
@@ -212,8 +212,8 @@ def test_a_file_whose_parts_were_not_all_seen_is_read_again(
     (tmp_path / "a.bin").write_bytes(bytes(range(100)))
     pool.add(tmp_path / "a.bin", "a@1")
     digest = sha256(bytes(range(100)))
-    described = {"name": "f", "size": size, "sha256": "0" * 64, "url": "s3://b/f", "etag": "e"}
-    version(pool, [described], [("f", at, nbytes, digest) for at, nbytes in parts])
+    file = described("f", size=size, url="s3://b/f", etag="e")
+    version(pool, [file], [("f", at, nbytes, digest) for at, nbytes in parts])
     pool.tables.fresh()
     wanted = BucketFile(Objects("s3://b"), "f", "f", size, "e")
     assert [file.name for file in files_read_before(pool.tables, [wanted])] == (["f"] if whole else [])

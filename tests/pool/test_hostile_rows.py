@@ -19,7 +19,7 @@ from blobstore.cli.app import app
 from blobstore.errors import BlobStoreError, PoolError
 from blobstore.pool import Pool
 from blobstore.releases import sweep
-from tests.pool.models import halves, tensors, tuned, write
+from tests.pool.models import described, halves, tensors, tuned, write
 
 TABLES = ("blobs", "parts", "events", "marks")
 DEEP = "[" * 100_000
@@ -36,12 +36,13 @@ TEXTS: list[Any] = [
     *("9" * 6000, ",", "1,,2", "1,0", "1e3", "\0", "../../x"),
     *("/etc/x", "x\n\x1b[31m", "\u00e9" * 200, "a" * 70000, "[]", "{}", "[1]", DEEP, '{"a":' * 30_000),
     *("add", "drop", "abandon"),
-    json.dumps([{"name": "../e", "size": 1, "sha256": EMPTY}]),
-    json.dumps([{"name": "e", "size": -1, "sha256": EMPTY}]),
-    json.dumps([{"name": "e", "size": 9007199254740993, "sha256": EMPTY}]),
-    json.dumps([{"name": "e", "size": 0, "sha256": EMPTY}] * 2),
-    json.dumps([{"name": "e", "size": 0, "sha256": EMPTY}, {"name": "e/f", "size": 0, "sha256": EMPTY}]),
-    json.dumps([{"name": "e", "size": 0, "sha256": "\ud800"}]),
+    json.dumps([described("../e", size=1)]),
+    json.dumps([described("e", size=-1)]),
+    json.dumps([described("e", size=9007199254740993)]),
+    json.dumps([described("e")] * 2),
+    json.dumps([described("e"), described("e/f")]),
+    json.dumps([described("e", sha256="\ud800")]),
+    json.dumps([described("e", blake3="\ud800")]),
 ]
 OTHER = {"VARCHAR": "7", "BIGINT": 7, "DOUBLE": 7.5, "BLOB": b"7", "BOOLEAN": True, "INTEGER": 7}
 

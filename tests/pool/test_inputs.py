@@ -1,6 +1,7 @@
 """Versions of objects in a bucket: only what no version has read before is fetched (P1, P3)."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from blobstore.pool import Pool
 from blobstore.pool.inputs import bucket_files, fetched
 from tests.pool import places
 from tests.pool.gateway import Gateway
-from tests.pool.models import contents, tensors, tuned, write
+from tests.pool.models import contents, described, tensors, tuned, write
 from tests.pool.places import Place
 from tests.pool.proxy import Proxy
 
@@ -60,7 +61,7 @@ def test_only_new_objects_are_read(pool: Pool, hub: Place, proxy: Proxy, tmp_pat
     proxy.begin()
     third = pool.add(f"{hub.url}/base", "n@1")
     assert read(proxy) == ["base/parts/head.safetensors"]
-    assert {name: sha256 for name, _, sha256 in third.version.files}["parts/head.safetensors"] == (
+    assert {file.name: file.sha256 for file in third.version.files}["parts/head.safetensors"] == (
         hashlib.sha256(changed).hexdigest()
     )
 
@@ -160,8 +161,10 @@ def test_a_version_whose_parts_were_not_seen_yet_is_not_taken_over(
     [
         'no JSON, with an "etag"',
         '{"etag": 1}',
-        '[{"name": "x", "size": 1, "sha256": "0", "url": [1], "etag": "e"}]',
-        '[{"name": "x", "size": 5.0, "sha256": "0", "url": "u", "etag": "e"}]',
+        json.dumps([described("x", url=[1], etag="e")]),
+        json.dumps([described("x", size=5.0, url="u", etag="e")]),
+        json.dumps([described("x", sha256="0", url="u", etag="e")]),
+        json.dumps([described("x", blake3="0", url="u", etag="e")]),
         '[{"size": 5, "url": "u", "etag": "e"}]',
     ],
 )

@@ -20,7 +20,7 @@ from blobstore.pool import Pool
 from blobstore.pool.bases import KeptBases
 from blobstore.pool.packs import pack_path
 from tests.helpers import models
-from tests.pool.models import contents, halves, tensors, tuned, write
+from tests.pool.models import contents, described, halves, tensors, tuned, write
 from tests.pool.places import Place
 from tests.pool.rows import change_rows
 
@@ -369,8 +369,8 @@ def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place,
     """Whoever may write to a pool may not write anywhere else (S3)."""
     from blobstore.pool.tables import EVENTS
 
-    described = [{"name": "../stolen", "size": 0, "sha256": hashlib.sha256().hexdigest()}]
-    pool.tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(described))])
+    files = [described("../stolen")]
+    pool.tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(files))])
     with pytest.raises(PoolError, match="leads out of its folder"):
         where.open().get("m@1", tmp_path / "out")
     assert not (tmp_path / "stolen").exists()

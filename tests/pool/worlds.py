@@ -57,10 +57,10 @@ class World:
         with self.place.open() as pool:
             assert pool.verify() == []
             for version in pool.versions():
-                for file, _, sha256 in version.files:
-                    content = (self.files / file).read_bytes()
-                    assert hashlib.sha256(content).hexdigest() == sha256
-                    assert b"".join(map(bytes, pool.cat(f"{version.name}@{version.version}", file))) == content
+                for file in version.files:
+                    content = (self.files / file.name).read_bytes()
+                    assert hashlib.sha256(content).hexdigest() == file.sha256
+                    assert b"".join(map(bytes, pool.cat(f"{version.name}@{version.version}", file.name))) == content
 
     def versions(self) -> set[str]:
         with self.place.open() as pool:
