@@ -49,7 +49,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         by.setdefault(found[kind]["result"], []).append(found[kind])
     works, theirs, untried, ours, parts = (by.get(one, []) for one in ("works", "theirs", "untried", "ours", "part"))
     lines = [
-        f"Of the types of models that transformers lists, these {len(found) - len(parts)} were run so far: {len(works)} work, "
+        f"Of the types of models that transformers lists, these {len(found) - len(parts)} were run: {len(works)} work, "
         f"{len(theirs)} are refused by transformers' exporter or by ExecuTorch, {len(ours)} fail in blobstore, and {len(untried)} "
         f"did not get that far. {len(parts)} more types are parts of models, for which the auto classes have no model.",
         "",
