@@ -125,7 +125,7 @@ class Campaign:
             reference = f"{version.name}@{version.version}"
             model = self._folder / "models" / version.name
             files = {file.name: file.read_bytes() for file in model.iterdir()}
-            if {name for name, _, _ in version.files} != set(files):
+            if {file.name for file in version.files} != set(files):
                 raise WrongError(f"{reference} has the files {version.files}")
             for name, content in files.items():
                 try:
