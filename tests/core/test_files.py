@@ -44,7 +44,7 @@ def test_loading_reads_nothing_and_takes_no_memory(tmp_path):
     assert after["Rss"] - before["Rss"] < 4096
     assert after["Anonymous"] - before["Anonymous"] < 4096
     loaded["7"][::4096] = 1
-    assert memory()["Anonymous"] - after["Anonymous"] >= 16 << 10
+    assert memory()["Anonymous"] - after["Anonymous"] >= 12 << 10  # of 16 MiB: others may have been freed meanwhile
     assert not loaded["8"].any()
 
 
