@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from blobstore.runtime import BlobCache, PackedStore, Program
+from tests.helpers.mapped_memory import mapped_memory
 from tests.helpers.native_build import ROOT
 
 FOOTER, TRAILER = struct.Struct("<QIII"), struct.Struct("<QQ16s8s")
@@ -200,17 +201,6 @@ def anonymous() -> int:
     raise AssertionError
 
 
-def mapped(path: Path) -> int:
-    """The share of this process in the pages of a file, in bytes."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        if not line.split(":")[0].isalpha() and "-" in line.split(" ")[0]:
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Pss:"):
-            found += int(line.split()[1]) * 1024
-    return found
-
-
 def _say(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, default=str) + "\n")
     sys.stdout.flush()
@@ -244,7 +234,7 @@ def main() -> None:
     _say(said)
     for line in sys.stdin:  # "pss": say how much of the file this process has
         if line == "pss\n":
-            _say({"pss": sum(map(mapped, files(Path(packed))))})
+            _say({"pss": sum(mapped_memory(file, "Pss") for file in files(Path(packed)))})
 
 
 if __name__ == "__main__":

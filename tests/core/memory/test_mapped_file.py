@@ -7,6 +7,7 @@ import pytest
 
 from blobstore.core.memory import mapped_file
 from blobstore.errors import FileAccessError, InvalidFileError
+from tests.helpers.mapped_memory import mapped_memory
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):
@@ -106,28 +107,18 @@ def test_the_file_behind_a_view(tmp_path):
         assert place is None
 
 
-def resident(path: Path) -> int:
-    """How many bytes of a file this process has in its maps, as the system counts them."""
-    found = 0
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    for line in lines:
-        if line.endswith(str(path)):
-            found += next(1024 * int(text.split()[1]) for text in lines if text.startswith("Rss:"))
-    return found
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
 def test_what_was_read_once_is_given_back(tmp_path):
     """Not what is beside it, and nothing of a file that may have changes of this process."""
     size = 6 << 20
     (tmp_path / "file").write_bytes(content := os.urandom(size))
     view = mapped_file.map_file(tmp_path / "file")
-    assert bytes(view) == content and resident(tmp_path / "file") >= size
+    assert bytes(view) == content and mapped_memory(tmp_path / "file", "Rss") >= size
     mapped_file.give_back(view[1 : 4 << 20])
-    assert 2 << 20 <= resident(tmp_path / "file") <= (2 << 20) + 8192
+    assert 2 << 20 <= mapped_memory(tmp_path / "file", "Rss") <= (2 << 20) + 8192
     assert bytes(view) == content
     assert b"".join(map(bytes, mapped_file.read_pieces(view))) == content
-    assert resident(tmp_path / "file") == 0
+    assert mapped_memory(tmp_path / "file", "Rss") == 0
     with mapped_file.PrivateFile(tmp_path / "file") as private:
         private.data[5] = 255 - content[5]
         mapped_file.give_back(memoryview(private.data))
