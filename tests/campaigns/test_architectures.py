@@ -1,9 +1,12 @@
 """Twelve families of transformers, each through its exporter and ours; and what the campaign makes of findings (L1)."""
 
+from unittest.mock import Mock
+
 import pytest
+import torch
 
 from campaigns.architectures.process import try_one
-from campaigns.architectures.table import PAGE, failures, read_results, table
+from campaigns.architectures.table import PAGE, TOLERANCE, failures, read_results, table
 
 FAMILIES = (
     *("bert", "distilbert", "electra", "gpt2", "llama", "mistral"),
@@ -35,3 +38,19 @@ def test_what_is_wrong_is_said() -> None:
     assert len(failures([{**fine, "follow": 94}, {**fine, "bits": False}, {**fine, "silent": ["w"]}])) == 3
     assert failures([{"kind": "b", "result": "ours", "message": "it fell"}]) == ["b: it fell"]
     assert failures([{"kind": "c", "result": "theirs", "message": "no"}]) == []
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_as_far_from_eager_mode_as_stock_is_right_if_it_moves(monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+    """A parameter that matters and moves nothing is silent, whatever the outputs are near to."""
+    from campaigns.architectures import trial
+
+    tried = trial._Updates.__new__(trial._Updates)
+    tried.model, tried.inputs = torch.nn.Linear(4, 2), {"input": torch.ones(1, 4)}
+    tried.tuned = {name: value + 1 for name, value in tried.model.state_dict().items()}
+    tried.cache, tried.tolerance = Mock(), TOLERANCE
+    still = trial._eager(tried.model, tried.inputs)[0] + 0.01
+    monkeypatch.setattr(tried, "_ours", lambda: [trial._eager(tried.model, tried.inputs)[0] + 0.01 if moves else still])
+    monkeypatch.setattr(trial, "_exported", lambda *_: lambda **_: tried._ours())
+    found = tried.tried()
+    assert (found["follow"], found["silent"]) == ((10, []) if moves else (0, ["weight", "bias"]))
