@@ -119,7 +119,7 @@ class Blobs:
     def stream_chunks(
         self, digests: Iterable[bytes], threads: Executor | None = None
     ) -> Generator[Iterator[memoryview]]:
-        """The bytes of contents in chunks, each valid as `made` says. Of each content all are to be taken before the next.
+        """The bytes of contents in chunks, each valid until the next one. Of each content all are to be taken before the next.
 
         They are not compared with their digests: the caller proves them by what they are parts of.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,12 +23,18 @@ _LATEST = 1 << 33  # seconds since 1970; what is later is no time of a file eith
 
 
 class VersionFile(NamedTuple):
-    """A file of a version, with its size in bytes, and its digests in hexadecimal: one that everybody has, and a faster one."""
+    """A file of a version: its path there, its size in bytes, and two digests in hexadecimal. What is read is compared with
+    `blake3`; `sha256` is for releases and for people."""
 
     name: str
     size: int
     sha256: str
     blake3: str
+
+    @classmethod
+    def described(cls, one: Mapping[str, Any]) -> VersionFile:
+        """A file as an event describes it; KeyError if something is missing."""
+        return cls(*(one[field] for field in cls._fields))
 
 
 @dataclass(frozen=True)
@@ -98,10 +105,7 @@ def _version(name: str, version: str, identity: str, when: int, files: str) -> V
     """
     if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version) or not 0 <= when < _LATEST:
         raise PoolError(f"an event of the pool adds {f'{name}@{version}'!r} at {when}, which cannot be")
-    listed = tuple(
-        VersionFile(one["name"], one["size"], one["sha256"], one["blake3"]) for one in described_files(files)
-    )
-    return Version(name, version, identity, when, listed)
+    return Version(name, version, identity, when, tuple(map(VersionFile.described, described_files(files))))
 
 
 def described_files(text: str) -> list[dict[str, Any]]:
@@ -115,7 +119,7 @@ def described_files(text: str) -> list[dict[str, Any]]:
     """
     try:
         files: list[dict[str, Any]] = [dict(one) for one in json.loads(text)]
-        values = [(one["name"], one["size"], one["sha256"], one["blake3"]) for one in files]
+        values = [VersionFile.described(one) for one in files]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise PoolError("an event of the pool describes no files") from None
     for one, (name, size, *digests) in zip(files, values, strict=True):

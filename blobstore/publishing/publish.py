@@ -379,9 +379,9 @@ class _Publisher:
     def finish(self, executorch: str, key: str | os.PathLike[str] | None, new: int, stored: int) -> Published:
         """Write the forms, the index, its signature, and the newest index."""
         version, objects = self._version, self._objects
-        digests = {file.name: (file.size, file.sha256) for file in version.files}
+        in_pool = {file.name: file for file in version.files}
         files = tuple(
-            File(file.name, file.kind, digests[file.name][1], digests[file.name][0], file.data)  # type: ignore[arg-type]
+            File(file.name, file.kind, in_pool[file.name].sha256, in_pool[file.name].size, file.data)  # type: ignore[arg-type]
             for file in self._inputs
         )
         if self._plain:

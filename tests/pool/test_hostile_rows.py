@@ -23,7 +23,6 @@ from tests.pool.models import described, halves, tensors, tuned, write
 
 TABLES = ("blobs", "parts", "events", "marks")
 DEEP = "[" * 100_000
-EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 BYTES: list[Any] = [b"", b"\0" * 32, b"\1" * 31, b"\2" * 33, None, b"../../../../tmp/x", b"/" * 32, b"\xff" * 5000]
 NUMBERS: list[Any] = [-1, 0, 1, 3, 63, 255, 2**31, 2**40, 2**53, 2**62, 2**63 - 1, -(2**63), None]
 TEXTS: list[Any] = [
