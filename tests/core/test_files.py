@@ -7,13 +7,7 @@ import pytest
 
 import blobstore
 from blobstore.errors import FileAccessError, UnsupportedDataError
-from tests.helpers.mapped_memory import mapped_memory
-
-
-def memory():
-    """What the system counts for this process, in kilobytes."""
-    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return {name.rstrip(":"): int(kilobytes) for name, kilobytes, _ in rows}
+from tests.helpers.process_memory import mapped_memory, memory
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import blobstore
 from blobstore import errors
-from tests.core.test_files import memory
+from tests.helpers.process_memory import memory
 
 TENSORS = {
     "cube": torch.arange(24.0).reshape(2, 3, 4),

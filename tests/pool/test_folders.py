@@ -252,8 +252,7 @@ def test_a_version_that_does_not_fit_is_not_begun(
                 pool.get("open@1", tmp_path / "a" / "b")
         assert error.value.path == tmp_path / "a" / "b" / "m.safetensors"
         assert error.value.errno == errno.ENOSPC
-        files = [described("f", size=1 << 60)]
-        pool.tables.append("events", [("1" * 32, "add", "huge", "1", 0, json.dumps(files))])
+        pool.tables.append("events", [("1" * 32, "add", "huge", "1", 0, json.dumps([described("f", size=1 << 60)]))])
         with pytest.raises(FileAccessError, match="the version needs 1152921504606846976 bytes"):
             pool.get("huge@1", tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()

@@ -61,9 +61,8 @@ def test_only_new_objects_are_read(pool: Pool, hub: Place, proxy: Proxy, tmp_pat
     proxy.begin()
     third = pool.add(f"{hub.url}/base", "n@1")
     assert read(proxy) == ["base/parts/head.safetensors"]
-    assert {file.name: file.sha256 for file in third.version.files}["parts/head.safetensors"] == (
-        hashlib.sha256(changed).hexdigest()
-    )
+    sha256 = {file.name: file.sha256 for file in third.version.files}
+    assert sha256["parts/head.safetensors"] == hashlib.sha256(changed).hexdigest()
 
     pool.drop("m@1")
     proxy.begin()

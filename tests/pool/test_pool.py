@@ -369,8 +369,7 @@ def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place,
     """Whoever may write to a pool may not write anywhere else (S3)."""
     from blobstore.pool.tables import EVENTS
 
-    files = [described("../stolen")]
-    pool.tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(files))])
+    pool.tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps([described("../stolen")]))])
     with pytest.raises(PoolError, match="leads out of its folder"):
         where.open().get("m@1", tmp_path / "out")
     assert not (tmp_path / "stolen").exists()

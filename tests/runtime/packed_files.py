@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 
 from blobstore.runtime import BlobCache, PackedStore, Program
-from tests.helpers.mapped_memory import mapped_memory
 from tests.helpers.native_build import ROOT
+from tests.helpers.process_memory import mapped_memory, memory
 
 FOOTER, TRAILER = struct.Struct("<QIII"), struct.Struct("<QQ16s8s")
 
@@ -195,10 +195,7 @@ def run_child(**options: Any) -> dict[str, Any]:
 
 def anonymous() -> int:
     """Bytes of memory of this process that are in no file."""
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError
+    return 1024 * memory()["Anonymous"]
 
 
 def _say(value: dict[str, Any]) -> None:

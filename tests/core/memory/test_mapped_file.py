@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.core.memory import mapped_file
 from blobstore.errors import FileAccessError, InvalidFileError
-from tests.helpers.mapped_memory import mapped_memory
+from tests.helpers.process_memory import mapped_memory
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):
