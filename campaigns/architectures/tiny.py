@@ -5,10 +5,12 @@ tried, and at last each field with its own value, until eager mode runs on one o
 """
 
 import copy
+import json
 import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,22 +59,9 @@ width 64, wide 96; rope 1, head 16, width 64; image 64; layers 4; pairs 4, layer
 image 128; image 224, patch 16; heads 2; heads 2, width 128"""
 _CHANGES = [{row: int(n) for row, n in re.findall(r"(\w+) (\d+)", one)} for one in _CHANGES_TEXT.split(";")]
 
-_ROPES = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}
-_OWN: dict[str, dict[str, Any]] = {
-    "chameleon": {"vocabulary_map": {"<image>": 95, "IMGIMGAZ": 90}},
-    "cohere_compass": {"text_config": _ROPES},
-    "cohere_compass_text": _ROPES,
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["sparse"]}},
-    "emu3": {"vocabulary_map": {"<image>": 95, "<|extra_200|>": 90, "<|visual token 000000|>": 91}},
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
-    "gpt_neo": {"attention_types": [[["global"], 1]]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "mobilenet_v2": {"depth_multiplier": 0.25},
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "swin": {"embed_dim": 16, "window_size": 2, "patch_size": 4},
-}
-"""What some architectures need beside that."""
+_OWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("own.json").read_text(encoding="utf-8"))
+"""What some types need beside that: by `config` fields of their configuration, by `class` another class of model, and by
+`inputs` those of `forward`, each with its `values`, or with the `shape` of random numbers or of what it is to `fill` it with."""
 
 _WIDTHS = r"hidden_sizes|_dims?$|^dims?$|^(?!in_|out_)\w*channels$|embed|out_features"
 
@@ -107,21 +96,37 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
         raise PartError("transformers' auto classes have no model of this type")
     errors: list[Exception] = []
     end = time.process_time() + _SECONDS
-    for values in _configurations(CONFIG_MAPPING[kind], _OWN.get(kind, {})):
+    own = _OWN.get(kind, {})
+    for values in _configurations(CONFIG_MAPPING[kind], own.get("config", {})):
         if time.process_time() > end:
             break
         try:
             model = _model(kind, CONFIG_MAPPING[kind](**values))
-            return model, accepted_inputs(model, end)
+            return model, _inputs(model, own["inputs"]) if "inputs" in own else accepted_inputs(model, end)
         except Exception as error:
             errors.append(error)
     raise [*errors, LookupError("no attempt")][0]
 
 
+def _inputs(model: Any, described: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    inputs = {name: _input(**one) for name, one in described.items()}
+    with torch.no_grad():
+        copy.deepcopy(model)(**inputs)
+    return inputs
+
+
+def _input(values: Any = None, shape: tuple[int, ...] = (), fill: float | None = None) -> torch.Tensor:
+    if values is not None:
+        return torch.tensor(values)
+    return torch.randn(shape) if fill is None else torch.full(shape, fill)
+
+
 def _model(kind: str, config: Any) -> Any:
     torch.manual_seed(0)
     lists = (*_ENCODER_DECODERS, *_DECODERS[::-1]) if getattr(config, "is_encoder_decoder", False) else _DECODERS
-    classes = [getattr(transformers, name) for name in class_names(kind, *lists)]
+    own = [_OWN[kind]["class"]] if "class" in _OWN.get(kind, {}) else class_names(kind, *lists)
+    classes = [getattr(transformers, name) for name in own]
     cls = next((cls for cls in classes if cls.config_class is type(config)), classes[0])
     with suppress(RuntimeError), torch.device("meta"):  # some models cannot be made without numbers
         size = sum(tensor.numel() for tensor in cls(copy.deepcopy(config)).parameters())
