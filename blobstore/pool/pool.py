@@ -388,12 +388,12 @@ class Pool:
         versions = self.versions()
         rows = self.tables.query(
             """
-            WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT a FROM live)),
-            chosen AS (
-                SELECT size, regexp_replace(encoding, '^slice:[0-9:]*', 'slice') AS encoding, length FROM blobs WHERE digest IN (SELECT digest FROM needed)
-                QUALIFY 1 = row_number() OVER (PARTITION BY digest ORDER BY length, pack)
+            WITH chosen AS (
+                SELECT any_value(size) AS size, arg_min(encoding, length) AS encoding, min(length) AS length FROM blobs
+                WHERE digest IN (SELECT digest FROM parts SEMI JOIN live ON id = a) GROUP BY digest
             )
-            SELECT encoding, count(*), sum(size)::BIGINT, sum(length)::BIGINT FROM chosen GROUP BY encoding ORDER BY 3 DESC
+            SELECT regexp_replace(encoding, '^slice:[0-9:]*', 'slice') AS kind, count(*), sum(size)::BIGINT, sum(length)::BIGINT
+            FROM chosen GROUP BY kind ORDER BY 3 DESC
             """,
             live=[(version.id,) for version in versions] or [("",)],
         )
