@@ -90,7 +90,7 @@ KILLS ?= 1000
 kills: $(VENV)/.installed ## processes on one pool, each killed at a random moment, KILLS=1000 times; every version compared after each
 	$(RUN) -W ignore -m campaigns.kills --kills $(KILLS) $(ARGUMENTS)
 
-architectures: $(VENV)/.runtime ## export tiny models of all that transformers has, update them, and write the table; ARGUMENTS="--only llama bert"
+architectures: $(VENV)/.runtime $(VENV)/.extra-architectures ## export tiny models of all that transformers has, update them, and write the table; ARGUMENTS="--only llama bert"
 	$(RUN) -W ignore -m campaigns.architectures $(ARGUMENTS)
 
 mutants: $(VENV)/.runtime ## take guards out of the sources, one by one: the tests that are named for each must fail

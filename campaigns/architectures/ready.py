@@ -2,8 +2,6 @@
 
 import gc
 import os
-import sys
-from types import ModuleType
 
 import torch
 
@@ -11,8 +9,6 @@ from blobstore.lowering import quiet
 from campaigns.architectures import trial
 from tests.helpers import lowering_speed
 
-# The wheel of torchvision on PyPI has its operators compiled for CUDA; timm, which imports it, calls none of them.
-sys.modules["torchvision._meta_registrations"] = ModuleType("without operators")
 torch.set_num_threads(1)  # small models gain nothing from threads, and a fork would lose them
 if "UNPATCHED_TORCH" not in os.environ:
     lowering_speed.install()

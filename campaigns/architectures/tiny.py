@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ image 128; image 224, patch 16; heads 2; heads 2, width 128"""
 _CHANGES = [{row: int(n) for row, n in re.findall(r"(\w+) (\d+)", one)} for one in _CHANGES_TEXT.split(";")]
 
 _OWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("own.json").read_text(encoding="utf-8"))
-"""What some types need beside that: by `config` fields of their configuration, by `class` another class of model, and by
-`inputs` those of `forward`, each with its `values`, or with the `shape` of random numbers or of what it is to `fill` it with."""
+"""What some types need beside that: by `config` fields of their configuration, by `class` another class of model, maybe of a
+part of the configuration, and by `inputs` those of `forward`: each with its `values` (and their `dtype`), or with the `shape`
+of random numbers or of what it is to `fill` it with; or several of them, as a list or by names; or a number as it is."""
 
 _WIDTHS = r"hidden_sizes|_dims?$|^dims?$|^(?!in_|out_)\w*channels$|embed|out_features"
 
@@ -108,17 +110,25 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     raise [*errors, LookupError("no attempt")][0]
 
 
-def _inputs(model: Any, described: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _inputs(model: Any, described: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
-    inputs = {name: _input(**one) for name, one in described.items()}
+    inputs = {name: _input(one) for name, one in described.items()}
     with torch.no_grad():
         copy.deepcopy(model)(**inputs)
     return inputs
 
 
-def _input(values: Any = None, shape: tuple[int, ...] = (), fill: float | None = None) -> torch.Tensor:
-    if values is not None:
-        return torch.tensor(values)
+def _input(described: Any) -> Any:
+    """A tensor, or a tuple or a dict of what is described in a list or by names; a number is itself."""
+    if isinstance(described, list):
+        return tuple(_input(one) for one in described)
+    if not isinstance(described, dict):
+        return described
+    if "values" in described:
+        return torch.tensor(described["values"], dtype=getattr(torch, described.get("dtype", ""), None))
+    if "shape" not in described:
+        return {name: _input(one) for name, one in described.items()}
+    shape, fill = described["shape"], described.get("fill")
     return torch.randn(shape) if fill is None else torch.full(shape, fill)
 
 
@@ -126,8 +136,11 @@ def _model(kind: str, config: Any) -> Any:
     torch.manual_seed(0)
     lists = (*_ENCODER_DECODERS, *_DECODERS[::-1]) if getattr(config, "is_encoder_decoder", False) else _DECODERS
     own = [_OWN[kind]["class"]] if "class" in _OWN.get(kind, {}) else class_names(kind, *lists)
-    classes = [getattr(transformers, name) for name in own]
+    classes = [attrgetter(name)(transformers) for name in own]
     cls = next((cls for cls in classes if cls.config_class is type(config)), classes[0])
+    if "class" in _OWN.get(kind, {}):
+        parts = (getattr(config, name) for name in config.sub_configs or {})
+        config = next((part for part in parts if type(part) is cls.config_class), config)
     with suppress(RuntimeError), torch.device("meta"):  # some models cannot be made without numbers
         size = sum(tensor.numel() for tensor in cls(copy.deepcopy(config)).parameters())
         if size > _LARGEST:
@@ -146,14 +159,24 @@ def _model(kind: str, config: Any) -> Any:
 def _configurations(cls: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Values for the fields of a configuration, each different from those before."""
     seen: list[dict[str, Any]] = []
+    usual = _usual(cls, own)
     for change in _CHANGES:
-        values = _merged(_small(cls, cls().to_dict(), change), own)
+        values = _merged(_small(cls, usual, change), own)
         if values not in seen:
             seen.append(values)
             yield values
     for left in seen[0]:  # a small number in a field that is no size; but never a hundred layers
         if _row(left)[0] not in ("layers", "vocabulary"):
             yield {name: value for name, value in seen[0].items() if name != left}
+
+
+def _usual(cls: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The default configuration; with the own fields, if a default of a part of it does not fit it."""
+    try:
+        fields: dict[str, Any] = cls().to_dict()
+    except Exception:
+        fields = cls(**own).to_dict()
+    return fields
 
 
 def _merged(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

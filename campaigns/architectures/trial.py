@@ -27,6 +27,7 @@ from campaigns.architectures.tiny import PartError, tiny
 
 __all__ = ["exported_both_ways", "trial"]
 
+_MASKED = 1e30
 _MOST_ROUNDING = 100 * TOLERANCE
 """Of eager mode, against float64: where small changes move outputs a lot, it may be more than the usual tolerance."""
 
@@ -45,7 +46,8 @@ def trial(kind: str) -> dict[str, Any]:
         model, inputs = tiny(kind)
         expected = _eager(model, inputs)
     except Exception as error:
-        result = "part" if isinstance(error, PartError) else "untried"
+        results = {PartError: "part", NotImplementedError: "theirs"}  # there is no model, or it has no `forward`
+        result = results.get(type(error), "untried")
         return {**found, "result": result, "message": _first_line(error)}
     found |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
     with tempfile.TemporaryDirectory() as place, ExitStack() as tracing:
@@ -226,11 +228,17 @@ def _distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     if [one.shape for one in ours] != [one.shape for one in theirs]:
         return float("inf")
     distances = (
-        float((one.double() - other.double()).abs().max() / max(1.0, float(other.double().abs().max())))
+        float(torch.where(one == other, 0, one.double() - other.double()).abs().max() / max(1.0, _largest(other)))
         for one, other in zip(ours, theirs, strict=True)
         if one.numel()
     )
     return max((float("inf") if math.isnan(distance) else distance for distance in distances), default=0.0)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude, but for infinities and what stands for them, which fill what is masked."""
+    magnitudes = tensor.double().abs()
+    return float(magnitudes.where(magnitudes < _MASKED, 0).max())
 
 
 def _first_line(error: BaseException) -> str:
