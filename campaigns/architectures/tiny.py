@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.utils import _pytree as trees
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
@@ -104,32 +105,27 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
             break
         try:
             model = _model(kind, CONFIG_MAPPING[kind](**values))
-            return model, _inputs(model, own["inputs"]) if "inputs" in own else accepted_inputs(model, end)
+            if "inputs" not in own:
+                return model, accepted_inputs(model, end)
+            inputs = trees.tree_map(_input, own["inputs"], is_leaf=_is_described)
+            with torch.no_grad():
+                copy.deepcopy(model)(**inputs)
+            return model, inputs
         except Exception as error:
             errors.append(error)
     raise [*errors, LookupError("no attempt")][0]
 
 
-def _inputs(model: Any, described: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(0)
-    inputs = {name: _input(one) for name, one in described.items()}
-    with torch.no_grad():
-        copy.deepcopy(model)(**inputs)
-    return inputs
+def _is_described(one: Any) -> bool:
+    return isinstance(one, dict) and not {"values", "shape"}.isdisjoint(one)
 
 
-def _input(described: Any) -> Any:
-    """A tensor, or a tuple or a dict of what is described in a list or by names; a number is itself."""
-    if isinstance(described, list):
-        return tuple(_input(one) for one in described)
-    if not isinstance(described, dict):
-        return described
-    if "values" in described:
-        return torch.tensor(described["values"], dtype=getattr(torch, described.get("dtype", ""), None))
-    if "shape" not in described:
-        return {name: _input(one) for name, one in described.items()}
-    shape, fill = described["shape"], described.get("fill")
-    return torch.randn(shape) if fill is None else torch.full(shape, fill)
+def _input(one: Any) -> Any:
+    if not _is_described(one):
+        return one
+    if "values" in one:
+        return torch.tensor(one["values"], dtype=getattr(torch, one.get("dtype", ""), None))
+    return torch.full(one["shape"], one["fill"]) if "fill" in one else torch.randn(one["shape"])
 
 
 def _model(kind: str, config: Any) -> Any:
@@ -159,7 +155,10 @@ def _model(kind: str, config: Any) -> Any:
 def _configurations(cls: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Values for the fields of a configuration, each different from those before."""
     seen: list[dict[str, Any]] = []
-    usual = _usual(cls, own)
+    try:
+        usual = cls().to_dict()
+    except Exception:  # a default of a part of it does not fit it
+        usual = cls(**own).to_dict()
     for change in _CHANGES:
         values = _merged(_small(cls, usual, change), own)
         if values not in seen:
@@ -168,15 +167,6 @@ def _configurations(cls: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for left in seen[0]:  # a small number in a field that is no size; but never a hundred layers
         if _row(left)[0] not in ("layers", "vocabulary"):
             yield {name: value for name, value in seen[0].items() if name != left}
-
-
-def _usual(cls: Any, own: dict[str, Any]) -> dict[str, Any]:
-    """The default configuration; with the own fields, if a default of a part of it does not fit it."""
-    try:
-        fields: dict[str, Any] = cls().to_dict()
-    except Exception:
-        fields = cls(**own).to_dict()
-    return fields
 
 
 def _merged(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +196,7 @@ def _is_declared(cls: Any, name: str) -> bool:
 
 
 def _part(inner: Any, value: dict[str, Any], change: dict[str, int]) -> dict[str, Any]:
-    """A configuration inside of another one, which may have its own values for fields; timm is not installed."""
+    """A configuration inside of another one, which may have its own values for fields; for a backbone of timm, whose size is fixed, a small one."""
     if inner.model_type == "timm_backbone":
         resnet = CONFIG_MAPPING["resnet"]
         chosen = {"model_type": "resnet", "out_indices": value.get("out_indices") or [1, 2, 3, 4]}

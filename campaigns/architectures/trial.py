@@ -220,7 +220,9 @@ def _exact(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tens
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in trees.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    """In the order of their names, because an exported program may have another one."""
+    named = {trees.keystr(path): leaf for path, leaf in trees.tree_flatten_with_path(outputs)[0]}
+    return [named[name] for name in sorted(named) if isinstance(named[name], torch.Tensor)]
 
 
 def _distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:

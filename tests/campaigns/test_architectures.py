@@ -54,3 +54,23 @@ def test_as_far_from_eager_mode_as_stock_is_right_if_it_moves(monkeypatch: pytes
     monkeypatch.setattr(trial, "_exported", lambda *_: lambda **_: tried._ours())
     found = tried.tried()
     assert (found["follow"], found["silent"]) == ((10, []) if moves else (0, ["weight", "bias"]))
+
+
+def test_distances() -> None:
+    """Outputs are compared by name; infinities that both have are equal, and masked numbers hide no difference."""
+    from campaigns.architectures.trial import _distance, _tensors
+
+    def far(ours: list[float], theirs: list[float]) -> float:
+        return _distance([torch.tensor(ours)], [torch.tensor(theirs)])
+
+    inf, masked = float("inf"), torch.finfo().min
+    assert (far([1, -inf], [1, -inf]), far([1, masked], [1, masked]), far([1, inf], [1, -inf])) == (0, 0, inf)
+    assert far([2, masked], [1, masked]) == far([2, -inf], [1, -inf]) == far([2], [1]) == 1
+    one, other = torch.ones(1), torch.zeros(2)
+    assert [*map(id, _tensors({"b": one, "a": [None, other]}))] == [*map(id, _tensors({"a": [None, other], "b": one}))]
+
+
+@pytest.mark.long
+def test_a_model_without_forward_is_theirs() -> None:
+    found = try_one("qwen2_5_omni", seconds=600)
+    assert (found["result"], "forward" in found["message"]) == ("theirs", True)
