@@ -17,11 +17,7 @@ __all__ = ["accepted_inputs"]
 
 _LENGTH = 8
 _ABOUT_IMAGES = ("pixel_values", "image_grid_thw", "image_sizes", "spatial_shapes", "pixel_attention_mask")
-_MELS = (
-    *("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_feat_size"),
-    *("num_mels", "feature_size", "input_dim", "input_size"),
-)
-_EPISODE = ("", "state_dim", "act_dim")
+_MELS = "num_mel_bins feature_projection_input_dim input_feat_per_channel input_feat_size num_mels feature_size input_dim input_size"
 _OTHER_WAYS = r"inputs_embeds|\w*labels|\w*_embeds?|past_key_values|\w*head_mask|position_ids|output_\w+|return_\w+"
 
 
@@ -157,13 +153,8 @@ def _spectra(config: Any, _: int) -> list[torch.Tensor]:
 
 
 def _mels(config: Any) -> int:
-    found = [_inside(config, field, None) for field in _MELS]
+    found = [_inside(config, field, None) for field in _MELS.split()]
     return next((one for one in found if isinstance(one, int)), 16)
-
-
-def _series(config: Any, _: int) -> list[torch.Tensor]:
-    length = _inside(config, "context_length", 64) + max(_inside(config, "lags_sequence", [0]))
-    return _random([(1, length), (1, length, _inside(config, "num_input_channels", 1))])
 
 
 def _codes(config: Any, _: int) -> list[torch.Tensor]:
@@ -196,15 +187,9 @@ _MADE: dict[str, Callable[[Any, int], list[torch.Tensor]]] = {
     r"pixel_values\w*": _pictures,
     "input_features|audio_mel|spectrogram": _spectra,
     "input_values|audio_values|waveform": _sound,
-    "past_values": _series,
-    "past_time_features": lambda config, side: [_series(config, side)[0][..., None][..., : config.num_time_features]],
-    "bbox": lambda config, side: [torch.arange(4 * _LENGTH).reshape(1, _LENGTH, 4)],
     r"\w*grid_thw": lambda config, side: [torch.tensor([[1, side, side]])],
-    "visual_pos": lambda config, side: [torch.rand(1, _LENGTH, 4)],
-    r"(pixel|image)_position_ids": lambda config, side: [torch.cartesian_prod(*[torch.arange(side)] * 2)[None]],
     "spatial_shapes|target_sizes": lambda config, side: [torch.tensor([[side, side]])],
     "image_sizes": lambda config, side: [torch.tensor([list(_pictures(config, side)[0].shape[-2:])])],
     "pixel_attention_mask": lambda config, side: [torch.ones(1, side * side, dtype=torch.long)],
-    "states|actions|returns_to_go": lambda config, side: _random([(1, 8, _inside(config, one, 1)) for one in _EPISODE]),
 }
 """What to make of a configuration and the number of patches in a row, by the name of the input."""

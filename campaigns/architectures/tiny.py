@@ -24,42 +24,13 @@ from campaigns.architectures.inputs import accepted_inputs
 
 __all__ = ["PartError", "architectures", "class_names", "tiny"]
 
-_ROWS = r"""
-vocabulary 96 (\w+_)?vocab_size(_per_layer_input)? \w+_group_vocab
-padding 0 pad_token_id
-begin 1 bos_token_id
-end 2 eos_token_id
-chosen 1 num_experts_per_tok(en)? (num|n|topk)_(expert_)?group (num|n)_shared_experts moe_k first_k_dense_replace moe_top_?k
-layers 1 n_layers? depth (?!num_feat_extract)(\w+_)?num_(\w+_)?layers (en|de)coder_layers (\w+_)?(depth|layers) num_blocks
-pairs 2 (\w+_)?num_key_value_heads num_kv_heads n_kv_heads kv_n_heads
-experts 2 (moe_)?(num|n)_(local_|routed_)?experts
-heads 4 (\w+_)?(num_)?attention_heads (\w+_)?(num|n)_heads? linear_num_(key|value)_heads
-head 8 (\w+_)?head_dim d_head resampler_dim_head kv_channels d_kv qk_(?!head_dim)\w+_dim rotary_dim index_topk linear_(key|value)_head_dim
-patch 8 (\w+_)?patch_size prediction_length num_filters
-narrow 16 (\w+_)?lora_rank (shared_|moe_)+(expert_)?intermediate_size (\w+_)?state_size mamba_d_state ssm_state_size model_in_dim (\w+_)?chunk_size context_size num_conv_pos_embeddings num_pos_feats n_window hidden_size_per_layer_input resampler_\w*latents latent_query_num shared_expert_intermediate_size num_mel_bins max_\w*bins (\w+_)?query_tokens num_queries
-wide 48 (\w+_)?intermediate_size (\w+_)?ffn_dim (\w+_)?mlp_dim d_ff ffn_hidden_size \w*feed_forward\w* dim_feedforward n_inner d_inner \w+_linear_units
-positions 64 max_(\w+_)?position_embeddings n_positions max_(source|target)_positions n_ctx (max_)?context_length max_seq_len
-image 32 image_size
-width 32 (\w+_)?hidden_size d_model n_embd (\w+_)?dim (\w+_)?hidden_dim (\w+_)?embed(ding)?(_dim|_size|_proj_dim) (\w+_)?projection_dim adapter_input_size hidden_size_global d_latents (\w+_)?channels? (\w+_)?channel_size upsample_groups (\w+_)?hidden_dimension model_dim classifier_proj_size word_embed_proj_dim output_dim codebook_size decoder_(embed|hidden)\w*_(dim|size)
-frames 4 num_frames
-"""
-_NUMBERS = [
-    (row, int(number), re.compile("|".join(f"(?:{name})" for name in names)))
-    for row, number, *names in (line.split() for line in _ROWS.strip().split("\n"))
-]
-"""Fields by their names, and numbers with which a model takes a few hundred kilobytes. Numbers never grow."""
+_FIELDS = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
+_NUMBERS = [(row, one["number"], re.compile("|".join(one["fields"]))) for row, one in _FIELDS["small"].items()]
+"""Fields by their names, and numbers with which a model takes a few hundred kilobytes. Numbers never grow. Those of
+`_FIELDS["optional"]` get one, too, if they have none; `_FIELDS["changes"]` are other numbers, which are tried in their order."""
 
 _SECONDS, _LARGEST = 10, 40_000_000
 """Of processor time for all attempts; of parameters, because the defaults of many types fill the memory."""
-
-_OPTIONAL = {"head_dim", "n_routed_experts", "num_experts_per_tok", "num_key_value_heads", "pad_token_id", "vocab_size"}
-_OPTIONAL |= {"image_token_id", "image_token_index", "video_token_id", "video_token_index", "prediction_length"}
-"""Fields that get a number, too, if they have none."""
-
-_CHANGES_TEXT = """none; pairs 4; layers 2; rope 1; pairs 4, layers 2; experts 2, chosen 1, narrow 16; heads 8;
-width 64, wide 96; rope 1, head 16, width 64; image 64; layers 4; pairs 4, layers 4; head 16; image 64, patch 16;
-image 128; image 224, patch 16; heads 2; heads 2, width 128"""
-_CHANGES = [{row: int(n) for row, n in re.findall(r"(\w+) (\d+)", one)} for one in _CHANGES_TEXT.split(";")]
 
 _OWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("own.json").read_text(encoding="utf-8"))
 """What some types need beside that: by `config` fields of their configuration, by `class` another class of model, maybe of a
@@ -107,7 +78,9 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
             model = _model(kind, CONFIG_MAPPING[kind](**values))
             if "inputs" not in own:
                 return model, accepted_inputs(model, end)
-            inputs = trees.tree_map(_input, own["inputs"], is_leaf=_is_described)
+            inputs = trees.tree_map(
+                _input, own["inputs"], is_leaf=lambda one: isinstance(one, dict) and bool({"values", "shape"} & {*one})
+            )
             with torch.no_grad():
                 copy.deepcopy(model)(**inputs)
             return model, inputs
@@ -116,12 +89,8 @@ def tiny(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     raise [*errors, LookupError("no attempt")][0]
 
 
-def _is_described(one: Any) -> bool:
-    return isinstance(one, dict) and not {"values", "shape"}.isdisjoint(one)
-
-
 def _input(one: Any) -> Any:
-    if not _is_described(one):
+    if not isinstance(one, dict):
         return one
     if "values" in one:
         return torch.tensor(one["values"], dtype=getattr(torch, one.get("dtype", ""), None))
@@ -159,7 +128,7 @@ def _configurations(cls: Any, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
         usual = cls().to_dict()
     except Exception:  # a default of a part of it does not fit it
         usual = cls(**own).to_dict()
-    for change in _CHANGES:
+    for change in _FIELDS["changes"]:
         values = _merged(_small(cls, usual, change), own)
         if values not in seen:
             seen.append(values)
@@ -236,7 +205,7 @@ def _number(name: str, value: Any, change: dict[str, int], specials: Iterator[in
     if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
         return _numbers(name, list(value), change)
     row, usual = _row(name)
-    if type(value) is not int and not (value is None and (name in _OPTIONAL or row in change)):
+    if type(value) is not int and not (value is None and (name in _FIELDS["optional"] or row in change)):
         return None
     if row is not None:
         small = change.get(row, usual)

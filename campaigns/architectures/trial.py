@@ -4,7 +4,7 @@ import copy
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,8 +27,7 @@ from campaigns.architectures.tiny import PartError, tiny
 
 __all__ = ["exported_both_ways", "trial"]
 
-_MASKED = 1e30
-_MOST_ROUNDING = 100 * TOLERANCE
+_MASKED, _MOST_ROUNDING = 1e30, 100 * TOLERANCE
 """Of eager mode, against float64: where small changes move outputs a lot, it may be more than the usual tolerance."""
 
 
@@ -46,28 +45,27 @@ def trial(kind: str) -> dict[str, Any]:
         model, inputs = tiny(kind)
         expected = _eager(model, inputs)
     except Exception as error:
-        results = {PartError: "part", NotImplementedError: "theirs"}  # there is no model, or it has no `forward`
-        result = results.get(type(error), "untried")
+        result = {PartError: "part", NotImplementedError: "theirs"}.get(
+            type(error), "untried"
+        )  # no model, or no `forward`
         return {**found, "result": result, "message": _first_line(error)}
     found |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
-    with tempfile.TemporaryDirectory() as place, ExitStack() as tracing:
-        tracing.enter_context(_traced_once())
+    with tempfile.TemporaryDirectory() as place:
         try:
-            _exported(ExecutorchExporter, model, inputs).save_pretrained(Path(place, "theirs"))
+            with _traced_once():
+                for found["result"], exporter in (("theirs", ExecutorchExporter), ("ours", BlobStoreExporter)):
+                    _exported(exporter, model, inputs).save_pretrained(Path(place, found["result"]))
+            found["result"] = "theirs"
             theirs = ExportedModel.from_pretrained(Path(place, "theirs"))
             outputs = _tensors(theirs(**inputs))
             found["stock"] = _distance(outputs, expected)
             if found["stock"] > _MOST_ROUNDING and _distance(outputs, _exact(model, inputs)) > _MOST_ROUNDING:
                 raise ValueError(f"its outputs differ from eager mode's by {found['stock']:.1g}")
-        except Exception as error:
-            return {**found, "result": "theirs", "message": _first_line(error)}
-        try:
+            found["result"] = "ours"
             found["bits"] = _keeps_bits(Path(place), inputs, theirs, outputs)
-            _exported(BlobStoreExporter, model, inputs).save_pretrained(Path(place, "ours"))
-            tracing.close()  # a trace has its weights
             found |= _Updates(model, inputs, Path(place, "ours"), max(TOLERANCE, 2 * found["stock"])).tried()
         except Exception as error:
-            return {**found, "result": "ours", "message": _first_line(error)}
+            return {**found, "message": _first_line(error)}
     return {**found, "result": "works"}
 
 
@@ -93,7 +91,7 @@ def _traced_once() -> Iterator[None]:
         if traced:
             return traced[0]
         made = real(*arguments, **options)
-        if any("unbacked_bindings" in node.meta for node in made[0].graph.nodes):
+        if made[0].range_constraints or any("unbacked_bindings" in node.meta for node in made[0].graph.nodes):
             return made
         traced.append(made)
         return copy.deepcopy(made)
@@ -239,8 +237,7 @@ def _distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 
 def _largest(tensor: torch.Tensor) -> float:
     """The largest magnitude, but for infinities and what stands for them, which fill what is masked."""
-    magnitudes = tensor.double().abs()
-    return float(magnitudes.where(magnitudes < _MASKED, 0).max())
+    return float(tensor.double().abs().where(tensor.abs() < _MASKED, 0).max())
 
 
 def _first_line(error: BaseException) -> str:

@@ -77,10 +77,6 @@ class Proxy:
             self.log.append(request)
             return self.fault(len(self.log) - 1, request)
 
-    def bodies(self, under: str = "") -> int:
-        """Bytes of the bodies of all answers to GET below a path."""
-        return sum(one.sent for one in self.log if one.method == "GET" and under in one.path)
-
 
 class _Handler(Handler):
     proxy: Proxy

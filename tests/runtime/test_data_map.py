@@ -122,23 +122,20 @@ class NativeMap(NamedDataMap):
     def _key_list(self):
         return [self.probe.get_key(i)[1] for i in range(self.probe.get_num_keys())]
 
-    def _view(self, key):
+    def _read(self, read, key, *fine):
         if not isinstance(key, str):
             raise KeyError(key)
-        error, data = self.probe.get_data(key)
+        error, value = read(key)
         if error == NOT_FOUND:
             raise KeyError(key)
-        assert error == OK
-        return data
+        assert error in fine
+        return value
+
+    def _view(self, key):
+        return self._read(self.probe.get_data, key, OK)
 
     def _layout(self, key):
-        if not isinstance(key, str):
-            raise KeyError(key)
-        error, layout = self.probe.get_tensor_layout(key)
-        if error == NOT_FOUND:
-            raise KeyError(key)
-        assert error in {OK, INVALID_TYPE}
-        return layout
+        return self._read(self.probe.get_tensor_layout, key, OK, INVALID_TYPE)
 
     def load_data_into(self, key, buffer, size=None):
         data = self.get_data(key)
