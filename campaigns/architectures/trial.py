@@ -28,7 +28,7 @@ from campaigns.architectures.tiny import PartError, tiny
 __all__ = ["exported_both_ways", "trial"]
 
 _MASKED, _MOST_ROUNDING = 1e30, 100 * TOLERANCE
-"""Of eager mode, against float64: where small changes move outputs a lot, it may be more than the usual tolerance."""
+"""What fills what is masked; of eager mode, against float64, where small changes move outputs by more than is usual."""
 
 
 def trial(kind: str) -> dict[str, Any]:
