@@ -165,7 +165,8 @@ def _is_declared(cls: Any, name: str) -> bool:
 
 
 def _part(inner: Any, value: dict[str, Any], change: dict[str, int]) -> dict[str, Any]:
-    """A configuration inside of another one, which may have its own values for fields; for a backbone of timm, whose size is fixed, a small one."""
+    """A configuration inside of another one, which may have its own values for fields. Backbones of timm have a fixed size, so
+    a small one of transformers takes their place."""
     if inner.model_type == "timm_backbone":
         resnet = CONFIG_MAPPING["resnet"]
         chosen = {"model_type": "resnet", "out_indices": value.get("out_indices") or [1, 2, 3, 4]}

@@ -45,10 +45,8 @@ def trial(kind: str) -> dict[str, Any]:
         model, inputs = tiny(kind)
         expected = _eager(model, inputs)
     except Exception as error:
-        result = {PartError: "part", NotImplementedError: "theirs"}.get(
-            type(error), "untried"
-        )  # no model, or no `forward`
-        return {**found, "result": result, "message": _first_line(error)}
+        known = {PartError: "part", NotImplementedError: "theirs"}  # there is no model, or it has no `forward`
+        return {**found, "result": known.get(type(error), "untried"), "message": _first_line(error)}
     found |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
     with tempfile.TemporaryDirectory() as place:
         try:
