@@ -106,8 +106,8 @@ class Adapter {
 
  private:
   friend struct internal::AdapterAccess;
-  struct Impl;
-  explicit Adapter(std::shared_ptr<const Impl> impl);
+  struct BLOBSTORE_HIDDEN Impl;
+  BLOBSTORE_HIDDEN explicit Adapter(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
 };
 
@@ -270,8 +270,8 @@ class MergedAdapter {
 
  private:
   friend class internal::Merge;
-  struct Impl;
-  explicit MergedAdapter(std::unique_ptr<Impl> impl);
+  struct BLOBSTORE_HIDDEN Impl;
+  BLOBSTORE_HIDDEN explicit MergedAdapter(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -67,7 +67,7 @@ class MeZO final {
   double step(const std::function<double()>& loss);
 
  private:
-  struct Impl;
+  struct BLOBSTORE_HIDDEN Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -129,7 +129,7 @@ class RunnerQueue {
 
    private:
     friend class internal::Requests;
-    struct Impl;
+    struct BLOBSTORE_HIDDEN Impl;
     explicit Turn(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
   };

@@ -116,7 +116,7 @@ class LogicalTensors {
 
  private:
   friend struct internal::TensorsAccess;
-  struct Impl;
+  struct BLOBSTORE_HIDDEN Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -81,7 +81,8 @@ class SGD final : public Optimizer {
 
  private:
   internal::OptimizerState capture(const NamedTensors& parameters) const override;
-  void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
+  BLOBSTORE_HIDDEN void restore(
+      const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
 
   SGDOptions options_;
   std::unique_ptr<internal::OptimizerMemory> memory_;
@@ -119,7 +120,8 @@ class AdamW final : public Optimizer {
 
  private:
   internal::OptimizerState capture(const NamedTensors& parameters) const override;
-  void restore(const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
+  BLOBSTORE_HIDDEN void restore(
+      const internal::OptimizerState& saved, const NamedTensors& parameters, const std::string& path) override;
 
   AdamWOptions options_;
   std::unique_ptr<internal::OptimizerMemory> memory_;
@@ -245,7 +247,7 @@ class TrainingProgram {
 
  private:
   friend struct internal::TrainingAccess;
-  struct Impl;
+  struct BLOBSTORE_HIDDEN Impl;
   std::unique_ptr<Impl> impl_;
 };
 
