@@ -19,7 +19,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT, ROOT / "runtime_bindings"]
-OF_CONTRIBUTORS = {"test", "bench", "build", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
+OF_CONTRIBUTORS = {"test", "bench", "build", "fuzz", "lint", "platforms", "pictures", "docs", "dist", "architectures"}
 """Extras for work on blobstore itself."""
 
 
