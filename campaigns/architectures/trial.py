@@ -51,8 +51,9 @@ def trial(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         try:
             with _traced_once():
-                for found["result"], exporter in (("theirs", ExecutorchExporter), ("ours", BlobStoreExporter)):
-                    _exported(exporter, model, inputs).save_pretrained(Path(place, found["result"]))
+                for whose, exporter in (("theirs", ExecutorchExporter), ("ours", BlobStoreExporter)):
+                    found["result"] = whose
+                    _exported(exporter, model, inputs).save_pretrained(Path(place, whose))
             found["result"] = "theirs"
             theirs = ExportedModel.from_pretrained(Path(place, "theirs"))
             outputs = _tensors(theirs(**inputs))
