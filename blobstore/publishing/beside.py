@@ -190,14 +190,14 @@ def _withdraw(objects: Objects, versions: Sequence[Version], there: Mapping[str,
     """Remove the indexes of versions that the pool no longer has."""
     alive = {(one.name, one.version) for one in versions}
     gone = [
-        (name, version)
+        (name, version, files)
         for name, listed in there.items()
         for version, files in listed.items()
         if INDEX in files and version != LATEST and (name, version) not in alive
     ]
-    for name, version in gone:
+    for name, version, files in gone:
         index = objects.get(f"{name}/{version}/{INDEX}")
-        for file in (INDEX, WAYS, EARLIER):
+        for file in sorted(files, key=lambda file: file != INDEX):
             objects.delete(f"{name}/{version}/{file}")
         if index is not None:
             objects.delete(f"{SIGNATURES}/{sha256(index)}")

@@ -13,7 +13,7 @@ from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import Index, Object, parse_index
-from blobstore.releases.index.ways import EARLIER, WAYS
+from blobstore.releases.index.parts import Parts
 from blobstore.releases.sources.source import Body, Found, Source
 
 __all__ = ["predicted"]
@@ -24,10 +24,14 @@ class _Device(Installed):
 
     def __init__(self, release: Released | None) -> None:
         self._objects = set() if release is None else {*release.index.distinct, release.index.parts}
+        self._current = None if release is None else (release.index.parts, release.parts)
         self._contents = {} if release is None else release.parts.contents
 
     def has(self, wanted: Object) -> bool:
         return wanted in self._objects
+
+    def current(self) -> tuple[Object, Parts] | None:
+        return self._current
 
     def blobs(self) -> dict[str, LocalBlob]:
         return {digest: LocalBlob(Path(os.devnull), 0, size) for digest, size in self._contents.items()}
@@ -48,8 +52,8 @@ class _Published(Source):
     def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         return Found(sha256(self._index), self._counted(self._index))
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        data = self._lists.get(EARLIER if earlier else WAYS)
+    def beside(self, index: Index, name: str, *, fresh: bool = False) -> bytes | None:
+        data = self._lists.get(name)
         return None if data is None else self._counted(data)
 
     def signature(self, index_sha256: str) -> str | None:
@@ -64,7 +68,7 @@ def predicted(index: bytes, parts: bytes, lists: Mapping[str, bytes], previous: 
     """The bytes that a device fetches of a release, its index and lists included.
 
     Args:
-        index, parts, lists: of the release, as they are stored; the lists of ways by their names.
+        index, parts, lists: of the release, as they are stored; lists of ways and changes by their names.
         previous: the release that the device has; None for a device with nothing.
     """
     source = _Published(index, parts, lists)

@@ -5,7 +5,7 @@
         files/SHA256                    lists of parts, forms that only the newest releases have, whole files (`plain`)
         assistant/1.4/index.json        an index
         assistant/1.4/ways.json.zst     in which forms its contents can be fetched; earlier.json.zst the same for devices that
-                                        have much older ones
+                                        have much older ones, since-SHA256.json.zst what changed in a long list of parts
         assistant/latest/index.json     the newest of the indexes
         signatures/SHA256-of-an-index
 
@@ -52,6 +52,7 @@ from blobstore.publishing.released import (
     released_before,
     store_pieces,
 )
+from blobstore.releases.index.changes import LONG, changes_between, changes_since
 from blobstore.releases.index.index import (
     VERSION,
     File,
@@ -412,6 +413,7 @@ class _Publisher:
         lists = {name: encode_ways(some) for name, some in ((WAYS, ways), (EARLIER, earlier)) if some is not None}
         for name, some in lists.items():
             parse_ways(some, digest, parts, objects.name(f"{place}/{name}"))
+        lists |= _changes(previous, index, encoded_parts)
         signature = None
         if key is not None:
             from blobstore.releases.sources.trust import sign
@@ -488,3 +490,9 @@ class _Publisher:
                 f"{self._objects.name(latest)}, and drop its version; devices refuse such releases"
             ) from None
         return moment
+
+
+def _changes(previous: Iterable[Released], index: Index, parts: bytes) -> dict[str, bytes]:
+    """What changed in a long list of parts since those of earlier releases, by the names of these lists."""
+    others = [one for one in previous if len(parts) > LONG and one.index.parts != index.parts]
+    return {changes_since(one.index.parts): changes_between(one.parts, parts) for one in others}

@@ -24,13 +24,11 @@ get_target_property(pc_definitions executorch::runtime INTERFACE_COMPILE_DEFINIT
 list(TRANSFORM pc_definitions PREPEND " -D")
 string(APPEND pc_flags ${pc_definitions})
 
-set(pc_threadpool "")
 if(TARGET executorch::threadpool) # the shared library names it, and whoever runs that looks where the application does
   set(pc_threadpool -lexecutorch_threadpool)
   if(NOT APPLE)
     set(pc_threadpool "-Wl,--push-state,--no-as-needed ${pc_threadpool} -Wl,--pop-state")
   endif()
 endif()
-
 configure_file(cmake/blobstore.pc.in ${CMAKE_CURRENT_BINARY_DIR}/blobstore.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/blobstore.pc DESTINATION ${pc_folder})

@@ -420,6 +420,14 @@ class Installed:
         place = self.path(index.parts.sha256)
         return parse_parts(_read_named(place, index.parts.sha256, TABLE_LIMIT), index, str(place))
 
+    def current(self) -> tuple[Object, Parts] | None:
+        """The list of the parts of the current release, and what it says; None if there is none, or it is damaged."""
+        with contextlib.suppress(BlobStoreError):
+            if (view := self.view) is not None:
+                index = self.index(view)
+                return index.parts, self.parts(index)
+        return None
+
     def blobs(self) -> dict[str, LocalBlob]:
         """The contents of all files that are here, by SHA-256."""
         local: dict[str, LocalBlob] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +14,16 @@ from blobstore.core.errors import (
     MissingDependencyError,
     ReleaseError,
 )
+from blobstore.core.memory.digest import sha256
 from blobstore.releases.device.assembly import Assembly, Piece
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import read_object
+from blobstore.releases.index.changes import LONG, changed_list, changes_since
 from blobstore.releases.index.index import TABLE_LIMIT, Index, Object
 from blobstore.releases.index.intervals import Intervals
 from blobstore.releases.index.parts import Part, Parts, parse_parts
-from blobstore.releases.index.ways import WAYS, Way, Ways, cheapest, parse_ways
+from blobstore.releases.index.ways import EARLIER, WAYS, Way, Ways, cheapest, parse_ways
 from blobstore.releases.sources.source import Source, read_small, sha256_of
 
 __all__ = ["Shopping"]
@@ -88,7 +89,7 @@ class Shopping:
         missing = {file.object for file in index.files if not here(file.object)}
         if not missing and self._installed.has(index.parts):
             return
-        data = self.small(index.parts)
+        data = self._list(index)
         if not self._installed.has(index.parts):
             self.parts = data
         parts = parse_parts(data, index, f"{self._source.name} (the parts of {index.name} {index.version})")
@@ -118,15 +119,15 @@ class Shopping:
         # A device with something that saves hardly anything may have a much older release.
         total = sum(parts.contents[digest] for digest in needed)
         if ways is not None and self._local and routes.cost(needed) > _HARDLY * total:
-            more = self._ways(index, index_sha256, parts, earlier=True)
+            more = self._ways(index, index_sha256, parts, EARLIER)
             if more is not None:
                 routes = _Routes(self, parts, *_with_whole_files(index, parts, more), decode=decode)
         return routes
 
-    def _ways(self, index: Index, index_sha256: str, parts: Parts, *, earlier: bool = False) -> Ways | None:
-        data = self._source.ways(index, earlier=earlier, fresh=self._fresh)
+    def _ways(self, index: Index, index_sha256: str, parts: Parts, name: str = WAYS) -> Ways | None:
+        data = self._source.beside(index, name, fresh=self._fresh)
         if data is None:
-            if index.plain or earlier:
+            if index.plain or name == EARLIER:
                 return None
             raise ReleaseError(
                 f"{self._source.name}: {index.name} {index.version} has no list of ways to its contents, {WAYS}"
@@ -147,29 +148,38 @@ class Shopping:
     def _local(self) -> dict[str, LocalBlob]:
         return self._installed.blobs()
 
-    def small(self, wanted: Object) -> bytes:
-        """A small object, in memory.
+    def _list(self, index: Index) -> bytes:
+        """The list of the parts of a release.
 
         Raises:
             InvalidFileError: it has another digest.
         """
-        if wanted.size > TABLE_LIMIT:
-            raise InvalidFileError(
-                self._source.name, f"a list of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
-            )
+        wanted = index.parts
         with contextlib.suppress(BlobStoreError):
             if self._installed.has(wanted):
                 data = read_small(self._installed.path(wanted.sha256), TABLE_LIMIT)
-                if hashlib.sha256(data).hexdigest() == wanted.sha256:
+                if sha256(data) == wanted.sha256:
                     return data
+        data = self._changed(index) if wanted.size > LONG else b""
+        if sha256(data) == wanted.sha256:
+            return data
         # Once more, because a proxy may have answered with something else.
         for attempt in range(2):
             data = read_object(self._source, wanted)
-            if hashlib.sha256(data).hexdigest() == wanted.sha256:
+            if sha256(data) == wanted.sha256:
                 break
             if attempt:
                 raise InvalidFileError(self._source.name, f"what has the name {wanted.sha256} has another digest")
         return data
+
+    def _changed(self, index: Index) -> bytes:
+        """The list as what changed since that of the current release; nothing if it cannot be made."""
+        with contextlib.suppress(BlobStoreError):
+            if (current := self._installed.current()) is not None:
+                earlier, parts = current
+                changes = self._source.beside(index, changes_since(earlier), fresh=self._fresh)
+                return b"" if changes is None else changed_list(changes, parts, index.parts, self._source.name)
+        return b""
 
     def here(self, digest: str, size: int) -> LocalBlob | None:
         """A content that is here, None if it is not, or has another size, or was checked and is damaged."""

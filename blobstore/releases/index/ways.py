@@ -16,7 +16,18 @@ from blobstore.core.requirements import needed
 from blobstore.releases.index.index import TABLE_LIMIT, Meta, Object, Sha256, Size, Struct, encode_json, parse_json
 from blobstore.releases.index.parts import Parts
 
-__all__ = ["EARLIER", "WAYS", "Route", "Way", "Ways", "cheapest", "encode_ways", "parse_ways"]
+__all__ = [
+    "EARLIER",
+    "WAYS",
+    "Route",
+    "Way",
+    "Ways",
+    "cheapest",
+    "compressed",
+    "decompressed",
+    "encode_ways",
+    "parse_ways",
+]
 
 WAYS, EARLIER = "ways.json.zst", "earlier.json.zst"
 """The names of the files beside an index. The second one is for devices that have none of the bases of the first: it also has the
@@ -79,7 +90,7 @@ def parse_ways(data: bytes, index_sha256: str, parts: Parts, where: str) -> Ways
         InvalidFileError: they are malformed, or those of another release.
     """
     what = "a list of the ways to the contents of a release"
-    ways = parse_json(_decompressed(data, where, what), Ways, where, what)
+    ways = parse_json(decompressed(data, where, what), Ways, where, what)
     if ways.index != index_sha256:
         raise InvalidFileError(
             where, f"expected the ways of the index sha256:{index_sha256}, found those of {ways.index}"
@@ -106,7 +117,12 @@ def _zstandard() -> Any:
     return zstandard
 
 
-def _decompressed(data: bytes, where: str, what: str) -> bytes:
+def decompressed(data: bytes, where: str, what: str) -> bytes:
+    """What a frame of zstd has, that may come from anywhere; other bytes as they are.
+
+    Raises:
+        InvalidFileError: it is malformed, or has more than `TABLE_LIMIT` bytes.
+    """
     if not data.startswith(_MAGIC):
         return data
     zstandard = _zstandard()
@@ -124,8 +140,13 @@ def _decompressed(data: bytes, where: str, what: str) -> bytes:
 
 def encode_ways(ways: Ways) -> bytes:
     """What `parse_ways` reads, the same for equal ways."""
-    compressed: bytes = _zstandard().ZstdCompressor(level=9).compress(encode_json(ways))
-    return compressed
+    return compressed(encode_json(ways))
+
+
+def compressed(data: bytes) -> bytes:
+    """Bytes in a frame of zstd."""
+    frame: bytes = _zstandard().ZstdCompressor(level=9).compress(data)
+    return frame
 
 
 @dataclass(frozen=True)

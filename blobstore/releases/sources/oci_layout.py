@@ -24,6 +24,7 @@ from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Obje
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, OciManifest, parse_manifest
 from blobstore.releases.index.objects import store_bytes, store_file
 from blobstore.releases.index.references import Reference
+from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.source import Body, Found, Source, check_pin, pieces_of, read_small
 
 __all__ = ["LayoutSource", "LayoutTarget", "OciSource"]
@@ -72,10 +73,10 @@ class OciSource(Source):
             )
         return data
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
+    def beside(self, index: Index, name: str, *, fresh: bool = False) -> bytes | None:
         if self._manifest is None:
             return None
-        wanted = self._manifest.earlier if earlier else self._manifest.ways
+        wanted = {WAYS: self._manifest.ways, EARLIER: self._manifest.earlier}.get(name)
         return None if wanted is None else self._compared(wanted, TABLE_LIMIT, "list of ways")
 
     def signature(self, index_sha256: str) -> str | None:

@@ -16,7 +16,6 @@ from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index.index import INDEX_LIMIT, TABLE_LIMIT, Index, Object
 from blobstore.releases.index.references import Reference, check_named
-from blobstore.releases.index.ways import EARLIER, WAYS
 from blobstore.releases.sources.patience import Patience
 
 __all__ = [
@@ -126,12 +125,13 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        """The ways to the contents of the release that was found; None if the source has none.
+    def beside(self, index: Index, name: str, *, fresh: bool = False) -> bytes | None:
+        """A list beside the index that was found: of ways, or of what changed (`WAYS`, `EARLIER`, `changes_since`); None if the
+        source does not have it.
 
         Args:
             index: the release.
-            earlier: also to the contents of earlier releases, if there are such.
+            name: of the list.
             fresh: let no cache answer.
 
         Raises:
@@ -208,9 +208,9 @@ class ReleaseFolder(Source):
     def _small(self, path: str, limit: int, *, fresh: bool = False) -> bytes | None:
         """A file below the folder, of at most `limit` bytes; None if it is not there."""
 
-    def ways(self, index: Index, *, earlier: bool = False, fresh: bool = False) -> bytes | None:
-        # not beside the index that was found: "latest" may be another release by now
-        return self._small(f"{index.name}/{index.version}/{EARLIER if earlier else WAYS}", TABLE_LIMIT, fresh=fresh)
+    def beside(self, index: Index, name: str, *, fresh: bool = False) -> bytes | None:
+        # not beside the one that was found: "latest" may be another release by now
+        return self._small(f"{index.name}/{index.version}/{name}", TABLE_LIMIT, fresh=fresh)
 
     def signature(self, index_sha256: str) -> str | None:
         signature = self._small(f"{SIGNATURES}/{index_sha256}", 1 << 16)
