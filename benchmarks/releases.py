@@ -32,6 +32,7 @@ from blobstore.pool import Pool
 from blobstore.pool.packs import Stored
 from blobstore.pool.tables import BLOBS, EVENTS, PARTS
 from blobstore.releases import Release, publish, pull, push
+from tests.releases.wire import NGINX, nginx
 
 TITLE = "Releases"
 
@@ -104,11 +105,22 @@ def _chain(folder: Path) -> Iterator[Row]:
             yield ratio_of(
                 f"bytes for a device {back} versions behind, against the direct difference", fetched, direct, bar
             )
-        fetched = pull(f"{url}/a/{last}/index.json", folder / "new").fetched_bytes
+        from_one = pull(f"{url}/a/{last}/index.json", folder / "new").fetched_bytes
     alone = publish(folder / "in", folder / "alone", name="a", version="1").first_bytes
-    yield ratio_of(
-        "bytes for a device with nothing, against a release folder with this release alone", fetched, alone, 1.05
-    )
+    yield from _with_nothing(folder, f"releases/a/{last}", alone)
+    yield without_bar(ratio_of("  from a server that sends one range at a time", from_one, alone, 1.05))
+
+
+def _with_nothing(folder: Path, release: str, alone: int) -> Iterator[Row]:
+    work = "bytes for a device with nothing, from nginx, against a release folder with this release alone"
+    if NGINX is None:
+        yield Row(work, "not measured: nginx is not there", "at most 1.05 x", False)
+        return
+    for one in (folder.parent, folder):
+        one.chmod(0o755)  # nginx may be another user
+    with nginx(folder, folder / "nginx") as url:
+        fetched = pull(f"{url}/{release}/index.json", folder / "from nginx").fetched_bytes
+    yield ratio_of(work, fetched, alone, 1.05)
 
 
 def _folder(folder: Path) -> Iterator[Row]:

@@ -46,8 +46,9 @@ _SMALLEST = 64
 _WORTH = 0.8
 """A difference with more than this share of the bytes of the whole form is not stored."""
 
-_FURTHER = 0.05
-"""By this share of the fewest bytes, at most, a device with nothing fetches more, because whole bases are in the pool already."""
+_FURTHER = 0.048
+"""By this share of the fewest bytes, at most, a device with nothing fetches more, because whole bases are in the pool already. With
+the index and longer lists, it is a twentieth."""
 
 _LARGE = 1 << 14
 """A smaller content has a whole form: two steps instead of one cost a request and a file."""
