@@ -22,15 +22,15 @@ import numpy.typing as npt
 from blobstore.core.codec.elements import cast, element, widen
 from blobstore.pool.blocks import BLOCKS, block_values
 from blobstore.pool.derived import OPEN_FLOAT8, QUANT, SCALE
-from blobstore.pool.distances import Few, Numbers, bits, few, numbers, size, smallest, unit
+from blobstore.pool.distances import Few, Numbers, bits, few, numbers, signatures, size, smallest, unit, values
 from blobstore.pool.float8 import float8_values
 from blobstore.pool.layouts import Layout, layouts
 from blobstore.pool.packs import Stored
 from blobstore.pool.pruned import is_pruned, magnitudes
-from blobstore.pool.quantized import BYTES, likeness
+from blobstore.pool.quantized import BYTES, likeness, meanings
 from blobstore.pool.scan import FileRange, ScannedPart, sketched
 
-__all__ = ["QUANTIZED", "Candidate", "Derivation", "Derivations", "base_kinds"]
+__all__ = ["QUANTIZED", "Candidate", "Derivation", "Derivations", "Kind", "base_kinds", "base_signatures"]
 
 QUANTIZED = {*BYTES, *BLOCKS, *OPEN_FLOAT8}
 """Types of weights that others in float32 give."""
@@ -47,6 +47,10 @@ _SHORT = 8  # pairs of a base and a layout that are compared whole
 _NARROW = ("bfloat16", "half")
 _SHAPE = re.compile(r"[0-9]{1,15}(,[0-9]{1,15})*", re.ASCII)
 _TYPES = ("float", *_NARROW, *sorted(BYTES))  # that opaque bytes may have
+
+
+Kind = tuple[str, str, int]
+"""Type, shape and size."""
 
 
 class Candidate(NamedTuple):  # there are thousands
@@ -96,6 +100,26 @@ class _Way:
 def base_kinds(parts: Iterable[ScannedPart]) -> set[tuple[str, int]]:
     """The types and sizes of bases from which new blobs may follow."""
     return {(way.dtype, way.size) for part in parts for way in _ways(part)}
+
+
+def base_signatures(parts: Iterable[ScannedPart], kinds: Iterable[Kind]) -> dict[Kind, set[int]]:
+    """For each type, shape and size of bases, the signatures of those from which new blobs certainly follow.
+
+    Raises:
+        FileAccessError: a file is gone.
+    """
+    found: dict[Kind, set[int]] = {kind: set() for kind in kinds}
+    shapes: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for dtype, shape, nbytes in found:
+        shapes[dtype, nbytes].append(shape)
+    groups: dict[tuple[_Way, str], _LikeBases] = {}
+    for part in parts:
+        view = part.source.view()
+        for way in _ways(part):
+            for shape in shapes[way.dtype, way.size]:
+                group = groups.setdefault((way, shape), _LikeBases(way, shape))
+                found[way.dtype, shape, way.size].update(group.signatures(view, part))
+    return found
 
 
 _Alike = tuple[float, Derivation]
@@ -194,6 +218,8 @@ def _ways_to(dtype: str, size: int) -> Iterator[_Way]:
         yield from (_Way(narrow, size // 2, (f"widen:{narrow}",), dtype) for narrow in _NARROW)
     if dtype in _NARROW:
         yield _Way("float", 2 * size, (f"cast:{dtype}",), dtype)
+        others = (narrow for narrow in _NARROW if narrow != dtype)
+        yield from (_Way(narrow, size, (f"widen:{narrow}", f"cast:{dtype}"), dtype) for narrow in others)
 
 
 class _LikeBases:
@@ -203,12 +229,12 @@ class _LikeBases:
         way: how they may make a new blob.
         shape: of all of them.
         bases: these; their sketches have the same length.
-        positions: which elements of a base its sketch has, as elements of the type that the way gives them.
     """
 
-    def __init__(self, way: _Way, shape: str, bases: Sequence[Candidate], positions: npt.NDArray[np.int64]) -> None:
-        self._way, self._bases, self._positions = way, list(bases), positions
+    def __init__(self, way: _Way, shape: str, bases: Sequence[Candidate] = ()) -> None:
+        self._way, self._bases = way, list(bases)
         self._count = way.size // element(way.dtype)[0]
+        self._positions = sketched(self._count)  # elements of the type that the way gives them
         self._shape = shape if not shape or _count(shape) == self._count else str(self._count)
         self._sketches = _typed(b"".join(one.sketch for one in bases), way)
         self._tried: dict[tuple[str, bool], tuple[Sequence[Layout], npt.NDArray[np.int64]]] = {}
@@ -284,31 +310,46 @@ class _LikeBases:
     def quantized(self, view: memoryview, part: ScannedPart) -> list[_Alike]:
         """The bases that a new blob may be quantized from, and how alike they are."""
         if part.dtype not in BYTES and part.dtype:
-            return self._coded(view, part.dtype)
-        data = np.frombuffer(view, np.uint8)
-        halved = self._count == 2 * len(data)
-        possible, places = self._layouts(part)
-        if not possible:
-            return []
-        if halved:
-            places = places[:1]  # the first layout changes nothing
-        own = data[places // 2] if halved else data[places]
-        if halved:  # the same half of each byte
-            own = np.where(places % 2 == 0, own, own >> 4 | own << 4)
+            return [
+                (alike, Derivation(self._bases[row], self._way.steps, self._shape, 0.0))
+                for alike, _, row in _largest(unit(self._weights(view, part.dtype)) @ self._units.T)
+            ]
+        possible, own = self._bytes(view, part)
         return [
             (float(alike), self._origin(row, possible[layout], 0.0))
-            for alike, layout, row in _largest(likeness(own, self._units))
+            for alike, layout, row in (_largest(likeness(own, self._units)) if possible else ())
         ]
 
-    def _coded(self, view: memoryview, dtype: str) -> list[_Alike]:
-        """As `quantized`, of a type whose bytes say what weights they stand for."""
-        values = block_values if dtype in BLOCKS else float8_values
+    def signatures(self, view: memoryview, part: ScannedPart) -> Iterator[int]:
+        """Those of bases that have the weights of a new blob in one of its layouts."""
+        if not self.is_quantized:
+            possible, places = self._layouts(part)
+            own = np.frombuffer(view, f"<u{element(self._way.target)[0]}")
+            samples = [values(self._way.target, own[some].tobytes())[None] for some in places if possible]
+        elif part.dtype not in BYTES and part.dtype:
+            samples = [self._weights(view, part.dtype)]
+        else:
+            possible, numbers_in_bytes = self._bytes(view, part)
+            samples = meanings(numbers_in_bytes) if possible else []
+        for some in samples:
+            yield from signatures(some).tolist()
+
+    def _bytes(self, view: memoryview, part: ScannedPart) -> tuple[Sequence[Layout], npt.NDArray[np.uint8]]:
+        """The layouts that may make quantized weights, and for each a row: the bytes that have the elements of sketches."""
+        data = np.frombuffer(view, np.uint8)
+        possible, places = self._layouts(part)
+        if self._count != 2 * len(data):
+            return possible, data[places]
+        places = places[:1]  # the first layout changes nothing
+        own = data[places // 2]
+        return possible, np.where(places % 2 == 0, own, own >> 4 | own << 4)  # the same half of each byte
+
+    def _weights(self, view: memoryview, dtype: str) -> npt.NDArray[np.float64]:
+        """The weights, as a row, for which the elements of sketches stand in a type whose bytes say that."""
+        decoded = block_values if dtype in BLOCKS else float8_values
         with np.errstate(all="ignore"):
-            own = np.nan_to_num(values(view, dtype, self._positions).astype(np.float64), posinf=0.0, neginf=0.0)
-        return [
-            (alike, Derivation(self._bases[row], self._way.steps, self._shape, 0.0))
-            for alike, _, row in _largest(unit(own[None]) @ self._units.T)
-        ]
+            own = decoded(view, dtype, self._positions).astype(np.float64)
+            return np.nan_to_num(own, posinf=0.0, neginf=0.0)[None]
 
     def scaled(self, view: memoryview, part: ScannedPart) -> list[_Alike]:
         """The base whose channels a new blob may have with factors, and how alike they are, if there is one."""
@@ -378,13 +419,13 @@ class _Sets:
 
     def __init__(self, way: _Way) -> None:
         self._way = way
-        self._positions = sketched(way.size // element(way.dtype)[0])
         self._seen = 0
         self._by_shape: dict[str, _LikeBases] = {}
 
     def of(self, candidates: Sequence[Candidate]) -> Iterable[_LikeBases]:
         """The sets of candidates, of which the first ones are those of the last call."""
-        wanted = element(self._way.dtype)[0] * len(self._positions)
+        width = element(self._way.dtype)[0]
+        wanted = width * len(sketched(self._way.size // width))
         more: dict[str, list[Candidate]] = defaultdict(list)
         for one in candidates[self._seen :]:
             if len(one.sketch) == wanted:
@@ -394,5 +435,5 @@ class _Sets:
             if shape in self._by_shape:
                 self._by_shape[shape].add(bases)
             else:
-                self._by_shape[shape] = _LikeBases(self._way, shape, bases, self._positions)
+                self._by_shape[shape] = _LikeBases(self._way, shape, bases)
         return self._by_shape.values()

@@ -10,7 +10,20 @@ import numpy.typing as npt
 
 from blobstore.core.codec.elements import element
 
-__all__ = ["Few", "Numbers", "apart_from", "bits", "few", "numbers", "signature", "size", "smallest", "unit"]
+__all__ = [
+    "Few",
+    "Numbers",
+    "apart_from",
+    "bits",
+    "few",
+    "numbers",
+    "signature",
+    "signatures",
+    "size",
+    "smallest",
+    "unit",
+    "values",
+]
 
 _SIGNS = np.unpackbits(np.frombuffer(hashlib.shake_128(b"blobstore signatures").digest(64 * 256 // 8), np.uint8))
 _SIGNED = _SIGNS.reshape(64, -1) * 2.0 - 1.0
@@ -93,11 +106,16 @@ def signature(dtype: str, sketch: bytes) -> int:
     """64 bits, of which those of two sketches differ by as many as the angle between them is wide: SimHash (Charikar, 2002,
     doi:10.1145/509907.509965). That of a blob in a narrower type is nearly the same. An integer with a sign, as in the tables.
     """
-    values = _values(dtype, sketch)
+    [one] = signatures(values(dtype, sketch)[None])
+    return int(one)
+
+
+def signatures(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """As `signature`, of rows of numbers."""
     with np.errstate(all="ignore"):
-        values = np.clip(np.nan_to_num(values.astype(np.float64)), -_HUGE, _HUGE)
-    is_positive = np.ascontiguousarray(_SIGNED[:, : len(values)]) @ (values - values.mean()) > 0
-    return int.from_bytes(np.packbits(is_positive).tobytes(), "big", signed=True)
+        rows = np.clip(np.nan_to_num(rows[:, :256].astype(np.float64)), -_HUGE, _HUGE)
+    is_positive = (rows - rows.mean(axis=1, keepdims=True)) @ _SIGNED[:, : rows.shape[1]].T > 0
+    return np.packbits(is_positive, axis=1).view(">i8")[:, 0].astype(np.int64)
 
 
 def apart_from(signatures: npt.NDArray[np.int64], one: int) -> npt.NDArray[np.unsignedinteger]:
@@ -115,10 +133,10 @@ def _counted_in_steps(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 _count_bits = getattr(np, "bitwise_count", _counted_in_steps)  # which numpy has from 2.0 on
 
 
-def _values(dtype: str, sketch: bytes) -> npt.NDArray[Any]:
+def values(dtype: str, sketch: bytes) -> npt.NDArray[Any]:
     """The elements of a sketch as numbers."""
     width, floating = element(dtype)
-    elements = np.frombuffer(sketch, f"<u{width}")[:256]
+    elements = np.frombuffer(sketch, f"<u{width}")
     if not floating:
         return elements
     if dtype == "bfloat16":

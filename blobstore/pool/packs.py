@@ -111,8 +111,8 @@ class Stored(NamedTuple):  # thousands are looked at for each new version
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
         base_key = None if self.base is None else short_key(self.base)
-        sketched = None if self.sketch is None else signature(self.dtype, self.sketch)
-        return (*self, short_key(self.digest), base_key, sketched)
+        sketch = self.sketch or self.near_sketch
+        return (*self, short_key(self.digest), base_key, signature(self.dtype, sketch) if sketch else None)
 
 
 @dataclass(frozen=True)

@@ -155,11 +155,15 @@ def likeness(numbers: _Bytes, weights: Numbers) -> Numbers:
     Returns:
         For each sample a row, with a column for each blob.
     """
+    best: Numbers = np.max([unit(way) @ weights.T for way in meanings(numbers)], axis=0)
+    return best
+
+
+def meanings(numbers: _Bytes) -> list[npt.NDArray[np.float64]]:
+    """What one number in each byte, or two, may stand for."""
     signed = numbers.view(np.int8).astype(np.float64)
     halves = [half.astype(np.float64) for half in (numbers & 15, numbers >> 4)]
-    ways = [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
-    best: Numbers = np.max([unit(way) @ weights.T for way in ways], axis=0)
-    return best
+    return [signed, np.where(signed < 0, signed + 256, signed), *halves, *((half + 8) % 16 for half in halves)]
 
 
 def _samples(count: int) -> Sequence[tuple[int, int]]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.core.codec.elements import cast, element
-from blobstore.pool.derivations import QUANTIZED, Candidate, Derivations, base_kinds
+from blobstore.pool.derivations import QUANTIZED, Candidate, Derivations, Kind, base_kinds, base_signatures
 from blobstore.pool.derived import QUANT
 from blobstore.pool.distances import Few, Numbers, apart_from, bits, few, numbers, signature, size
 from blobstore.pool.packs import Job, Stored
@@ -22,7 +22,8 @@ __all__ = ["BLOB_COLUMNS", "CHAIN", "NARROW", "is_unmarked", "stored_rows", "wit
 
 CHAIN = 3  # a content, its base, and the base of that
 _SHORT = 32
-_SOURCES, _NEAR_SOURCES = 4096, 512  # of one type and size, the newest
+_SOURCES, _NEAR_SOURCES = 1024, 512  # of one kind, the newest
+_WHOLE, _NEAR = "b.base_key IS NULL", "b.base_key IS NOT NULL AND b.length > 0"
 _NEWEST = 256  # of one kind
 _ALIKE = (
     12  # bits of two signatures that differ: of unrelated blobs 32, and of those that are worth a difference up to 11
@@ -36,9 +37,6 @@ _CLEARLY = 0.8  # a smaller lead may be a chance of the samples
 _FAR = 0.5  # of the bits of an element; what is nearer needs no recipe
 _KEYFRAME = 1 / 6  # of the bits of an element; a blob that is whole takes about four times as many
 BLOB_COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.time, b.check"
-
-_Kind = tuple[str, str, int]
-"""Type, shape and size: only blobs of one kind are compared."""
 
 _Column = npt.NDArray[np.int64]
 
@@ -152,8 +150,8 @@ class _Choice:
         self._short = {part.digest: _short(part, sets[_kind(part)]) for part in parts}
         self._earlier = _recent_or_earlier(tables, self._short.values())
         self._derivations = Derivations(_sources(tables, [part for part in parts if self._short[part.digest].is_far]))
-        self._new: dict[_Kind, list[Candidate]] = defaultdict(list)
-        self._new_sets: dict[_Kind, _SketchedBases] = {}
+        self._new: dict[Kind, list[Candidate]] = defaultdict(list)
+        self._new_sets: dict[Kind, _SketchedBases] = {}
 
     def job(self, part: ScannedPart) -> Job:
         """How to store a blob."""
@@ -188,35 +186,40 @@ def _rank(part: ScannedPart) -> int:
 
 
 def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
-    """The newest blobs that are whole from which blobs of these types and sizes may follow, and the newest differences."""
+    """Blobs from which these may follow, differences, too: the newest ones of a type, shape and size, and however old they are,
+    those like what a part would follow from."""
     with tables.still():
-        alike, is_near = "b.dtype = k.a AND b.size = k.b", "b.base_key IS NOT NULL AND b.length > 0"
-        chosen = [
-            places[_newest(times, most)]
-            for which, most in (("b.base_key IS NULL", _SOURCES), (is_near, _NEAR_SOURCES))
-            for places, times, _ in _of_kinds(tables, f"{alike} WHERE {which}", list(base_kinds(parts)))
-        ]
+        kinds = list(base_kinds(parts))
+        shapes = (
+            "SELECT DISTINCT b.dtype, b.shape, b.size FROM blobs b SEMI JOIN kinds k ON b.dtype = k.a AND b.size = k.b"
+        )
+        wanted = base_signatures(parts, tables.query(shapes, kinds=kinds) if kinds else ())
+        chosen = _alike_or_new(tables, _WHOLE, wanted, _SOURCES) + _alike_or_new(tables, _NEAR, wanted, _NEAR_SOURCES)
         return _sketched(tables, np.concatenate(chosen)) if chosen else []
 
 
-def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[_Kind, list[Candidate]]:
+def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[Kind, list[Candidate]]:
     """Of each kind the newest blobs that are whole, and however old they are, those like one of the parts."""
     with tables.still():
-        wanted: dict[_Kind, set[int]] = defaultdict(set)
+        wanted: dict[Kind, set[int]] = defaultdict(set)
         for part in parts:
             own = signature(part.dtype, part.sketch)
             for kind in _kinds(part):
                 wanted[kind].add(own)
-        whole = "b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE b.base_key IS NULL"
-        stored = zip(_of_kinds(tables, whole, list(wanted)), wanted.values(), strict=True)
-        chosen = [
-            places[_newest(times, _NEWEST) | _alike(times, signatures, own)]
-            for (places, times, signatures), own in stored
-        ]
-        found: dict[_Kind, list[Candidate]] = defaultdict(list)
+        chosen = _alike_or_new(tables, _WHOLE, wanted, _NEWEST)
+        found: dict[Kind, list[Candidate]] = defaultdict(list)
         for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
             found[one.dtype, one.shape, one.size].append(one)
         return found
+
+
+def _alike_or_new(tables: Tables, which: str, wanted: Mapping[Kind, Iterable[int]], newest: int) -> list[_Column]:
+    """The places of those blobs of each kind that are the newest, or whose signatures are like those wanted."""
+    of_kind = f"b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE {which}"
+    stored = zip(_of_kinds(tables, of_kind, list(wanted)), wanted.values(), strict=True)
+    return [
+        places[_newest(times, newest) | _alike(times, signatures, own)] for (places, times, signatures), own in stored
+    ]
 
 
 def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]) -> Iterator[Sequence[_Column]]:
@@ -255,7 +258,7 @@ def _alike(times: _Column, signatures: _Column, wanted: Iterable[int]) -> npt.ND
     return chosen
 
 
-def _kinds(part: ScannedPart) -> list[_Kind]:
+def _kinds(part: ScannedPart) -> list[Kind]:
     """The kinds of blobs that a new one may be close to."""
     wide = [("float", part.shape, 2 * part.size)] if part.dtype in NARROW else []
     return [_kind(part), *wide]
@@ -321,11 +324,11 @@ class _SketchedBases:
         self.few = np.concatenate((self.few, few(rows)), axis=1)
 
 
-def _kind(blob: ScannedPart | Stored) -> _Kind:
+def _kind(blob: ScannedPart | Stored) -> Kind:
     return blob.dtype, blob.shape, blob.size
 
 
-def _set(part: ScannedPart, candidates: Mapping[_Kind, Sequence[Candidate]]) -> _SketchedBases:
+def _set(part: ScannedPart, candidates: Mapping[Kind, Sequence[Candidate]]) -> _SketchedBases:
     """The possible bases of blobs of a part's kind."""
     length = len(part.sketch)
     bases = [one for one in candidates.get(_kind(part), ()) if len(one.sketch) == length]

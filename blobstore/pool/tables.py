@@ -79,7 +79,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "piece_places": _NUMBERS,
         "key": _NUMBER,  # `short_key` of the digest: an engine reads these several times as fast
         "base_key": _NUMBER,  # the same of the base
-        "signature": _NUMBER,  # of the sketch, as `distances.signature` makes it; null without one
+        "signature": _NUMBER,  # of either sketch, as `distances.signature` makes it; null without one
     },
     PARTS: {
         "id": _TEXT,

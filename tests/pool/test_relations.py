@@ -2,12 +2,14 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +139,43 @@ def test_a_base_is_found_however_old_it_is(
         near = np.nextafter(models[number], np.float32(np.inf)).astype(dtype)
         path = write(tmp_path / "near.safetensors", {"weight": near})
         assert pool.add(path, f"near@{number}").stored_bytes < size / 5
+
+
+_FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in float32": lambda one: one.float(),
+    "in another narrow type": lambda one: one.half(),
+    "transposed": lambda one: one.T.contiguous(),
+    "tuned and transposed": lambda one: (one.view(torch.int16) + 1).view(torch.bfloat16).T.contiguous(),
+    "in float8": lambda one: one.to(torch.float8_e4m3fn),
+    "in float8, scaled": lambda one: (one.float() * (448 / one.abs().max())).to(torch.float8_e4m3fn),
+    "in int8, by channel": lambda one: torch.round(one.float() / (one.float().abs().amax(1, True) / 127)).char(),
+    "half of it pruned": lambda one: torch.where(one.abs() > one.abs().median(), one, 0),
+}
+
+
+@pytest.mark.parametrize("what", _FOLLOWS)
+def test_what_a_blob_follows_from_is_found_however_old_it_is(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whatever makes it of an old one or of a fine-tune of that, and however many of its type and size came after these."""
+    for most in ("_NEWEST", "_SOURCES", "_NEAR_SOURCES"):
+        monkeypatch.setattr(relations, most, 1)
+    clock = iter(range(10**9, 2 * 10**9))
+    monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
+    generator = torch.Generator().manual_seed(0)
+    models = {f"{i}": (0.02 * torch.randn(_SHAPE, generator=generator)).bfloat16() for i in range(40)}
+    moved = {number: (torch.rand(_SHAPE, generator=generator) < 0.1).short() for number in models}
+    tunes = {f"tune{i}": (models[i].view(torch.int16) + moved[i]).view(torch.bfloat16) for i in models}
+    for name, tensors in (("bases", models), ("tunes", tunes)):
+        safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
+        pool.add(tmp_path / f"{name}.safetensors", f"{name}@1")
+    models |= tunes
+    for number in ("39", "0", "tune20", "tune0"):
+        path = tmp_path / f"{number}.safetensors"
+        safetensors.torch.save_file({"weight": _FOLLOWS[what](models[number])}, path)
+        added = pool.add(path, f"follows@{number}")
+        assert added.stored_bytes < 0.15 * added.bytes
+        assert pool.get(f"follows@{number}", tmp_path / "out")[0].read_bytes() == path.read_bytes()
 
 
 def test_similar_weights_have_similar_signatures() -> None:
