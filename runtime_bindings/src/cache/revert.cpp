@@ -32,15 +32,14 @@ uint64_t MappedCache::revert() {
 uint64_t MappedCache::revert(const std::vector<std::string>& keys) {
   check_writable();
   check_revertible();
-  std::vector<Slot*> slots;
+  std::set<Slot*> named;
   for (const std::string& key : keys) {
-    slots.push_back(&own_slot(key));
+    named.insert(&own_slot(key));
   }
   Followers::List following;
   const std::lock_guard<std::mutex> commit(commit_);
-  std::sort(slots.begin(), slots.end());
-  slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
-  slots.erase(std::remove_if(slots.begin(), slots.end(), [](Slot* slot) { return !slot->dirty; }), slots.end());
+  std::vector<Slot*> slots;
+  std::copy_if(named.begin(), named.end(), std::back_inserter(slots), [](const Slot* slot) { return slot->dirty; });
   if (slots.empty()) {
     return generation();
   }

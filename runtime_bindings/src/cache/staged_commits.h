@@ -49,13 +49,12 @@ class StagedUpdate final : public StagedCommit {
 /// The bytes of the files, mapped on first request.
 class StagedRevert final : public StagedCommit {
  public:
-  /// @throws Error FileAccess: a file was truncated.
+  /// @param slots in the order of addresses. @throws Error FileAccess: a file was truncated.
   StagedRevert(const BlobCache& owner, const PlacedBlobs& blobs, uint64_t version, const std::vector<Slot*>& slots)
       : owner_(owner), blobs_(blobs), version_(version), slots_(slots.begin(), slots.end()) {
     for (const Slot* slot : slots) {
       blobs.check_length(*slot);
     }
-    std::sort(slots_.begin(), slots_.end());
   }
   const BlobCache& owner() const override { return owner_; }
   uint64_t version() const override { return version_; }
