@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 namespace blobstore::internal {
 namespace {
@@ -103,8 +104,9 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
 std::vector<uint32_t> order_in_file(const std::vector<PtdSegment>& segments) {
   std::vector<uint32_t> order(segments.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return std::tie(segments[a].start, a) < std::tie(segments[b].start, b);
+  });
   return order;
 }
 

@@ -121,8 +121,8 @@ std::vector<Nameless> nameless_in(const ProgramParts& parts) {
       found.push_back(std::move(one));
     }
   };
-  for (const ProgramParts::Constant& constant : parts.constants) {
-    add(constant.number, {constant.method, shape_of(constant.layout), true});
+  for (const auto& [number, constant] : parts.constants) {
+    add(number, {constant.method, shape_of(constant.layout), true});
   }
   for (const ProgramParts::External& tensor : parts.externals) {
     if (is_content_key(tensor.key) && tensor.layout && !tensor.is_mutable) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 #include <unordered_set>
 
@@ -221,24 +222,21 @@ NewBlob Updates::direct_change(std::string_view key, const Given& given) const {
 void Updates::resolve(const std::vector<const Given*>& given, bool finite, Changes& changes) const {
   std::vector<const Tensor*> tensors;
   const Values values = values_of(given, finite, tensors);
-  std::vector<const Record*> records;
+  // scales first, because weights in the same update are quantized with them; then weights, because biases follow them
+  std::multimap<int, const Record*> records;
   std::unordered_set<const Record*> seen;
   for (const Tensor* tensor : tensors) {
     for (const Record* record : tensor->made_into) {
       if (seen.insert(record).second) {
-        records.push_back(record);
+        records.emplace(order_of(*record), record);
       }
     }
   }
-  // scales first, because weights in the same update are quantized with them; then weights, because biases follow them
-  std::stable_sort(records.begin(), records.end(), [](const Record* one, const Record* other) {
-    return order_of(*one) < order_of(*other);
-  });
   Scales scales(index_, [&](const std::string& key) {
     changes.used.push_back({key, blob_bytes(key), std::nullopt, false});
     return changes.used.back().bytes;
   });
-  for (const Record* record : records) {
+  for (const auto& [order, record] : records) {
     changes.blobs.push_back(make(*record, values, scales, changes.quantized));
     if (record->auxiliary) {
       scales.give(record->key, changes.blobs.back().bytes);

@@ -1,6 +1,5 @@
 #include "program/program_parts.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include <blobstore/error.h>
@@ -30,9 +29,6 @@ class Reader {
       const uint64_t blob = buffer_.element(named, i);
       parts_.named_data.emplace(text(blob, 0), segment(buffer_.u32_field(blob, 1)));
     }
-    std::stable_sort(parts_.constants.begin(), parts_.constants.end(), [](const auto& one, const auto& other) {
-      return one.number < other.number;
-    });
   }
 
  private:
@@ -63,7 +59,7 @@ class Reader {
       parts_.externals.push_back({text(extra, kFqn), method, tensor_layout(buffer_, tensor), is_planned});
     } else if (number != 0 && !is_planned && buffer_.u32_field(tensor, kStorageOffset) == 0) {
       if (std::optional<Layout> layout = tensor_layout(buffer_, tensor)) {
-        parts_.constants.push_back({method, number, std::move(*layout)});
+        parts_.constants.emplace(number, ProgramParts::Constant{method, std::move(*layout)});
       }
     }
   }

@@ -23,7 +23,6 @@ struct Part {
 struct ProgramParts {
   struct Constant {
     std::string method;
-    uint32_t number = 0; // constants with the same one have the same bytes
     Layout layout;
   };
   struct External {
@@ -40,7 +39,7 @@ struct ProgramParts {
 
   std::string path;
   std::vector<std::string> methods;
-  std::vector<Constant> constants; // by number
+  std::multimap<uint32_t, Constant> constants; // by number: those with the same one have the same bytes
   std::vector<External> externals;
   std::vector<Delegate> delegates;
   std::map<std::string, Part> named_data;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include <blobstore/error.h>
 
@@ -31,7 +32,9 @@ Layout saved_layout(const executorch::aten::Tensor& tensor) {
     return layout;
   }
   const auto strides = tensor.strides();
-  std::stable_sort(own.begin(), own.end(), [&](uint8_t one, uint8_t other) { return strides[one] > strides[other]; });
+  std::sort(own.begin(), own.end(), [&](uint8_t one, uint8_t other) {
+    return std::tie(strides[other], one) < std::tie(strides[one], other);
+  });
   layout.dim_order = std::move(own);
   return layout;
 }
