@@ -320,19 +320,18 @@ class _LikeBases:
             for alike, layout, row in (_largest(likeness(own, self._units)) if possible else ())
         ]
 
-    def signatures(self, view: memoryview, part: ScannedPart) -> Iterator[int]:
+    def signatures(self, view: memoryview, part: ScannedPart) -> list[int]:
         """Those of bases that have the weights of a new blob in one of its layouts."""
-        if not self.is_quantized:
-            possible, places = self._layouts(part)
-            own = np.frombuffer(view, f"<u{element(self._way.target)[0]}")
-            samples = [values(self._way.target, own[some].tobytes())[None] for some in places if possible]
-        elif part.dtype not in BYTES and part.dtype:
-            samples = [self._weights(view, part.dtype)]
+        if part.dtype not in BYTES and part.dtype and self.is_quantized:
+            return signatures(self._weights(view, part.dtype)).tolist()  # type: ignore[no-any-return]
+        if self.is_quantized:
+            possible, own = self._bytes(view, part)
+            samples = meanings(own)
         else:
-            possible, numbers_in_bytes = self._bytes(view, part)
-            samples = meanings(numbers_in_bytes) if possible else []
-        for some in samples:
-            yield from signatures(some).tolist()
+            possible, places = self._layouts(part)
+            weights = np.frombuffer(view, f"<u{element(self._way.target)[0]}")[places]
+            samples = [values(self._way.target, weights.tobytes()).reshape(weights.shape)]
+        return [one for some in samples for one in signatures(some).tolist()] if possible else []
 
     def _bytes(self, view: memoryview, part: ScannedPart) -> tuple[Sequence[Layout], npt.NDArray[np.uint8]]:
         """The layouts that may make quantized weights, and for each a row: the bytes that have the elements of sketches."""

@@ -118,9 +118,11 @@ def signatures(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.packbits(is_positive, axis=1).view(">i8")[:, 0].astype(np.int64)
 
 
-def apart_from(signatures: npt.NDArray[np.int64], one: int) -> npt.NDArray[np.unsignedinteger]:
-    """By how many bits signatures differ from one."""
-    counted: npt.NDArray[np.unsignedinteger] = _count_bits((signatures ^ one).view(np.uint64))
+def apart_from(
+    signatures: npt.NDArray[np.int64], others: int | npt.NDArray[np.int64]
+) -> npt.NDArray[np.unsignedinteger]:
+    """By how many bits signatures differ from others."""
+    counted: npt.NDArray[np.unsignedinteger] = _count_bits((signatures ^ others).view(np.uint64))
     return counted
 
 

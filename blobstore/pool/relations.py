@@ -22,13 +22,11 @@ __all__ = ["BLOB_COLUMNS", "CHAIN", "NARROW", "is_unmarked", "stored_rows", "wit
 
 CHAIN = 3  # a content, its base, and the base of that
 _SHORT = 32
-_SOURCES, _NEAR_SOURCES = 1024, 512  # of one kind, the newest
 _WHOLE, _NEAR = "b.base_key IS NULL", "b.base_key IS NOT NULL AND b.length > 0"
 _NEWEST = 256  # of one kind
-_ALIKE = (
-    12  # bits of two signatures that differ: of unrelated blobs 32, and of those that are worth a difference up to 11
-)
+_ALIKE = 11  # bits of two signatures that differ: of unrelated blobs 32, of those that are worth a difference fewer
 _MOST_ALIKE = 8  # of one kind, for each new blob
+_AT_ONCE = 1 << 16  # pairs of signatures, which caches hold
 NARROW = {"bfloat16", "half"}
 _UNLIKE = 0.78  # of the bits of an element; what is further may be a part of something else
 _HOPELESS = 0.9  # of the bits of an element
@@ -194,7 +192,7 @@ def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
             "SELECT DISTINCT b.dtype, b.shape, b.size FROM blobs b SEMI JOIN kinds k ON b.dtype = k.a AND b.size = k.b"
         )
         wanted = base_signatures(parts, tables.query(shapes, kinds=kinds) if kinds else ())
-        chosen = _alike_or_new(tables, _WHOLE, wanted, _SOURCES) + _alike_or_new(tables, _NEAR, wanted, _NEAR_SOURCES)
+        chosen = _alike_or_new(tables, _WHOLE, wanted) + _alike_or_new(tables, _NEAR, wanted)
         return _sketched(tables, np.concatenate(chosen)) if chosen else []
 
 
@@ -206,20 +204,18 @@ def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[Kind, list
             own = signature(part.dtype, part.sketch)
             for kind in _kinds(part):
                 wanted[kind].add(own)
-        chosen = _alike_or_new(tables, _WHOLE, wanted, _NEWEST)
+        chosen = _alike_or_new(tables, _WHOLE, wanted)
         found: dict[Kind, list[Candidate]] = defaultdict(list)
         for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
             found[one.dtype, one.shape, one.size].append(one)
         return found
 
 
-def _alike_or_new(tables: Tables, which: str, wanted: Mapping[Kind, Iterable[int]], newest: int) -> list[_Column]:
+def _alike_or_new(tables: Tables, which: str, wanted: Mapping[Kind, Iterable[int]]) -> list[_Column]:
     """The places of those blobs of each kind that are the newest, or whose signatures are like those wanted."""
     of_kind = f"b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE {which}"
     stored = zip(_of_kinds(tables, of_kind, list(wanted)), wanted.values(), strict=True)
-    return [
-        places[_newest(times, newest) | _alike(times, signatures, own)] for (places, times, signatures), own in stored
-    ]
+    return [places[_newest(times) | _alike(times, signatures, own)] for (places, times, signatures), own in stored]
 
 
 def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]) -> Iterator[Sequence[_Column]]:
@@ -241,20 +237,21 @@ def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]
         yield [column[own] for column in columns]
 
 
-def _newest(times: _Column, most: int) -> npt.NDArray[np.bool_]:
+def _newest(times: _Column) -> npt.NDArray[np.bool_]:
     """Whether each is one of the newest."""
     chosen = np.ones(len(times), bool)
-    chosen[np.argpartition(times, -most)[:-most] if len(times) > most else slice(0)] = False
+    chosen[np.argpartition(times, -_NEWEST)[:-_NEWEST] if len(times) > _NEWEST else slice(0)] = False
     return chosen
 
 
 def _alike(times: _Column, signatures: _Column, wanted: Iterable[int]) -> npt.NDArray[np.bool_]:
     """Whether each signature is alike to one of those wanted: of each the nearest ones, the newest of these."""
-    chosen = np.zeros(len(times), bool)
-    for one in wanted:
-        apart = apart_from(signatures, one)
-        alike = np.flatnonzero(apart <= _ALIKE)
-        chosen[alike[np.lexsort((-times[alike], apart[alike]))[:_MOST_ALIKE]]] = True
+    chosen, every = np.zeros(len(times), bool), np.array(list(wanted), np.int64)
+    for some in np.array_split(every, 1 + every.size * times.size // _AT_ONCE):
+        apart = apart_from(signatures, some[:, None])
+        for own in apart[(apart <= _ALIKE).any(axis=1)]:
+            alike = np.flatnonzero(own <= _ALIKE)
+            chosen[alike[np.lexsort((-times[alike], own[alike]))[:_MOST_ALIKE]]] = True
     return chosen
 
 

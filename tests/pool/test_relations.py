@@ -129,7 +129,6 @@ def test_a_base_is_found_however_old_it_is(
     """And however many of its kind came after it."""
     random = np.random.default_rng(3)
     monkeypatch.setattr(relations, "_NEWEST", 1)
-    monkeypatch.setattr(relations, "_SOURCES", 1)
     models = [random.standard_normal(_SHAPE).astype("f4") for _ in range(40)]
     clock = iter(range(10**9, 2 * 10**9))
     monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
@@ -158,8 +157,7 @@ def test_what_a_blob_follows_from_is_found_however_old_it_is(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Whatever makes it of an old one or of a fine-tune of that, and however many of its type and size came after these."""
-    for most in ("_NEWEST", "_SOURCES", "_NEAR_SOURCES"):
-        monkeypatch.setattr(relations, most, 1)
+    monkeypatch.setattr(relations, "_NEWEST", 1)
     clock = iter(range(10**9, 2 * 10**9))
     monkeypatch.setattr("blobstore.pool.packs.time.time", lambda: next(clock))
     generator = torch.Generator().manual_seed(0)
