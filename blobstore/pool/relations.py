@@ -25,6 +25,7 @@ _SHORT = 32
 _WHOLE, _NEAR = "b.base_key IS NULL", "b.base_key IS NOT NULL AND b.length > 0"
 _NEWEST = 256  # of one kind
 _ALIKE = 11  # bits of two signatures that differ: of unrelated blobs 32, of those that are worth a difference fewer
+_BESIDE = 4  # bits by which others differ more than the nearest one
 _MOST_ALIKE = 8  # of one kind, for each new blob
 _AT_ONCE = 1 << 16  # pairs of signatures, which caches hold
 NARROW = {"bfloat16", "half"}
@@ -250,7 +251,7 @@ def _alike(times: _Column, signatures: _Column, wanted: Iterable[int]) -> npt.ND
     for some in np.array_split(every, 1 + every.size * times.size // _AT_ONCE):
         apart = apart_from(signatures, some[:, None])
         for own in apart[(apart <= _ALIKE).any(axis=1)]:
-            alike = np.flatnonzero(own <= _ALIKE)
+            alike = np.flatnonzero(own <= min(_ALIKE, own.min() + _BESIDE))
             chosen[alike[np.lexsort((-times[alike], own[alike]))[:_MOST_ALIKE]]] = True
     return chosen
 
