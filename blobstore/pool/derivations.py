@@ -289,7 +289,8 @@ class _LikeBases:
         layouts, rows = np.divmod(smallest(sizes, _SHORT), len(self._bases))
         shares = bits(self._numbers[rows], samples[layouts]) / (8 * width)
         best = int(np.argmin(shares))
-        if not shares[best] < _HOPELESS:
+        # what is nearly another narrow type comes from a wide one, which is the better base of what is quantized from it
+        if not shares[best] < _HOPELESS or (len(self._way.steps) > 1 and shares[best] > 0):
             return None
         return self._origin(int(rows[best]), possible[int(layouts[best])], float(shares[best]))
 

@@ -26,7 +26,7 @@ _WHOLE, _NEAR = "b.base_key IS NULL", "b.base_key IS NOT NULL AND b.length > 0"
 _NEWEST = 256  # of one kind
 _ALIKE = 11  # bits of two signatures that differ: of unrelated blobs 32, of those that are worth a difference fewer
 _BESIDE = 4  # bits by which others differ more than the nearest one
-_MOST_ALIKE = 8  # of one kind, for each new blob
+_MOST_ALIKE, _MOST_SOURCES = 8, 64  # of one kind, for each new blob; which of many fine-tunes is quantized, samples say
 _AT_ONCE = 1 << 16  # pairs of signatures, which caches hold
 NARROW = {"bfloat16", "half"}
 _UNLIKE = 0.78  # of the bits of an element; what is further may be a part of something else
@@ -193,7 +193,7 @@ def _sources(tables: Tables, parts: Sequence[ScannedPart]) -> list[Candidate]:
             "SELECT DISTINCT b.dtype, b.shape, b.size FROM blobs b SEMI JOIN kinds k ON b.dtype = k.a AND b.size = k.b"
         )
         wanted = base_signatures(parts, tables.query(shapes, kinds=kinds) if kinds else ())
-        chosen = _alike_or_new(tables, _WHOLE, wanted) + _alike_or_new(tables, _NEAR, wanted)
+        chosen = [places for which in (_WHOLE, _NEAR) for places in _alike_or_new(tables, which, wanted, _MOST_SOURCES)]
         return _sketched(tables, np.concatenate(chosen)) if chosen else []
 
 
@@ -205,18 +205,20 @@ def _candidates(tables: Tables, parts: Sequence[ScannedPart]) -> dict[Kind, list
             own = signature(part.dtype, part.sketch)
             for kind in _kinds(part):
                 wanted[kind].add(own)
-        chosen = _alike_or_new(tables, _WHOLE, wanted)
+        chosen = _alike_or_new(tables, _WHOLE, wanted, _MOST_ALIKE)
         found: dict[Kind, list[Candidate]] = defaultdict(list)
         for one in _sketched(tables, np.concatenate(chosen)) if chosen else ():
             found[one.dtype, one.shape, one.size].append(one)
         return found
 
 
-def _alike_or_new(tables: Tables, which: str, wanted: Mapping[Kind, Iterable[int]]) -> list[_Column]:
-    """The places of those blobs of each kind that are the newest, or whose signatures are like those wanted."""
+def _alike_or_new(tables: Tables, which: str, wanted: Mapping[Kind, Iterable[int]], most: int) -> list[_Column]:
+    """The places of those blobs of each kind that are the newest, or whose signatures are like one of those wanted, `most` of each."""
     of_kind = f"b.size = k.c AND b.shape = k.b AND b.dtype = k.a WHERE {which}"
     stored = zip(_of_kinds(tables, of_kind, list(wanted)), wanted.values(), strict=True)
-    return [places[_newest(times) | _alike(times, signatures, own)] for (places, times, signatures), own in stored]
+    return [
+        places[_newest(times) | _alike(times, signatures, own, most)] for (places, times, signatures), own in stored
+    ]
 
 
 def _of_kinds(tables: Tables, which: str, kinds: Sequence[tuple[str | int, ...]]) -> Iterator[Sequence[_Column]]:
@@ -245,14 +247,14 @@ def _newest(times: _Column) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _alike(times: _Column, signatures: _Column, wanted: Iterable[int]) -> npt.NDArray[np.bool_]:
+def _alike(times: _Column, signatures: _Column, wanted: Iterable[int], most: int) -> npt.NDArray[np.bool_]:
     """Whether each signature is alike to one of those wanted: of each the nearest ones, the newest of these."""
     chosen, every = np.zeros(len(times), bool), np.array(list(wanted), np.int64)
     for some in np.array_split(every, 1 + every.size * times.size // _AT_ONCE):
         apart = apart_from(signatures, some[:, None])
         for own in apart[(apart <= _ALIKE).any(axis=1)]:
             alike = np.flatnonzero(own <= min(_ALIKE, own.min() + _BESIDE))
-            chosen[alike[np.lexsort((-times[alike], own[alike]))[:_MOST_ALIKE]]] = True
+            chosen[alike[np.lexsort((-times[alike], own[alike]))[:most]]] = True
     return chosen
 
 
