@@ -117,8 +117,9 @@ def base_signatures(parts: Iterable[ScannedPart], kinds: Iterable[Kind]) -> dict
         view = part.source.view()
         for way in _ways(part):
             for shape in shapes[way.dtype, way.size]:
-                group = groups.setdefault((way, shape), _LikeBases(way, shape))
-                found[way.dtype, shape, way.size].update(group.signatures(view, part))
+                if (way, shape) not in groups:
+                    groups[way, shape] = _LikeBases(way, shape)
+                found[way.dtype, shape, way.size].update(groups[way, shape].signatures(view, part))
     return found
 
 

@@ -250,7 +250,7 @@ def _newest(times: _Column) -> npt.NDArray[np.bool_]:
 def _alike(times: _Column, signatures: _Column, wanted: Iterable[int], most: int) -> npt.NDArray[np.bool_]:
     """Whether each signature is alike to one of those wanted: of each the nearest ones, the newest of these."""
     chosen, every = np.zeros(len(times), bool), np.array(list(wanted), np.int64)
-    for some in np.array_split(every, 1 + every.size * times.size // _AT_ONCE):
+    for some in np.array_split(every, min(every.size, every.size * times.size // _AT_ONCE) or 1):
         apart = apart_from(signatures, some[:, None])
         for own in apart[(apart <= _ALIKE).any(axis=1)]:
             alike = np.flatnonzero(own <= min(_ALIKE, own.min() + _BESIDE))
