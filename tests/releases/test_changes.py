@@ -1,6 +1,7 @@
 """A device with an earlier release fetches what changed in a long list of parts, and not the list (F2)."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def _list_of(releases: Path, version: int) -> str:
     return digest
 
 
+def _since(releases: Path, version: int) -> Path:
+    """What changed in the last release since a version."""
+    return releases / f"a/3/since-{_list_of(releases, version)}.json.zst"
+
+
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_device_with_a_release_before_does_not_fetch_the_list(releases: Path, tmp_path: Path, before: int) -> None:
     """One or three releases behind."""
@@ -98,12 +104,36 @@ def test_publishing_predicts_what_changed(releases: Path, tmp_path: Path) -> Non
 )
 def test_changes_that_are_damaged_or_missing(releases: Path, tmp_path: Path, changes: bytes | None) -> None:
     """The list is fetched; the changes are not signed, and nothing depends on them."""
-    place = releases / f"a/3/since-{_list_of(releases, 2)}.json.zst"
+    place = _since(releases, 2)
     if changes is None:
         place.unlink()
     else:
         place.write_bytes(changes)
     pull(releases / "a/2", tmp_path / "device")
+    with serving(releases) as server:
+        pull(f"{server.url}/a/3/index.json", tmp_path / "device", patience=NOW)
+        assert _list_of(releases, 3) in str(server.log)
+    assert same(found(tmp_path / "device/current"), _tensors(3))
+
+
+def test_who_decodes_nothing_fetches_the_list(releases: Path, tmp_path: Path) -> None:
+    for version in (4, 5):
+        save_file(_tensors(version), tmp_path / "in/model.ptd")
+        publish(tmp_path / "in", releases, name="a", version=str(version), plain=True)
+    with serving(releases) as server:
+        for version in (4, 5):
+            pull(f"{server.url}/a/{version}/index.json", tmp_path / "device", plain=True)
+        assert _list_of(releases, 5) in str(server.log) and "since-" not in str(server.log)
+
+
+@pytest.mark.parametrize("what", ["list of the device", "changes"])
+def test_a_list_of_another_release_is_no_list(releases: Path, tmp_path: Path, what: str) -> None:
+    """Neither where changes begin, nor what they give."""
+    pull(releases / "a/2", tmp_path / "device")
+    if what == "changes":
+        shutil.copy(releases / f"a/2/since-{_list_of(releases, 1)}.json.zst", _since(releases, 2))
+    else:
+        shutil.copy(releases / "files" / _list_of(releases, 1), tmp_path / "device/files" / _list_of(releases, 2))
     with serving(releases) as server:
         pull(f"{server.url}/a/3/index.json", tmp_path / "device", patience=NOW)
         assert _list_of(releases, 3) in str(server.log)

@@ -160,7 +160,7 @@ class Shopping:
                 data = read_small(self._installed.path(wanted.sha256), TABLE_LIMIT)
                 if sha256(data) == wanted.sha256:
                     return data
-        data = self._changed(index) if wanted.size > LONG else b""
+        data = self._changed(index) if wanted.size > LONG and self._decodes(index) else b""
         if sha256(data) == wanted.sha256:
             return data
         # Once more, because a proxy may have answered with something else.

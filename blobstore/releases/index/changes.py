@@ -45,7 +45,7 @@ def changed_list(changes: bytes, earlier: Parts, wanted: Object, where: str) -> 
     """The list that changes give; its digest is not compared.
 
     Raises:
-        InvalidFileError: they are malformed, or give a longer list.
+        InvalidFileError: they are malformed, or do not fit to the earlier list.
     """
     text = decompressed(changes, where, "what changed in a list of parts")
     digests = [digest.encode() for digest in earlier.contents]
